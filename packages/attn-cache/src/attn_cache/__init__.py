@@ -1,0 +1,1 @@
+"""What is remembered between decoding steps: contiguous, paged, fixed and source states."""

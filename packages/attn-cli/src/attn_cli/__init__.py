@@ -1,0 +1,1 @@
+"""The attn command; its subcommands appear as packages are installed."""

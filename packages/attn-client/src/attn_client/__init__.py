@@ -1,0 +1,1 @@
+"""The Python client of attn, sync and asyncio. No torch."""

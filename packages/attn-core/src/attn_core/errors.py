@@ -1,0 +1,140 @@
+"""Errors that a user can act on: what was wrong, what was given, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self
+
+
+def near_names(name: str, known: Iterable[str], most: int = 3) -> list[str]:
+    """The known names closest to `name`, best first."""
+    return difflib.get_close_matches(name, sorted(known), n=most, cutoff=0.4)
+
+
+class AttnError(Exception):
+    """Base of every error this project raises on purpose.
+
+    `reason` is a stable upper-case word for programs (`google.rpc.ErrorInfo.reason` on the wire);
+    `metadata` holds the facts of the message as strings.
+    """
+
+    reason: ClassVar[str] = "ATTN_ERROR"
+
+    def __init__(self, message: str, **metadata: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata = {key: str(value) for key, value in metadata.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.metadata)
+
+
+def _rebuild(kind: type[AttnError], message: str, metadata: dict[str, str]) -> AttnError:
+    error = kind.__new__(kind)
+    AttnError.__init__(error, message, **metadata)
+    return error
+
+
+class UserError(AttnError, ValueError):
+    """Something the caller gave cannot be used."""
+
+    reason = "INVALID_ARGUMENT"
+
+
+class InvalidValue(UserError):
+    """One field holds a value that is not allowed."""
+
+    reason = "INVALID_VALUE"
+
+    @classmethod
+    def of(cls, field: str, given: object, allowed: str) -> Self:
+        """The error for `field`, naming what was given and what is allowed."""
+        return cls(f"{field}: {given!r} is not allowed; allowed: {allowed}", field=field, given=given, allowed=allowed)
+
+
+class UnknownName(UserError):
+    """A mechanism, model, kernel or option of this name does not exist."""
+
+    reason = "UNKNOWN_NAME"
+
+    @classmethod
+    def of(cls, kind: str, name: str, known: Iterable[str]) -> Self:
+        """The error for a `kind` called `name`, with the nearest of the `known` names."""
+        names = sorted(known)
+        near = near_names(name, names)
+        if near:
+            hint = f"did you mean {' or '.join(repr(n) for n in near)}?"
+        else:
+            hint = f"known: {', '.join(names)}" if names else f"no {kind} is installed"
+        return cls(f"unknown {kind} {name!r}; {hint}", kind=kind, name=name, near=", ".join(near))
+
+
+class AmbiguousName(UserError):
+    """Two distributions own this name; the full `distribution/name` is needed."""
+
+    reason = "AMBIGUOUS_NAME"
+
+    @classmethod
+    def of(cls, kind: str, name: str, full_names: Iterable[str]) -> Self:
+        """The error for a short name with several owners, each given in full."""
+        owners = sorted(full_names)
+        return cls(f"{kind} {name!r} has several owners; use one of: {', '.join(owners)}", kind=kind, name=name)
+
+
+class Incompatible(UserError):
+    """Two things that exist do not go together, such as a mechanism and a model."""
+
+    reason = "INCOMPATIBLE"
+
+
+class KernelRefused(Incompatible):
+    """The kernel asked for by name does not accept the problem."""
+
+    reason = "KERNEL_REFUSED"
+
+
+class ContextLengthExceeded(UserError):
+    """The prompt, with the tokens asked for, does not fit into the model's context."""
+
+    reason = "CONTEXT_LENGTH_EXCEEDED"
+
+    @classmethod
+    def of(cls, prompt: int, new: int, context: int) -> Self:
+        """The error with its three numbers, all in tokens."""
+        message = f"prompt of {prompt} tokens + {new} new tokens exceed the context of {context} tokens"
+        return cls(message, prompt_tokens=prompt, max_new_tokens=new, context=context)
+
+
+class CheckpointInvalid(UserError):
+    """A checkpoint is truncated, hostile, of a forbidden format, or does not fit the model."""
+
+    reason = "CHECKPOINT_INVALID"
+
+    @classmethod
+    def of(cls, path: object, rule: str) -> Self:
+        """The error for the file at `path`, with the rule that it breaks."""
+        return cls(f"{path}: {rule}", path=path, rule=rule)
+
+
+class MissingPackage(AttnError):
+    """An optional package is needed for what was asked."""
+
+    reason = "MISSING_PACKAGE"
+
+    @classmethod
+    def of(cls, package: str, purpose: str) -> Self:
+        """The error that says how to install what `purpose` needs."""
+        return cls(f"{purpose} needs {package}: pip install {package}", package=package)
+
+
+class OutOfCapacity(AttnError):
+    """There is no room now; the same call can succeed later."""
+
+    reason = "OUT_OF_CAPACITY"
+
+
+class Unavailable(AttnError):
+    """The service or model is not ready or is going away."""
+
+    reason = "UNAVAILABLE"

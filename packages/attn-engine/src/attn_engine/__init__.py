@@ -1,0 +1,1 @@
+"""Continuous batching and sampling over any model and any cache, in process."""

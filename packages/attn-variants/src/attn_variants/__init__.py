@@ -1,0 +1,1 @@
+"""Attention mechanisms and their plain torch computation."""

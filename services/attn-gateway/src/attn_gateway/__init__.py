@@ -1,0 +1,1 @@
+"""The gRPC door: health, reflection, rich errors, tokens, TLS; services are plugins."""

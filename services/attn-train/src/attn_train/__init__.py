@@ -1,0 +1,1 @@
+"""Training jobs over gRPC: durable, resumable, on Ray."""
