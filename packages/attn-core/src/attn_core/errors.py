@@ -117,6 +117,17 @@ class CheckpointInvalid(UserError):
         return cls(f"{path}: {rule}", path=path, rule=rule)
 
 
+class CheckpointWriteFailed(AttnError):
+    """A checkpoint could not be written; what was there before is intact."""
+
+    reason = "CHECKPOINT_WRITE_FAILED"
+
+    @classmethod
+    def of(cls, path: object, why: object) -> Self:
+        """The error for the checkpoint at `path`, with what the file system or the writer said."""
+        return cls(f"{path}: not written, nothing was changed: {why}", path=path, why=why)
+
+
 class MissingPackage(AttnError):
     """An optional package is needed for what was asked."""
 
