@@ -106,6 +106,24 @@ class ContextLengthExceeded(UserError):
         return cls(message, prompt_tokens=prompt, max_new_tokens=new, context=context)
 
 
+class AlreadyExists(UserError):
+    """Something else has this name already."""
+
+    reason = "ALREADY_EXISTS"
+
+
+class WrongState(UserError):
+    """The thing exists, but what was asked cannot be done in its present state."""
+
+    reason = "WRONG_STATE"
+
+
+class Unauthenticated(UserError):
+    """The caller gave no token, or a wrong one."""
+
+    reason = "UNAUTHENTICATED"
+
+
 class CheckpointInvalid(UserError):
     """A checkpoint is truncated, hostile, of a forbidden format, or does not fit the model."""
 
@@ -149,3 +167,15 @@ class Unavailable(AttnError):
     """The service or model is not ready or is going away."""
 
     reason = "UNAVAILABLE"
+
+
+class DeadlineExceeded(AttnError):
+    """The time the caller allowed is over."""
+
+    reason = "DEADLINE_EXCEEDED"
+
+
+class InternalError(AttnError):
+    """A mistake of ours; the details are in the server's log under the request id."""
+
+    reason = "INTERNAL"

@@ -25,29 +25,31 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import struct_pb2 as google_dot_protobuf_dot_struct__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ttn/v1/catalog.proto\x12\x07\x61ttn.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x88\x01\n\x0fMechanismOption\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x32\n\rdefault_value\x18\x03 \x01(\x0b\x32\x16.google.protobuf.ValueH\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\tB\x10\n\x0e_default_value\"\xef\x01\n\tMechanism\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64istribution\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07summary\x18\x04 \x01(\t\x12\r\n\x05paper\x18\x05 \x01(\t\x12\x10\n\x08\x65quation\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\'\n\x0bstate_kinds\x18\x08 \x03(\x0e\x32\x12.attn.v1.StateKind\x12)\n\x07options\x18\t \x03(\x0b\x32\x18.attn.v1.MechanismOption\x12\x11\n\tambiguous\x18\n \x01(\x08\"E\n\x0c\x42rokenPlugin\x12\x14\n\x0c\x64istribution\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x15ListMechanismsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x88\x01\n\x16ListMechanismsResponse\x12&\n\nmechanisms\x18\x01 \x03(\x0b\x32\x12.attn.v1.Mechanism\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12-\n\x0e\x62roken_plugins\x18\x03 \x03(\x0b\x32\x15.attn.v1.BrokenPlugin\"#\n\x13GetMechanismRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x14GetMechanismResponse\x12%\n\tmechanism\x18\x01 \x01(\x0b\x32\x12.attn.v1.Mechanism*i\n\tStateKind\x12\x1a\n\x16STATE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10STATE_KIND_PAGED\x10\x01\x12\x13\n\x0fSTATE_KIND_SLOT\x10\x02\x12\x15\n\x11STATE_KIND_SOURCE\x10\x03\x32\xb0\x01\n\x0e\x43\x61talogService\x12Q\n\x0eListMechanisms\x12\x1e.attn.v1.ListMechanismsRequest\x1a\x1f.attn.v1.ListMechanismsResponse\x12K\n\x0cGetMechanism\x12\x1c.attn.v1.GetMechanismRequest\x1a\x1d.attn.v1.GetMechanismResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x61ttn/v1/catalog.proto\x12\x07\x61ttn.v1\x1a\x1cgoogle/protobuf/struct.proto\"\x88\x01\n\x0fMechanismOption\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x32\n\rdefault_value\x18\x03 \x01(\x0b\x32\x16.google.protobuf.ValueH\x00\x88\x01\x01\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\tB\x10\n\x0e_default_value\"D\n\x05Paper\x12\r\n\x05title\x18\x01 \x01(\t\x12\x0f\n\x07\x61uthors\x18\x02 \x01(\t\x12\x0c\n\x04year\x18\x03 \x01(\x05\x12\r\n\x05\x61rxiv\x18\x04 \x01(\t\"\xff\x01\n\tMechanism\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0c\x64istribution\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0f\n\x07summary\x18\x04 \x01(\t\x12\x1d\n\x05paper\x18\x05 \x01(\x0b\x32\x0e.attn.v1.Paper\x12\x10\n\x08\x65quation\x18\x06 \x01(\t\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\'\n\x0bstate_kinds\x18\x08 \x03(\x0e\x32\x12.attn.v1.StateKind\x12)\n\x07options\x18\t \x03(\x0b\x32\x18.attn.v1.MechanismOption\x12\x11\n\tambiguous\x18\n \x01(\x08\"E\n\x0c\x42rokenPlugin\x12\x14\n\x0c\x64istribution\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\">\n\x15ListMechanismsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"\x88\x01\n\x16ListMechanismsResponse\x12&\n\nmechanisms\x18\x01 \x03(\x0b\x32\x12.attn.v1.Mechanism\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12-\n\x0e\x62roken_plugins\x18\x03 \x03(\x0b\x32\x15.attn.v1.BrokenPlugin\"#\n\x13GetMechanismRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"=\n\x14GetMechanismResponse\x12%\n\tmechanism\x18\x01 \x01(\x0b\x32\x12.attn.v1.Mechanism*i\n\tStateKind\x12\x1a\n\x16STATE_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10STATE_KIND_PAGED\x10\x01\x12\x13\n\x0fSTATE_KIND_SLOT\x10\x02\x12\x15\n\x11STATE_KIND_SOURCE\x10\x03\x32\xb0\x01\n\x0e\x43\x61talogService\x12Q\n\x0eListMechanisms\x12\x1e.attn.v1.ListMechanismsRequest\x1a\x1f.attn.v1.ListMechanismsResponse\x12K\n\x0cGetMechanism\x12\x1c.attn.v1.GetMechanismRequest\x1a\x1d.attn.v1.GetMechanismResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'attn.v1.catalog_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_STATEKIND']._serialized_start=819
-  _globals['_STATEKIND']._serialized_end=924
+  _globals['_STATEKIND']._serialized_start=905
+  _globals['_STATEKIND']._serialized_end=1010
   _globals['_MECHANISMOPTION']._serialized_start=65
   _globals['_MECHANISMOPTION']._serialized_end=201
-  _globals['_MECHANISM']._serialized_start=204
-  _globals['_MECHANISM']._serialized_end=443
-  _globals['_BROKENPLUGIN']._serialized_start=445
-  _globals['_BROKENPLUGIN']._serialized_end=514
-  _globals['_LISTMECHANISMSREQUEST']._serialized_start=516
-  _globals['_LISTMECHANISMSREQUEST']._serialized_end=578
-  _globals['_LISTMECHANISMSRESPONSE']._serialized_start=581
-  _globals['_LISTMECHANISMSRESPONSE']._serialized_end=717
-  _globals['_GETMECHANISMREQUEST']._serialized_start=719
-  _globals['_GETMECHANISMREQUEST']._serialized_end=754
-  _globals['_GETMECHANISMRESPONSE']._serialized_start=756
-  _globals['_GETMECHANISMRESPONSE']._serialized_end=817
-  _globals['_CATALOGSERVICE']._serialized_start=927
-  _globals['_CATALOGSERVICE']._serialized_end=1103
+  _globals['_PAPER']._serialized_start=203
+  _globals['_PAPER']._serialized_end=271
+  _globals['_MECHANISM']._serialized_start=274
+  _globals['_MECHANISM']._serialized_end=529
+  _globals['_BROKENPLUGIN']._serialized_start=531
+  _globals['_BROKENPLUGIN']._serialized_end=600
+  _globals['_LISTMECHANISMSREQUEST']._serialized_start=602
+  _globals['_LISTMECHANISMSREQUEST']._serialized_end=664
+  _globals['_LISTMECHANISMSRESPONSE']._serialized_start=667
+  _globals['_LISTMECHANISMSRESPONSE']._serialized_end=803
+  _globals['_GETMECHANISMREQUEST']._serialized_start=805
+  _globals['_GETMECHANISMREQUEST']._serialized_end=840
+  _globals['_GETMECHANISMRESPONSE']._serialized_start=842
+  _globals['_GETMECHANISMRESPONSE']._serialized_end=903
+  _globals['_CATALOGSERVICE']._serialized_start=1013
+  _globals['_CATALOGSERVICE']._serialized_end=1189
 # @@protoc_insertion_point(module_scope)

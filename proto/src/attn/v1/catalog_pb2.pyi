@@ -87,6 +87,40 @@ class MechanismOption(_message.Message):
 Global___MechanismOption: _TypeAlias = MechanismOption  # noqa: Y015
 
 @_typing.final
+class Paper(_message.Message):
+    """Where a mechanism comes from."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TITLE_FIELD_NUMBER: _builtins.int
+    AUTHORS_FIELD_NUMBER: _builtins.int
+    YEAR_FIELD_NUMBER: _builtins.int
+    ARXIV_FIELD_NUMBER: _builtins.int
+    title: _builtins.str
+    """The title."""
+    authors: _builtins.str
+    """The authors, as the paper is usually cited."""
+    year: _builtins.int
+    """The year it appeared."""
+    arxiv: _builtins.str
+    """The arXiv identifier, such as "1706.03762"; empty if it is not there."""
+    def __init__(
+        self,
+        *,
+        title: _builtins.str = ...,
+        authors: _builtins.str = ...,
+        year: _builtins.int = ...,
+        arxiv: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arxiv", b"arxiv", "authors", b"authors", "title", b"title", "year", b"year"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Paper: _TypeAlias = Paper  # noqa: Y015
+
+@_typing.final
 class Mechanism(_message.Message):
     """An attention mechanism."""
 
@@ -110,12 +144,14 @@ class Mechanism(_message.Message):
     """The version of that package."""
     summary: _builtins.str
     """One line."""
-    paper: _builtins.str
-    """The paper it comes from: authors, year, title or identifier; may be empty."""
     equation: _builtins.str
     """The equation in LaTeX; may be empty."""
     ambiguous: _builtins.bool
     """Whether another package owns the same short name, so that "distribution/name" must be used."""
+    @_builtins.property
+    def paper(self) -> Global___Paper:
+        """The paper it comes from."""
+
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What it can do, as words of a closed vocabulary, such as "causal", "cross" and "returns_weights"; sorted."""
@@ -135,14 +171,14 @@ class Mechanism(_message.Message):
         distribution: _builtins.str = ...,
         version: _builtins.str = ...,
         summary: _builtins.str = ...,
-        paper: _builtins.str = ...,
+        paper: Global___Paper | None = ...,
         equation: _builtins.str = ...,
         capabilities: _abc.Iterable[_builtins.str] | None = ...,
         state_kinds: _abc.Iterable[Global___StateKind.ValueType] | None = ...,
         options: _abc.Iterable[Global___MechanismOption] | None = ...,
         ambiguous: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["paper", b"paper"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["ambiguous", b"ambiguous", "capabilities", b"capabilities", "distribution", b"distribution", "equation", b"equation", "name", b"name", "options", b"options", "paper", b"paper", "state_kinds", b"state_kinds", "summary", b"summary", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

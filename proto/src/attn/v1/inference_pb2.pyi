@@ -485,8 +485,8 @@ class GetLoadResponse(_message.Message):
 
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
-    STATE_BYTES_USED_FIELD_NUMBER: _builtins.int
-    STATE_BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    STATE_TOKENS_USED_FIELD_NUMBER: _builtins.int
+    STATE_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -494,10 +494,10 @@ class GetLoadResponse(_message.Message):
     """Requests in the current batch."""
     waiting: _builtins.int
     """Requests that wait to be admitted."""
-    state_bytes_used: _builtins.int
-    """Memory used for states, in bytes."""
-    state_bytes_total: _builtins.int
-    """Memory set aside for states, in bytes."""
+    state_tokens_used: _builtins.int
+    """Tokens whose states are held, of all requests together."""
+    state_tokens_total: _builtins.int
+    """Tokens whose states can be held at once."""
     preemptions: _builtins.int
     """Preemptions since the model was loaded."""
     cached_tokens: _builtins.int
@@ -509,15 +509,15 @@ class GetLoadResponse(_message.Message):
         *,
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
-        state_bytes_used: _builtins.int = ...,
-        state_bytes_total: _builtins.int = ...,
+        state_tokens_used: _builtins.int = ...,
+        state_tokens_total: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "preemptions", b"preemptions", "running", b"running", "state_bytes_total", b"state_bytes_total", "state_bytes_used", b"state_bytes_used", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "preemptions", b"preemptions", "running", b"running", "state_tokens_total", b"state_tokens_total", "state_tokens_used", b"state_tokens_used", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
