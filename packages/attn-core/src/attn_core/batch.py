@@ -1,0 +1,124 @@
+"""One engine step: tokens of many requests laid end to end, and what each request remembers.
+
+`Tensor` is whatever tensor library the mechanism uses; the contract names shapes and imports none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+Fields = Mapping[str, "Tensor"]
+"""Rows of a state by field name."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The rows `start:stop` of a ragged batch, which belong to request number `request` of the batch."""
+
+    request: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class RaggedBatch:
+    """Which rows belong to whom.
+
+    `lengths[r]` tokens of request r are computed now (1 while it decodes), after `contexts[r]` remembered
+    ones. `positions` [tokens], int64, are absolute; `request_of` [tokens] and `offset_of` [tokens] locate
+    each row in the padded form [requests, longest].
+    """
+
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    positions: Tensor
+    request_of: Tensor
+    offset_of: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], contexts: Sequence[int], tensor: Callable[[list[int]], Tensor]) -> RaggedBatch:
+        """The batch of these lengths and contexts; `tensor` turns a list of integers into an int64 tensor."""
+        pairs = [(r, i) for r, n in enumerate(lengths) for i in range(n)]
+        return cls(
+            lengths=tuple(lengths),
+            contexts=tuple(contexts),
+            positions=tensor([contexts[r] + i for r, i in pairs]),
+            request_of=tensor([r for r, _ in pairs]),
+            offset_of=tensor([i for _, i in pairs]),
+        )
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return len(self.lengths)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether every request computes exactly one token."""
+        return all(length == 1 for length in self.lengths)
+
+    def spans(self) -> Iterator[Span]:
+        """The rows of each request, in order."""
+        start = 0
+        for request, length in enumerate(self.lengths):
+            yield Span(request, start, start + length)
+            start += length
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Remembered rows of several requests, padded to the longest.
+
+    `fields[name]` is [requests, longest, ...]; `positions` [requests, longest], int64, absolute;
+    `keep` [requests, longest], bool, True where a row is real, or None if all are.
+    """
+
+    fields: Fields
+    positions: Tensor
+    keep: Tensor | None
+
+
+class PagedView(Protocol):
+    """What a layer sees of a `Paged` state in one step."""
+
+    def append(self, fields: Fields) -> None:
+        """Remember this step's rows, [tokens, ...] each, in batch order; call once, before reading."""
+        ...
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """All remembered rows, this step's included, of these requests of the batch."""
+        ...
+
+
+class SlotView(Protocol):
+    """What a layer sees of a `Slot` state in one step."""
+
+    def read(self) -> Fields:
+        """The state of every request of the batch, [requests, ...] each; zeros at the start of a sequence."""
+        ...
+
+    def write(self, fields: Fields) -> None:
+        """Replace the state of every request of the batch, [requests, ...] each."""
+        ...
+
+
+class SourceView(Protocol):
+    """What a layer sees of a `Source` state in one step."""
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The source rows of these requests of the batch."""
+        ...
+
+
+LayerState = Mapping[str, Any]
+"""The views of one layer's states by state name; each is the view of its spec's kind."""
+
+ModelState = Mapping[str, LayerState]
+"""The views of every layer by layer name."""

@@ -1,0 +1,88 @@
+"""Everything that is installed, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pluggy
+
+from attn_core.config import MechanismConfig
+from attn_core.errors import MissingPackage
+from attn_core.hooks import Command
+from attn_core.kernel import Kernel
+from attn_core.loader import PluginRecord, PluginStatus, load_plugins, new_manager
+from attn_core.mechanism import Mechanism
+from attn_core.model import ModelFamily, ModelShape
+from attn_core.registry import Registry
+from attn_core.spec import AttentionSpec
+from attn_core.store import CacheFamily
+
+
+class Catalog:
+    """What the plugins offer. A hook that raises marks its plugin broken; the others' items stay."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._manager = new_manager()
+        records = load_plugins(self._manager, environ)
+        self._records = {f"{record.distribution}:{record.name}": record for record in records}
+        self.mechanisms: Registry[Mechanism] = Registry("mechanism")
+        self.kernels: Registry[Kernel] = Registry("kernel")
+        self.caches: Registry[CacheFamily] = Registry("cache")
+        self.models: Registry[ModelFamily] = Registry("model family")
+        self.shapes: Registry[ModelShape] = Registry("model shape")
+        self.commands: Registry[Command] = Registry("command")
+        for hook, registry in (
+            ("attn_mechanisms", self.mechanisms),
+            ("attn_kernels", self.kernels),
+            ("attn_caches", self.caches),
+            ("attn_models", self.models),
+            ("attn_shapes", self.shapes),
+            ("attn_commands", self.commands),
+        ):
+            self._fill(hook, registry)
+
+    @property
+    def plugins(self) -> list[PluginRecord]:
+        """Every plugin found, loaded or not, sorted."""
+        return [self._records[key] for key in sorted(self._records)]
+
+    def offers(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
+        """Each thing that plugins return from `hook`, with the distribution that offers it."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        for implementation in caller.get_hookimpls():
+            key = implementation.plugin_name
+            try:
+                chosen = {name: arguments[name] for name in implementation.argnames}
+                offered: list[Any] = list(implementation.function(**chosen))  # type: ignore[call-overload]
+            except Exception as error:
+                self._mark_broken(key, hook, error)
+                continue
+            yield from ((key.partition(":")[0], item) for item in offered)
+
+    def spec_layer(self, spec: AttentionSpec, config: MechanismConfig) -> Any:
+        """The layer that computes `spec`, from the first plugin that offers one."""
+        for _, build in self.offers("attn_spec_layers"):
+            return build(spec, config)
+        raise MissingPackage.of("attn-variants", "computing a declared mechanism")
+
+    def _fill(self, hook: str, registry: Registry[Any]) -> None:
+        for owner, item in self.offers(hook):
+            try:
+                registry.register(item, owner)
+            except Exception as error:
+                for key in [key for key in self._records if key.partition(":")[0] == owner]:
+                    self._mark_broken(key, hook, error)
+
+    def _mark_broken(self, key: str, hook: str, error: Exception) -> None:
+        reason = f"{hook}: {type(error).__name__}: {error}"
+        self._records[key] = dataclasses.replace(self._records[key], status=PluginStatus.BROKEN, reason=reason)
+
+
+@cache
+def installed() -> Catalog:
+    """The catalogue of this process, loaded on first use."""
+    return Catalog()

@@ -1,0 +1,85 @@
+"""Configuration of a mechanism: what every model tells it, and the options it owns."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from attn_core.errors import InvalidValue, UnknownName
+from attn_core.heads import Heads
+from attn_core.score import Rotary
+
+if TYPE_CHECKING:
+    from attn_core.mechanism import Mechanism
+
+
+@dataclass(frozen=True, kw_only=True)
+class MechanismConfig:
+    """What a model tells every mechanism; a mechanism's own options are fields of a subclass.
+
+    `width` is the model's; `key_value_heads` and `head_size` default to `heads` and `width / heads`;
+    `context` is the longest sequence, where one is fixed; `bias` adds biases to the projections.
+    """
+
+    width: int
+    heads: int = 1
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    causal: bool = True
+    bias: bool = False
+    rotary: Rotary | None = None
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("width", "heads", "key_value_heads", "head_size", "context"):
+            value = getattr(self, field)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise InvalidValue.of(field, value, "a whole number from 1")
+        if self.head_size is None and self.width % self.heads:
+            raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
+
+    @property
+    def head_layout(self) -> Heads:
+        """The heads; raises `InvalidValue` where key/value heads do not divide the query heads."""
+        size = self.head_size or self.width // self.heads
+        return Heads(query=self.heads, key_value=self.key_value_heads or self.heads, key_size=size, value_size=size)
+
+
+SHARED_FIELDS = frozenset(field.name for field in dataclasses.fields(MechanismConfig))
+
+
+def check_config_type(config: type[MechanismConfig], *, owner: str) -> None:
+    """Refuse, at class creation, a `Config` that is not a frozen, keyword-only dataclass."""
+    fields = dataclasses.fields(config)
+    frozen = config.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    if not frozen or not all(field.kw_only for field in fields) or "__dataclass_fields__" not in vars(config):
+        raise TypeError(f"{owner}.Config must be decorated with @dataclass(frozen=True, kw_only=True)")
+
+
+def option_fields(mechanism: Mechanism) -> dict[str, Any]:
+    """The mechanism's own options and their defaults (`dataclasses.MISSING` where there is none)."""
+    fields = dataclasses.fields(mechanism.Config)
+    return {field.name: field.default for field in fields if field.name not in SHARED_FIELDS}
+
+
+def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **shared: Any) -> MechanismConfig:
+    """The config of `mechanism` from what the model says and the user's options.
+
+    Raises `UnknownName` for an option that the mechanism does not have, `InvalidValue` for a bad value.
+    """
+    known = {field.name for field in dataclasses.fields(mechanism.Config)}
+    for name in options or {}:
+        if name not in known:
+            raise UnknownName.of(f"option of mechanism {mechanism.name!r}", name, option_fields(mechanism))
+    values = shared | {name: _whole(value) for name, value in (options or {}).items()}
+    try:
+        return mechanism.Config(**values)
+    except TypeError as error:
+        raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
+
+
+def _whole(value: Any) -> Any:
+    """Whole floats as ints: protobuf's Struct has only floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,61 @@
+"""A mechanism given as an `AttentionSpec`: module, state and cost follow from the data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from attn_core.config import MechanismConfig
+from attn_core.cost import Cost, Shape
+from attn_core.mechanism import Mechanism
+from attn_core.spec import AttentionSpec
+from attn_core.state import Field, Paged, Source, StateSpecs
+
+
+class DeclaredMechanism(Mechanism):
+    """Implement `spec`; everything else is derived."""
+
+    @abstractmethod
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """The attention as data."""
+
+    def build(self, config: MechanismConfig) -> Any:
+        """The layer of the spec, from the installed package that computes specs (`attn-variants`)."""
+        from attn_core.catalog import installed
+
+        return installed().spec_layer(self.spec(config), config)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Keys and values: per source token where cross, else per token, no further back than the mask looks."""
+        spec = self.spec(config)
+        heads = spec.heads
+        fields = {
+            "key": Field((heads.key_value, heads.key_size)),
+            "value": Field((heads.key_value, heads.value_size)),
+        }
+        if spec.cross:
+            return {"source": Source(fields)}
+        back = spec.mask.lookback
+        return {"kv": Paged(fields, window=None if back is None else back + 1)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections of queries, keys, values and output, and the pairs of queries and keys.
+
+        Keys before the queries of a self-attention are remembered, so only new tokens are projected.
+        """
+        spec = self.spec(config)
+        heads = spec.heads
+        into = heads.query * heads.key_size
+        memory = heads.key_value * (heads.key_size + heads.value_size)
+        out = heads.query * heads.value_size
+        per_query = 2 * config.width * (into + out) + spec.score.query_flops(heads)
+        per_key = 2 * config.width * memory + spec.score.key_flops(heads)
+        per_pair = spec.score.pair_flops(heads) + 2 * heads.query * heads.value_size
+        projected = shape.key if spec.cross else shape.query
+        tokens = shape.batch * (shape.query * per_query + projected * per_key)
+        biases = into + memory + config.width if config.bias else 0
+        return Cost(
+            flops=tokens + shape.batch * shape.query * shape.key * per_pair,
+            allowed_flops=tokens + shape.batch * spec.mask.count(shape.query, shape.key) * per_pair,
+            parameters=config.width * (into + memory + out) + biases + spec.score.parameters(heads),
+        )

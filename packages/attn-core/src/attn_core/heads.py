@@ -1,0 +1,51 @@
+"""How many heads attention has, how they share keys and values, and how wide they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from attn_core.errors import InvalidValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """Query heads and the key/value heads they read.
+
+    `key_value == query` is multi-head attention (Vaswani et al. 2017), `key_value == 1` multi-query
+    (Shazeer 2019, arXiv 1911.02150), anything between grouped-query (Ainslie et al. 2023, arXiv 2305.13245).
+    `groups[h]` names the key/value head of query head h; left out, heads share in equal consecutive groups.
+    """
+
+    query: int
+    key_value: int
+    key_size: int
+    value_size: int
+    groups: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("query", "key_value", "key_size", "value_size"):
+            if getattr(self, field) < 1:
+                raise InvalidValue.of(f"heads.{field}", getattr(self, field), "a whole number from 1")
+        if self.groups is None:
+            if self.query % self.key_value:
+                allowed = f"a divisor of the {self.query} query heads, or an explicit map `groups`"
+                raise InvalidValue.of("heads.key_value", self.key_value, allowed)
+        elif len(self.groups) != self.query or any(not 0 <= g < self.key_value for g in self.groups):
+            allowed = f"{self.query} entries from 0 to {self.key_value - 1}"
+            raise InvalidValue.of("heads.groups", self.groups, allowed)
+
+    @cached_property
+    def group_of(self) -> tuple[int, ...]:
+        """For each query head, the key/value head it reads."""
+        if self.groups is not None:
+            return self.groups
+        share = self.query // self.key_value
+        return tuple(head // share for head in range(self.query))
+
+    @property
+    def per_group(self) -> int | None:
+        """Query heads of one key/value head where they are equal and consecutive, else None."""
+        share, rest = divmod(self.query, self.key_value)
+        regular = not rest and self.group_of == tuple(head // share for head in range(self.query))
+        return share if regular else None

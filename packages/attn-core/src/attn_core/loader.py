@@ -1,0 +1,127 @@
+"""Finding and loading plugins, so that a broken one is reported and harms nobody else.
+
+pluggy's own loader skips the second plugin of one name without a word, and one plugin that raises at import
+stops all after it; so entry points are read here and only then registered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions, version
+from types import ModuleType
+from typing import Any
+
+import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from attn_core import hooks
+
+GROUP = "attn.plugins"
+CORE = "attn-core"
+SELECTION = "ATTN_PLUGINS"
+"""Environment variable: distributions whose plugins are loaded, separated by commas; unset loads all."""
+
+
+class PluginStatus(StrEnum):
+    """What became of a plugin."""
+
+    OK = "ok"
+    BROKEN = "broken"
+    INCOMPATIBLE = "incompatible"
+    MISSING_DEPENDENCY = "missing dependency"
+    NOT_SELECTED = "not selected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginRecord:
+    """One entry point of the group, and what became of it; `reason` says why where it is not ok."""
+
+    distribution: str
+    version: str
+    name: str
+    target: str
+    status: PluginStatus
+    reason: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """`distribution/name`: two distributions may use one entry point name."""
+        return f"{self.distribution}/{self.name}"
+
+
+def load_plugins(manager: pluggy.PluginManager, environ: Mapping[str, str] = os.environ) -> list[PluginRecord]:
+    """Load every plugin that fits into `manager`, registered under its distribution; never raises for one."""
+    selected = environ.get(SELECTION)
+    names = None if selected is None else {canonicalize_name(n.strip()) for n in selected.split(",") if n.strip()}
+    return [_load(manager, dist, point, names) for dist, point in _entry_points()]
+
+
+def _entry_points() -> Iterable[tuple[Distribution, EntryPoint]]:
+    found = {}
+    for dist in distributions():
+        # The first distribution of a name on the path is the one that imports; later ones are shadowed.
+        name = canonicalize_name(dist.metadata["Name"] or "")
+        if name and name not in found:
+            found[name] = [(dist, point) for point in dist.entry_points if point.group == GROUP]
+    return [pair for name in sorted(found) for pair in sorted(found[name], key=lambda pair: pair[1].name)]
+
+
+def _load(manager: pluggy.PluginManager, dist: Distribution, point: EntryPoint, names: set[Any] | None) -> PluginRecord:
+    owner = canonicalize_name(dist.metadata["Name"])
+
+    def record(status: PluginStatus, reason: str = "") -> PluginRecord:
+        return PluginRecord(
+            distribution=owner, version=dist.version, name=point.name, target=point.value, status=status, reason=reason
+        )
+
+    if names is not None and owner not in names:
+        return record(PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
+    misfit = _misfit(dist)
+    if misfit:
+        return record(*misfit)
+    try:
+        plugin = point.load()
+        _register(manager, plugin, f"{owner}:{point.name}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plugin may raise anything at import, SystemExit too
+        return record(PluginStatus.BROKEN, f"{type(error).__name__}: {error}")
+    return record(PluginStatus.OK)
+
+
+def _misfit(dist: Distribution) -> tuple[PluginStatus, str] | None:
+    """Why the distribution's declared needs are not met, from metadata alone; None if they are."""
+    for text in dist.requires or ():
+        try:
+            need = Requirement(text)
+        except InvalidRequirement as error:
+            return PluginStatus.BROKEN, f"metadata: {error}"
+        if need.marker and not need.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            have = version(need.name)
+        except PackageNotFoundError:
+            return PluginStatus.MISSING_DEPENDENCY, f"needs {need}, which is not installed"
+        if canonicalize_name(need.name) == CORE and not need.specifier.contains(have, prereleases=True):
+            return PluginStatus.INCOMPATIBLE, f"was built for {need}, this is {CORE} {have}"
+    return None
+
+
+def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: str) -> None:
+    manager.register(plugin, name=name)
+    try:
+        manager.check_pending()
+    except BaseException:
+        manager.unregister(plugin)
+        raise
+
+
+def new_manager() -> pluggy.PluginManager:
+    """A plugin manager that knows the hooks and no plugin yet."""
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    return manager

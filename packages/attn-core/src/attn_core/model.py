@@ -1,0 +1,101 @@
+"""A model: a family that builds it from a config, and what the engine and trainer may ask of it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from attn_core.batch import Fields, ModelState, RaggedBatch
+from attn_core.store import ModelSpecs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LanguageModel(Protocol):
+    """What a family builds: a `torch.nn.Module` with these members. Tokens are int64."""
+
+    vocabulary: int
+    """Number of token ids."""
+    context: int
+    """Longest sequence, in tokens."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]: training and scoring."""
+        ...
+
+    def state_specs(self) -> ModelSpecs:
+        """What every layer must remember, by layer name."""
+        ...
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] of hidden rows [rows, width]."""
+        ...
+
+    def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
+        """Source states, layer -> state -> field, of source tokens [source]; where the model has a source."""
+        ...
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> Mapping[int, Tensor]:
+        """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; bytes that are not valid UTF-8 become U+FFFD."""
+        ...
+
+
+class ModelFamily(ABC):
+    """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def configure(self, values: Mapping[str, Any]) -> Any:
+        """The family's config from plain values; raises a `UserError` that names a bad field."""
+
+    @abstractmethod
+    def build(self, config: Any) -> Any:
+        """A fresh `LanguageModel` (a `torch.nn.Module`) with random weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses."""
+
+    name: str
+    summary: str
+    layers: int
+    width: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    hidden: int
+    vocabulary: int
+    mechanism: str
+    options: Mapping[str, Any] | None = None

@@ -1,0 +1,65 @@
+"""Named things and the distributions that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
+
+
+class Named(Protocol):
+    """Anything with a name."""
+
+    @property
+    def name(self) -> str:
+        """The short name."""
+        ...
+
+
+Item = TypeVar("Item", bound=Named)
+
+
+class Registry(Generic[Item]):
+    """Items by full name `distribution/name`; a short name works as long as one distribution owns it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._items: dict[str, Item] = {}
+
+    def register(self, item: Item, owner: str) -> None:
+        """Add an item of the distribution `owner`."""
+        full = f"{owner}/{item.name}"
+        if full in self._items:
+            raise InvalidValue(f"{owner} registers the {self.kind} {item.name!r} twice", name=full)
+        self._items[full] = item
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def full_name(self, name: str) -> str:
+        """`distribution/name` for a short or full name; raises `UnknownName` or `AmbiguousName`."""
+        if name in self._items:
+            return name
+        owners = [full for full, item in self._items.items() if item.name == name]
+        if len(owners) == 1:
+            return owners[0]
+        if owners:
+            raise AmbiguousName.of(self.kind, name, owners)
+        raise UnknownName.of(self.kind, name, self.names())
+
+    def get(self, name: str) -> Item:
+        """The item of a short or full name."""
+        return self._items[self.full_name(name)]
+
+    def names(self) -> list[str]:
+        """How each item can be called, sorted: its short name, or in full where that has several owners."""
+        short = [item.name for item in self]
+        return sorted(item.name if short.count(item.name) == 1 else full for full, item in self._items.items())
+
+    def owner(self, name: str) -> str:
+        """The distribution that owns the item of this name."""
+        return self.full_name(name).rpartition("/")[0]

@@ -1,0 +1,81 @@
+"""Memory for states, owned by the engine: the contract a cache keeps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from attn_core.batch import Fields, ModelState, RaggedBatch
+from attn_core.state import StateSpecs
+
+ModelSpecs = Mapping[str, StateSpecs]
+"""The states of every layer by layer name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSize:
+    """How much a store holds: `tokens` of all requests together, at most `requests` at a time."""
+
+    tokens: int
+    requests: int
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What is taken of a store."""
+
+    tokens: int
+    tokens_total: int
+    requests: int
+    requests_total: int
+
+
+class StateStore(Protocol):
+    """All states of all running requests. Requests are named by any integer the engine likes."""
+
+    def fits(self, tokens: int) -> bool:
+        """Whether one request of this many tokens could be held by an otherwise empty store."""
+        ...
+
+    def admit(self, request: int) -> bool:
+        """Open an empty request; False, changing nothing, if there is no place."""
+        ...
+
+    def reserve(self, request: int, tokens: int) -> bool:
+        """Make room for positions up to `tokens`, exclusive; False, changing nothing, if there is none."""
+        ...
+
+    def write_source(self, request: int, source: Mapping[str, Mapping[str, Fields]]) -> None:
+        """Fill the source states, layer -> state -> field [source, ...], once after `admit`."""
+        ...
+
+    def release(self, request: int) -> None:
+        """Free everything the request holds."""
+        ...
+
+    def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
+        """The views of one step; `requests[r]` is the name of request r of the batch."""
+        ...
+
+    def live_bytes(self, request: int, tokens: int) -> int:
+        """Bytes of the tensors that a request of `tokens` tokens has in the store, without slack."""
+        ...
+
+    def usage(self) -> Usage:
+        """What is taken now."""
+        ...
+
+
+class CacheFamily(ABC):
+    """A kind of store that a plugin offers by name."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
+        """An empty store for a model with these states."""
