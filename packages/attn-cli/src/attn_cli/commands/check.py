@@ -1,0 +1,37 @@
+"""`attn check`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attn_cli.options import Options, parse_options
+from attn_cli.output import Json, print_json, print_table
+from attn_core import installed
+from attn_core.errors import MissingPackage
+
+
+def check_command(
+    name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
+    option: Options = None,
+    json: Json = False,
+) -> None:
+    """Check a mechanism against the laws of attention; exit code 1 if one is broken.
+
+    The laws are those of the conformance kit: causality, padding, decoding equals the full computation, state
+    bytes, cost, gradients and more. A law that does not apply says which capability is missing.
+    """
+    try:
+        from attn_testing import check
+    except ModuleNotFoundError as error:
+        raise MissingPackage.of("attn-testing", "attn check") from error
+    mechanism = installed().mechanisms.get(name)
+    results = check(mechanism, parse_options(option))
+    rows = [{"law": result.law, "verdict": result.verdict, "detail": result.detail} for result in results]
+    if json:
+        print_json(rows)
+    else:
+        print_table(rows, "no law applies")
+    if any(result.broken for result in results):
+        raise typer.Exit(1)

@@ -1,0 +1,54 @@
+"""Options that several subcommands share: the config of a mechanism, from the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+import typer
+
+from attn_core import Mechanism, MechanismConfig, configure
+from attn_core.errors import InvalidValue
+
+Width = Annotated[int, typer.Option(min=1, help="Width of the model.")]
+HeadCount = Annotated[int, typer.Option("--heads", min=1, help="Query heads.")]
+KeyValueHeads = Annotated[
+    int | None, typer.Option("--kv-heads", min=1, help="Key/value heads, if fewer than query heads.")
+]
+HeadSize = Annotated[int | None, typer.Option(min=1, help="Width of one head; by default width / heads.")]
+Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Let every position see every other.")]
+Dtype = Annotated[str, typer.Option(help="Element type: float32, bfloat16 (bf16), float16, float64.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the mechanism; repeat for more."),
+]
+
+
+def parse_options(pairs: list[str] | None) -> dict[str, Any]:
+    """The mechanism's options from NAME=VALUE pairs; values are JSON where they can be, else text."""
+    options: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise InvalidValue.of("--option", pair, "NAME=VALUE")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """The sizes that a user may give for a mechanism."""
+
+    width: int
+    heads: int
+    key_value_heads: int | None
+    head_size: int | None = None
+    causal: bool = True
+
+    def config(self, mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
+        """The config of `mechanism` at these sizes."""
+        return configure(mechanism, options, **dataclasses.asdict(self))

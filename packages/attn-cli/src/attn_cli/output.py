@@ -1,0 +1,63 @@
+"""Answers for people as tables, for programs as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as indented JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], empty: str) -> None:
+    """Print rows of equal keys as a table, or `empty` where there are none."""
+    if not rows:
+        print(empty)
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in rows[0]:
+        table.add_column(column, overflow="fold", no_wrap=column in ("name", "plugin"))
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    Console().print(table)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print names and values in two columns; a value of several lines is indented below its name."""
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        first, *rest = str(value).splitlines() or [""]
+        print(f"{name:<{width}}  {first}")
+        for line in rest:
+            print(f"{'':<{width}}  {line}")
+
+
+def human_bytes(count: int) -> str:
+    """Bytes in decimal units, as memory is sold: 2.62 GB."""
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if amount < 1000 or unit == "TB":
+            break
+        amount /= 1000
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.2f} {unit}"
+
+
+def human_count(count: int) -> str:
+    """A count with a decimal prefix: 4.29 G."""
+    amount = float(count)
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if amount < 1000 or unit == "P":
+            break
+        amount /= 1000
+    return f"{amount:.0f}" if not unit else f"{amount:.2f} {unit}"

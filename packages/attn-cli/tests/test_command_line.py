@@ -1,0 +1,63 @@
+"""What a person typing `attn` sees; the real command in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ATTN = Path(sys.executable).with_name("attn")
+
+
+def attn(*words: str, plugins: str | None = None) -> subprocess.CompletedProcess[str]:
+    environ = dict(os.environ, COLUMNS="200") | ({} if plugins is None else {"ATTN_PLUGINS": plugins})
+    return subprocess.run([ATTN, *words], capture_output=True, text=True, env=environ, check=False, timeout=60)
+
+
+def test_every_subcommand_of_this_package_teaches_itself() -> None:
+    for name in ("list", "show", "cost", "explain", "check", "plugins", "doctor"):
+        answer = attn(name, "--help", plugins="attn-cli")
+        assert answer.returncode == 0, answer.stderr
+        assert "Usage: attn" in answer.stdout
+        assert len(answer.stdout.splitlines()) > 8, f"attn {name} --help says too little"
+
+
+def test_only_selected_plugins_are_loaded_and_the_others_say_so() -> None:
+    answer = attn("plugins", "--json", plugins="attn-cli")
+    rows = {row["plugin"]: row for row in json.loads(answer.stdout)}
+    assert rows["attn-cli/cli"]["status"] == "ok"
+    others = [row for name, row in rows.items() if name != "attn-cli/cli"]
+    assert all(row["status"] == "not selected" and "ATTN_PLUGINS" in row["reason"] for row in others)
+
+
+def test_an_unknown_mechanism_is_one_line_on_stderr_and_exit_code_2() -> None:
+    answer = attn("show", "no-such-thing", plugins="attn-cli")
+    assert answer.returncode == 2
+    assert answer.stderr.splitlines() == ["attn: unknown mechanism 'no-such-thing'; no mechanism is installed"]
+    assert answer.stdout == ""
+
+
+def test_a_mistyped_subcommand_is_answered_with_the_nearest_one() -> None:
+    answer = attn("lst", plugins="attn-cli")
+    assert answer.returncode == 2
+    assert "'list'" in answer.stderr
+
+
+def test_listing_nothing_says_that_nothing_is_installed() -> None:
+    answer = attn("list", "mechanisms", plugins="attn-cli")
+    assert answer.stdout.strip() == "no mechanisms are installed"
+
+
+def test_a_mistyped_option_value_names_what_is_allowed() -> None:
+    answer = attn("list", "mechanism", plugins="attn-cli")
+    assert answer.returncode == 2
+    assert "mechanisms" in answer.stderr
+
+
+def test_the_doctor_reports_python_and_every_plugin() -> None:
+    findings = json.loads(attn("doctor", "--json", plugins="attn-cli").stdout)
+    subjects = {finding["subject"]: finding for finding in findings}
+    assert subjects["python"]["ok"]
+    assert subjects["attn-cli/cli"]["ok"]
