@@ -54,4 +54,5 @@ def test_every_enum_begins_with_an_unspecified_zero() -> None:
     for name in NAMES:
         importlib.import_module(f"attn.v1.{name}_pb2")
         for enum in pool.FindFileByName(f"attn/v1/{name}.proto").enum_types_by_name.values():
-            assert enum.values[0].number == 0 and enum.values[0].name.endswith("_UNSPECIFIED")
+            assert enum.values[0].number == 0
+            assert enum.values[0].name.endswith("_UNSPECIFIED")

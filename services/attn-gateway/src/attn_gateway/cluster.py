@@ -11,6 +11,8 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import psutil
 from attn_core.errors import InvalidValue, Unavailable
@@ -68,6 +70,7 @@ class Cluster:
         self._lock = asyncio.Lock()
         self._started = False
         self._folder: Path | None = None
+        self._processes: list[psutil.Process] = []
 
     @property
     def home(self) -> Path:
@@ -122,31 +125,42 @@ class Cluster:
             "_temp_dir": str(self._folder),
             "_node_ip_address": "127.0.0.1",
         }
+        before = set(psutil.Process().children())
+        try:
+            self._join(ray, private if local else {})
+        finally:
+            self._processes = [child for child in psutil.Process().children() if child not in before]
+
+    def _join(self, ray: ModuleType, private: dict[str, Any]) -> None:
         ray.init(
             address=self.settings.address or "local",
             namespace=NAMESPACE,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            **(private if local else {}),
+            **private,
         )
 
     def _shutdown(self) -> None:
         import ray
 
-        processes = psutil.Process().children(recursive=True) if self._folder else []
+        below = [process for parent in self._processes for process in _family(parent)]
         ray.shutdown()
+        _, alive = psutil.wait_procs(below, timeout=EXIT_SECONDS)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=EXIT_SECONDS)
+        self._processes = []
         if self._folder:
-            _, alive = psutil.wait_procs(_of_ray(processes), timeout=EXIT_SECONDS)
-            for process in alive:
-                process.kill()
-            psutil.wait_procs(alive, timeout=EXIT_SECONDS)
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
-def _of_ray(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """All of these: a private cluster is the only thing that starts processes below this one."""
-    return processes
+def _family(parent: psutil.Process) -> list[psutil.Process]:
+    """A process and all below it; nothing if it has ended."""
+    try:
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 async def _finish(future: asyncio.Future[None]) -> None:

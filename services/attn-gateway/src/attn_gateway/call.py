@@ -1,0 +1,41 @@
+"""What a handler may want to know about its call."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+
+REQUEST_ID = "x-request-id"
+"""Metadata key: in the request as the client chose it, in the trailing metadata as it was used."""
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One call: its request id, and its deadline on the clock of `time.monotonic()` in seconds, or None."""
+
+    request_id: str
+    deadline: float | None
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, negative when it is over; None without one. Use it across processes."""
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+
+def call_of(context: Context) -> Call:
+    """The call that `context` belongs to."""
+    remaining = context.time_remaining()
+    deadline = None if remaining is None else time.monotonic() + remaining
+    return Call(request_id=request_id_of(context), deadline=deadline)
+
+
+def request_id_of(context: Context) -> str:
+    """The id under which the call is logged; "-" outside a gateway."""
+    for key, value in context.trailing_metadata() or ():
+        if key == REQUEST_ID:
+            return str(value)
+    return "-"

@@ -1,0 +1,170 @@
+"""The door: a `grpc.aio` server in front of services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from attn_core.errors import InvalidValue, UserError
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from attn_gateway.interceptors.errors import Errors
+from attn_gateway.interceptors.readiness import Readiness
+from attn_gateway.interceptors.request_id import RequestIds
+from attn_gateway.interceptors.token import BearerToken
+from attn_gateway.interceptors.wire import Wire
+from attn_gateway.service import GrpcService
+from attn_gateway.settings import GatewaySettings
+
+log = structlog.get_logger()
+
+
+class Gateway:
+    """One server, from `start` to `stop`."""
+
+    def __init__(self, settings: GatewaySettings, services: Sequence[GrpcService]) -> None:
+        self.settings = settings
+        self.services = tuple(services)
+        self._health = health_aio.HealthServicer()
+        self._readiness = Readiness()
+        self._server: grpc.aio.Server | None = None
+        self._port = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The full names of all services."""
+        return [name for service in self.services for name in service.names]
+
+    @property
+    def address(self) -> str:
+        """`host:port` as clients dial it; the port is known once `start` has begun to listen."""
+        host = self.settings.host
+        return f"[{host}]:{self._port}" if ":" in host and not host.startswith("[") else f"{host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen, then start the services side by side; returns when all are ready.
+
+        Raises `UserError` if the port cannot be had, or the first error of a service. Call `stop` in any case.
+        """
+        server = self._build()
+        self._port = _bind(server, self.settings)
+        self._server = server
+        for name in ("", *self.names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await server.start()
+        await _all(self._open(service) for service in self.services)
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace: float) -> None:
+        """Refuse new calls, let running ones end for `grace` seconds, then cut them; stop the services."""
+        await self._health.enter_graceful_shutdown()
+        self._readiness.close()
+        stops = [service.stop(grace) for service in self.services]
+        results = await asyncio.gather(self._drain(grace), *stops, return_exceptions=True)
+        for error in results:
+            if isinstance(error, Exception):
+                log.error("stop failed", exc_info=error)
+
+    async def _drain(self, grace: float) -> None:
+        if self._server is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._readiness.idle(), timeout=grace)
+        # What is left has had its time; health watches would otherwise hold the server open.
+        await self._server.stop(grace=0.1)
+
+    async def _open(self, service: GrpcService) -> None:
+        await service.start()
+        for name in service.names:
+            self._readiness.open(name)
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def _build(self) -> grpc.aio.Server:
+        token = self.settings.token
+        server = grpc.aio.server(
+            # The first is the outermost: whatever an inner one raises becomes a status with a request id.
+            interceptors=[RequestIds(), Errors(), *([BearerToken(token)] if token else []), self._readiness, Wire()],
+            options=server_options(self.settings),
+            maximum_concurrent_rpcs=self.settings.max_calls,
+        )
+        for service in self.services:
+            service.add_to(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        shown = [*self.names, HEALTH, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(shown, server)
+        return server
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    services: Sequence[GrpcService], settings: GatewaySettings | None = None, *, grace: float = 1.0
+) -> AsyncIterator[Gateway]:
+    """A gateway that serves inside the block; by default on any free port of loopback."""
+    gateway = Gateway(settings or GatewaySettings(port=0), services)
+    try:
+        await gateway.start()
+        yield gateway
+    finally:
+        await gateway.stop(grace)
+
+
+def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:
+    """The channel arguments of the server."""
+    return [
+        ("grpc.max_receive_message_length", settings.max_request_bytes),
+        ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
+        ("grpc.keepalive_time_ms", int(settings.keepalive_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout_seconds * 1000)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Clients that ping during a long call without data would otherwise be sent away.
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # Two servers on one port would share its connections without a word.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def _bind(server: grpc.aio.Server, settings: GatewaySettings) -> int:
+    _probe(settings.host, settings.port)
+    target = settings.host.strip("[]")
+    address = f"[{target}]:{settings.port}" if ":" in target else f"{target}:{settings.port}"
+    try:
+        if settings.tls is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, grpc.ssl_server_credentials([settings.tls.read()]))
+    except RuntimeError as error:
+        raise UserError(f"cannot listen on {address}; with TLS, check that the key fits the certificate") from error
+
+
+def _probe(host: str, port: int) -> None:
+    """Find out why an address cannot be listened on, which gRPC does not say."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            message = f"port {port} on {host} is in use; stop what listens there, or choose another port (0 picks one)"
+            raise UserError(message, field="port", given=port) from error
+        raise InvalidValue(f"cannot listen on {host}, port {port}: {error.strerror}", field="host") from error
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines side by side; the first error cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

@@ -1,0 +1,45 @@
+"""Turns exceptions into canonical codes with details; nothing unexpected reaches the client but a request id."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+import structlog
+
+from attn_gateway.call import REQUEST_ID, Context, request_id_of
+from attn_gateway.interceptors.handlers import Continuation, Handler, around
+from attn_gateway.status import DETAILS_KEY, code_of, public_error, status_of
+
+log = structlog.get_logger()
+
+
+class Errors(grpc.aio.ServerInterceptor):
+    """Ends a call whose handler raised with the status of the error."""
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
+        """Put the translation around the handler."""
+        handler = await continuation(details)
+        return None if handler is None else around(handler, _guard)
+
+
+@asynccontextmanager
+async def _guard(context: Context) -> AsyncIterator[None]:
+    try:
+        yield
+    except grpc.aio.AbortError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the last place that can keep it from the client
+        await _abort(context, error)
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    request_id = request_id_of(context)
+    shown = public_error(error, request_id)
+    code = code_of(shown)
+    if code is grpc.StatusCode.INTERNAL:
+        log.error("call failed", exc_info=error)
+    metadata = ((REQUEST_ID, request_id), (DETAILS_KEY, status_of(shown).SerializeToString()))
+    await context.abort(code, shown.message, trailing_metadata=metadata)

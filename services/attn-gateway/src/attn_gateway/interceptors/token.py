@@ -1,0 +1,39 @@
+"""Lets in only callers that give the bearer token."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from attn_core.errors import Unauthenticated
+
+from attn_gateway.call import Context
+from attn_gateway.interceptors.handlers import Continuation, Handler
+
+HEALTH = "/grpc.health.v1.Health/"
+
+
+class BearerToken(grpc.aio.ServerInterceptor):
+    """Asks every call for `authorization: Bearer TOKEN`; health is open, as probes have no token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler | None:
+        """Let the call in, or answer it with a refusal."""
+        if details.method.startswith(HEALTH) or self._is_given(details.invocation_metadata):
+            return await continuation(details)
+        # The kinds of calls look the same on the wire, and this one reads no request before it refuses.
+        return grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def _is_given(self, metadata: Any) -> bool:
+        given = [value for key, value in metadata or () if key == "authorization"]
+        return len(given) == 1 and hmac.compare_digest(str(given[0]).encode(), self._expected)
+
+
+async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
+    raise Unauthenticated("this server wants the metadata 'authorization: Bearer TOKEN' with its token")
+    yield b""

@@ -1,0 +1,82 @@
+"""How the door is configured."""
+
+from __future__ import annotations
+
+import ipaddress
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_core.errors import InvalidValue, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """The server's certificate chain and private key, both PEM."""
+
+    certificate: Path
+    key: Path
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Private key and certificate chain; raises `InvalidValue` naming a file that cannot be read."""
+        return _read(self.key, "tls_key"), _read(self.certificate, "tls_cert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings:
+    """Where the door is and what it lets in; raises `InvalidValue` for a door open to strangers.
+
+    Sizes are in bytes, times in seconds. `port` 0 picks a free one. `token` is the bearer token callers must give.
+    `insecure` allows other hosts than loopback without token and TLS.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    token: str | None = None
+    tls: TlsFiles | None = None
+    insecure: bool = False
+    max_request_bytes: int = 4 * 2**20
+    max_calls: int = 1024
+    max_streams_per_connection: int = 256
+    keepalive_seconds: float = 20.0
+    keepalive_timeout_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidValue.of("port", self.port, "0 to 65535")
+        if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
+            raise InvalidValue("token: must be printable ASCII and not empty", field="token")
+        for field in ("max_request_bytes", "max_calls", "max_streams_per_connection", "keepalive_seconds"):
+            if getattr(self, field) <= 0:
+                raise InvalidValue.of(field, getattr(self, field), "more than 0")
+        if not (is_loopback(self.host) or self.insecure or (self.token and self.tls)):
+            raise InvalidValue(
+                f"host: {self.host!r} can be reached from other machines; give a token and TLS, or --insecure",
+                field="host",
+                given=self.host,
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to `host`."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """The token in a file that only its owner can read; raises `UserError` otherwise."""
+    text = _read(path, "token_file").decode("utf-8", errors="replace").strip()
+    if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UserError(f"token_file: {path} can be read by others; run: chmod 600 {path}", field="token_file")
+    if not text:
+        raise UserError(f"token_file: {path} is empty", field="token_file")
+    return text
+
+
+def _read(path: Path, field: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidValue(f"{field}: {path}: {error.strerror or error}", field=field, given=path) from error

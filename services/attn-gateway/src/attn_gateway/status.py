@@ -1,0 +1,90 @@
+"""Errors as the wire knows them: a canonical code and a `google.rpc.Status` with typed details."""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+from attn_core import errors
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
+from google.rpc.status_pb2 import Status
+
+DOMAIN = "attn.dev"
+DETAILS_KEY = "grpc-status-details-bin"
+"""Metadata key under which clients look for a serialised `google.rpc.Status`."""
+
+RETRY_SECONDS = 1.0
+"""When to try again, where the error does not say."""
+
+CODES: tuple[tuple[type[errors.AttnError], grpc.StatusCode], ...] = (
+    (errors.UnknownName, grpc.StatusCode.NOT_FOUND),
+    (errors.AlreadyExists, grpc.StatusCode.ALREADY_EXISTS),
+    (errors.WrongState, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.MissingPackage, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (errors.UserError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.OutOfCapacity, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unavailable, grpc.StatusCode.UNAVAILABLE),
+    (errors.DeadlineExceeded, grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.AttnError, grpc.StatusCode.INTERNAL),
+)
+"""The code of each family of errors; the first that fits counts."""
+
+
+def code_of(error: errors.AttnError) -> grpc.StatusCode:
+    """The canonical code of an error."""
+    return next(code for kind, code in CODES if isinstance(error, kind))
+
+
+def status_of(error: errors.AttnError) -> Status:
+    """The error as a message, with all its details."""
+    status = Status(code=code_of(error).value[0], message=error.message)
+    for detail in _details(error):
+        status.details.add().Pack(detail)
+    return status
+
+
+def public_error(error: Exception, request_id: str) -> errors.AttnError:
+    """What a client may know of `error`: ours as they are, unwrapped from Ray; of others only the request id."""
+    cause = getattr(error, "cause", None)
+    for candidate in (cause, error):
+        if isinstance(candidate, errors.AttnError):
+            return candidate
+    if _is_dead_actor(error):
+        return errors.Unavailable("the worker that answered this call is gone; another is being started")
+    return errors.InternalError(f"internal error, request id {request_id}", request_id=request_id)
+
+
+def _is_dead_actor(error: Exception) -> bool:
+    """Whether Ray says that an actor has died; without Ray in this process the answer is no."""
+    ray = sys.modules.get("ray.exceptions")
+    return ray is not None and isinstance(error, ray.RayActorError)
+
+
+def _details(error: errors.AttnError) -> list[Message]:
+    facts = error.metadata
+    found: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)]
+    if isinstance(error, errors.UnknownName):
+        found.append(
+            error_details_pb2.ResourceInfo(
+                resource_type=facts.get("kind", ""), resource_name=facts.get("name", ""), description=error.message
+            )
+        )
+    elif isinstance(error, errors.UserError) and "field" in facts:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=facts["field"], description=error.message)
+        found.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    elif isinstance(error, errors.OutOfCapacity | errors.Unavailable):
+        found.append(error_details_pb2.RetryInfo(retry_delay=_delay(facts)))
+    return found
+
+
+def _delay(facts: dict[str, str]) -> Duration:
+    delay = Duration()
+    try:
+        seconds = float(facts.get("retry_seconds", RETRY_SECONDS))
+        delay.FromNanoseconds(int(seconds * 1e9))
+    except (ValueError, OverflowError):
+        delay.FromSeconds(int(RETRY_SECONDS))
+    return delay
