@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from attn_cli.options import parse_options
 from attn_cli.output import human_bytes, human_count
 from attn_core.errors import InvalidValue

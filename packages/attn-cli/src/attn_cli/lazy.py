@@ -7,9 +7,8 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
-
 from attn_core import Command, installed
+from typer.core import TyperCommand, TyperGroup
 
 
 class PluginGroup(TyperGroup):

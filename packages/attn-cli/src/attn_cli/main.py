@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import typer
+from attn_core.errors import AttnError, UserError
 
 from attn_cli.lazy import PluginGroup
-from attn_core.errors import AttnError, UserError
 
 app = typer.Typer(
     cls=PluginGroup,

@@ -7,7 +7,6 @@ import json
 from typing import Annotated, Any
 
 import typer
-
 from attn_core import Mechanism, MechanismConfig, configure
 from attn_core.errors import InvalidValue
 

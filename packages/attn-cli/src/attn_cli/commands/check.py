@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from attn_core import installed
+from attn_core.errors import MissingPackage
 
 from attn_cli.options import Options, parse_options
 from attn_cli.output import Json, print_json, print_table
-from attn_core import installed
-from attn_core.errors import MissingPackage
 
 
 def check_command(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from attn_core import ModelShape, Shape, installed, state_bytes
+from attn_core.dtype import dtype_name
 
 from attn_cli.options import Dtype, KeyValueHeads, Options, Sizes, parse_options
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
-from attn_core import ModelShape, Shape, installed, state_bytes
-from attn_core.dtype import dtype_name
 
 
 def cost_command(

@@ -8,9 +8,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import typer
+from attn_core import Finding, PluginStatus, installed
 
 from attn_cli.output import Json, print_json, print_table
-from attn_core import Finding, PluginStatus, installed
 
 
 def doctor_command(json: Json = False) -> None:

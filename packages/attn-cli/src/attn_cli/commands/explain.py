@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from attn_core import Mechanism, MechanismConfig, attend_problem, explain, installed
+from attn_core.dtype import dtype_name
+from attn_core.errors import Incompatible
 
 from attn_cli.options import (
     Bidirectional,
@@ -18,9 +21,6 @@ from attn_cli.options import (
     parse_options,
 )
 from attn_cli.output import Json, print_json, print_table
-from attn_core import Mechanism, MechanismConfig, attend_problem, explain, installed
-from attn_core.dtype import dtype_name
-from attn_core.errors import Incompatible
 
 
 def explain_command(

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
+from attn_core import Catalog, Registry, installed
 
 from attn_cli.output import Json, print_json, print_table
-from attn_core import Catalog, Registry, installed
 
 
 class Kind(StrEnum):

@@ -6,6 +6,7 @@ from dataclasses import MISSING
 from typing import Annotated, Any
 
 import typer
+from attn_core import Mask, Mechanism, MechanismConfig, Shape, installed, option_fields, state_bytes
 
 from attn_cli.options import (
     Bidirectional,
@@ -19,7 +20,6 @@ from attn_cli.options import (
     parse_options,
 )
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
-from attn_core import Mask, Mechanism, MechanismConfig, Shape, installed, option_fields, state_bytes
 
 PICTURE = 12
 """Positions on a side of the picture of a mask."""
