@@ -1,0 +1,31 @@
+"""Weights on disk: checkpoint folders in the Hugging Face layout, and the import of GGUF files.
+
+Importing this package imports no torch; reading or writing tensors does.
+"""
+
+from attn_models.weights.gguf_guard import read_gguf_header
+from attn_models.weights.gguf_header import GgufHeader, GgufTensor
+from attn_models.weights.gguf_import import gguf_config, import_gguf_weights
+from attn_models.weights.gguf_tensor import WeightDtype
+from attn_models.weights.lazy_tensors import LazyTensors, Nonfinite
+from attn_models.weights.manifest import Verify, read_manifest, verify_manifest
+from attn_models.weights.safetensors_folder import CheckpointFolder, read_folder, write_folder
+from attn_models.weights.staging import staged_folder
+
+__all__ = [
+    "CheckpointFolder",
+    "GgufHeader",
+    "GgufTensor",
+    "LazyTensors",
+    "Nonfinite",
+    "Verify",
+    "WeightDtype",
+    "gguf_config",
+    "import_gguf_weights",
+    "read_folder",
+    "read_gguf_header",
+    "read_manifest",
+    "staged_folder",
+    "verify_manifest",
+    "write_folder",
+]

@@ -1,0 +1,96 @@
+"""Weights from a GGUF file, dequantised in a process with limited memory and time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from attn_core.errors import CheckpointInvalid
+
+from attn_models.weights.architectures import architecture_of
+from attn_models.weights.gguf_child import REFUSED, placed_shards
+from attn_models.weights.gguf_header import GgufHeader
+from attn_models.weights.gguf_tensor import BYTES_OF, WeightDtype
+from attn_models.weights.safetensors_header import read_header
+from attn_models.weights.shard_plan import SHARD_BYTES, ShardPlan
+from attn_models.weights.shards import INDEX_NAME
+
+TensorProgress = Callable[[int, int], None]
+"""Called with the tensors done and the tensors in all."""
+
+BASE_BYTES = 1 << 30
+BASE_SECONDS = 60.0
+SLOWEST_BYTES_PER_SECOND = 1 << 20
+
+
+def gguf_config(header: GgufHeader, dtype: WeightDtype) -> dict[str, Any]:
+    """The Hugging Face config.json for the model in `header`, its weights stored in `dtype`."""
+    config = architecture_of(header).config(header)
+    ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    tokens = {name: header.metadata.get(f"tokenizer.ggml.{word}_token_id") for name, word in ids.items()}
+    return {**config, **tokens, "dtype": dtype}
+
+
+def import_gguf_weights(
+    header: GgufHeader, folder: Path, dtype: WeightDtype, progress: TensorProgress | None = None
+) -> None:
+    """Dequantise the tensors of the checked `header` into safetensors in the existing `folder`.
+
+    The work is done by `gguf_child` in a process of its own: its memory is limited to what the file's
+    sizes justify, its time to a minute and a second for each MiB of weights. What it wrote is checked
+    against the header before it counts.
+
+    Raises CheckpointInvalid for a file it refuses, or on which it runs out of memory or time.
+    """
+    placements, plan = placed_shards(header, dtype)
+    largest = max(tensor.elements for tensor in header.tensors.values())
+    memory = BASE_BYTES + 2 * min(plan.total_bytes, SHARD_BYTES + largest * BYTES_OF[dtype]) + 24 * largest
+    seconds = BASE_SECONDS + plan.total_bytes / SLOWEST_BYTES_PER_SECOND
+    _run_child(header, [str(header.path), str(folder), dtype, str(memory)], seconds, progress)
+    _check_result(header, folder, {name: placement.shape for name, placement in placements.items()}, plan)
+    if len(plan.files) > 1:
+        index = {"metadata": {"total_size": plan.total_bytes}, "weight_map": plan.weight_map}
+        (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _run_child(header: GgufHeader, arguments: list[str], seconds: float, progress: TensorProgress | None) -> None:
+    command = [sys.executable, "-m", "attn_models.weights.gguf_child", *arguments]
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as child:
+        timer = threading.Timer(seconds, child.kill)
+        timer.start()
+        try:
+            refused = _follow(child.stdout, progress)
+            status = child.wait()
+        finally:
+            timer.cancel()
+            child.kill()
+        if status == REFUSED and refused:
+            raise CheckpointInvalid(refused, path=header.path, rule=refused)
+        if status != 0:
+            errors.seek(0)
+            last = errors.read()[-4096:].decode("utf-8", "replace").strip().splitlines()[-1:]
+            why = last[0] if last else f"killed, with {seconds:.0f} s and {arguments[-1]} bytes of memory allowed"
+            raise CheckpointInvalid.of(header.path, f"cannot be dequantised: {why}")
+
+
+def _follow(output: IO[bytes] | None, progress: TensorProgress | None) -> str | None:
+    refused = None
+    for line in output or ():
+        message = json.loads(line)
+        refused = message.get("refused", refused)
+        if progress is not None and "done" in message:
+            progress(message["done"], message["total"])
+    return refused
+
+
+def _check_result(header: GgufHeader, folder: Path, shapes: dict[str, tuple[int, ...]], plan: ShardPlan) -> None:
+    for file, names in plan.files.items():
+        entries = read_header(folder / file)
+        if {name: entry.shape for name, entry in entries.items()} != {name: shapes[name] for name in names}:
+            raise CheckpointInvalid.of(header.path, f"the tensors written to {file} are not those of the file")

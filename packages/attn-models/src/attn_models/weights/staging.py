@@ -1,0 +1,74 @@
+"""Writing a checkpoint folder so that it exists whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from attn_core.errors import CheckpointWriteFailed
+
+from attn_models.weights.folder_swap import swap_in, sync_path
+from attn_models.weights.manifest import write_manifest
+
+
+@contextmanager
+def staged_folder(target: Path, source: Mapping[str, Any] | None = None) -> Iterator[Path]:
+    """An empty folder beside `target` to fill; on leaving it is flushed, sealed and renamed to `target`.
+
+    The order is: files, their flush, the manifest (with `source`), its flush, the rename. After any
+    failure inside, or a kill at any point, `target` is what it was before. What killed writers on
+    this host left behind is removed first.
+
+    Raises CheckpointWriteFailed when the file system fails, a full disk included.
+    """
+    stage = target.parent / f"{_prefix(target)}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target)
+        stage.mkdir()
+        yield stage
+        _seal(stage, source)
+        swap_in(stage, target)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointWriteFailed.of(target, error) from error
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove unfinished folders for `target` whose writer, a process of this host, is gone."""
+    prefix = f"{_prefix(target)}{socket.gethostname()}-"
+    for path in target.parent.glob(f"{_prefix(target)}*"):
+        pid = path.name.removeprefix(prefix).split("-")[0]
+        if path.name.startswith(prefix) and pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix(target: Path) -> str:
+    return f".{target.name}.partial-"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _seal(stage: Path, source: Mapping[str, Any] | None) -> None:
+    for path in stage.iterdir():
+        path.chmod(0o644)
+        sync_path(path)
+    sync_path(write_manifest(stage, source))
+    sync_path(stage)
