@@ -1,25 +1,43 @@
 """The gRPC door: health, reflection, rich errors, tokens, TLS; services are plugins."""
 
-from attn_gateway.call import Call, call_of
-from attn_gateway.cluster import Cluster, ClusterSettings, ModelToLoad
-from attn_gateway.gateway import Gateway, serving
-from attn_gateway.paging import page_of
-from attn_gateway.service import GrpcService
-from attn_gateway.settings import GatewaySettings, TlsFiles, read_token
-from attn_gateway.status import status_of
+from __future__ import annotations
 
-__all__ = [
-    "Call",
-    "Cluster",
-    "ClusterSettings",
-    "Gateway",
-    "GatewaySettings",
-    "GrpcService",
-    "ModelToLoad",
-    "TlsFiles",
-    "call_of",
-    "page_of",
-    "read_token",
-    "serving",
-    "status_of",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attn_gateway.call import Call as Call
+    from attn_gateway.call import call_of as call_of
+    from attn_gateway.cluster import Cluster as Cluster
+    from attn_gateway.cluster import ClusterSettings as ClusterSettings
+    from attn_gateway.cluster import ModelToLoad as ModelToLoad
+    from attn_gateway.gateway import Gateway as Gateway
+    from attn_gateway.gateway import serving as serving
+    from attn_gateway.paging import page_of as page_of
+    from attn_gateway.service import GrpcService as GrpcService
+    from attn_gateway.settings import GatewaySettings as GatewaySettings
+    from attn_gateway.settings import TlsFiles as TlsFiles
+    from attn_gateway.settings import read_token as read_token
+    from attn_gateway.status import status_of as status_of
+
+# Listing plugins imports this package, and must not import gRPC with it.
+_HOMES = {
+    "call": ("Call", "call_of"),
+    "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
+    "gateway": ("Gateway", "serving"),
+    "paging": ("page_of",),
+    "service": ("GrpcService",),
+    "settings": ("GatewaySettings", "TlsFiles", "read_token"),
+    "status": ("status_of",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"attn_gateway.{module}"), name)
+    raise AttributeError(f"module 'attn_gateway' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(name for names in _HOMES.values() for name in names)

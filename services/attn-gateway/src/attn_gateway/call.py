@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc.aio
 
 REQUEST_ID = "x-request-id"
 """Metadata key: in the request as the client chose it, in the trailing metadata as it was used."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""What gRPC tells a handler; generic only for type checkers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Call:
 
 def call_of(context: Context) -> Call:
     """The call that `context` belongs to."""
-    remaining = context.time_remaining()
+    remaining: float | None = context.time_remaining()  # the stubs forget that there may be none
     deadline = None if remaining is None else time.monotonic() + remaining
     return Call(request_id=request_id_of(context), deadline=deadline)
 

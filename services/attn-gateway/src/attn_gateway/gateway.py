@@ -35,6 +35,11 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, services: Sequence[GrpcService]) -> None:
         self.settings = settings
         self.services = tuple(services)
+        for name in set(self.names):
+            if self.names.count(name) > 1:
+                raise UserError(
+                    f"two plugins offer the service {name}; name the ones to use in ATTN_PLUGINS", name=name
+                )
         self._health = health_aio.HealthServicer()
         self._readiness = Readiness()
         self._server: grpc.aio.Server | None = None

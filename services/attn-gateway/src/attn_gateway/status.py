@@ -8,7 +8,7 @@ import grpc
 from attn_core import errors
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
-from google.rpc import error_details_pb2
+from google.rpc.error_details_pb2 import BadRequest, ErrorInfo, ResourceInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 DOMAIN = "attn.dev"
@@ -65,18 +65,18 @@ def _is_dead_actor(error: Exception) -> bool:
 
 def _details(error: errors.AttnError) -> list[Message]:
     facts = error.metadata
-    found: list[Message] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)]
+    found: list[Message] = [ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=facts)]
     if isinstance(error, errors.UnknownName):
         found.append(
-            error_details_pb2.ResourceInfo(
+            ResourceInfo(
                 resource_type=facts.get("kind", ""), resource_name=facts.get("name", ""), description=error.message
             )
         )
     elif isinstance(error, errors.UserError) and "field" in facts:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=facts["field"], description=error.message)
-        found.append(error_details_pb2.BadRequest(field_violations=[violation]))
+        violation = BadRequest.FieldViolation(field=facts["field"], description=error.message)
+        found.append(BadRequest(field_violations=[violation]))
     elif isinstance(error, errors.OutOfCapacity | errors.Unavailable):
-        found.append(error_details_pb2.RetryInfo(retry_delay=_delay(facts)))
+        found.append(RetryInfo(retry_delay=_delay(facts)))
     return found
 
 

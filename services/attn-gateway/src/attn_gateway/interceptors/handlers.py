@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
 from attn_gateway.call import Context
 
-Handler = grpc.RpcMethodHandler[Any, Any]
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Continuation: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 Guard = Callable[[Context], AbstractAsyncContextManager[None]]
 
 FACTORIES = {

@@ -35,5 +35,6 @@ class BearerToken(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_requests: Any, _context: Context) -> AsyncIterator[bytes]:
+    for nothing in tuple[bytes]():
+        yield nothing
     raise Unauthenticated("this server wants the metadata 'authorization: Bearer TOKEN' with its token")
-    yield b""

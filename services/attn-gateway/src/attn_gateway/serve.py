@@ -1,0 +1,98 @@
+"""The life of a server process: start, serve, drain; nothing is left behind at whatever point it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import attn_core
+import psutil
+import structlog
+
+from attn_gateway.cluster import Cluster, ClusterSettings
+from attn_gateway.gateway import Gateway
+from attn_gateway.ready import ReadyFile
+from attn_gateway.service import GrpcService
+from attn_gateway.settings import GatewaySettings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeSettings:
+    """Everything `attn serve` is told; `grace` is how long running calls may take at the end, in seconds."""
+
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    ready_file: Path | None = None
+    grace: float = 10.0
+
+
+async def serve(settings: ServeSettings, announce: Callable[[Gateway], None]) -> signal.Signals:
+    """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when calls are answered.
+
+    A second signal does not wait: it kills what was started and ends this process with code 130.
+    """
+    ready = ReadyFile(settings.ready_file)
+    ready.clear()
+    signals = _Signals(on_second=ready.remove)
+    cluster = Cluster(settings.cluster)
+    gateway = Gateway(settings.gateway, offered_services(cluster))
+    try:
+        await signals.unless_stopped(gateway.start())
+        if not signals.stopped.is_set():
+            ready.write(gateway)
+            announce(gateway)
+            await signals.stopped.wait()
+        return signals.received
+    finally:
+        ready.remove()
+        await gateway.stop(settings.grace)
+        await cluster.stop()
+
+
+def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
+    """The services of all plugins; one that cannot be used is logged with its reason."""
+    catalog = attn_core.installed()
+    services = [service for _, service in catalog.offers("attn_services", cluster=cluster)]
+    for plugin in catalog.plugins:
+        if plugin.status not in (attn_core.PluginStatus.OK, attn_core.PluginStatus.NOT_SELECTED):
+            log.warning("plugin not used", plugin=plugin.full_name, reason=plugin.reason)
+    return services
+
+
+class _Signals:
+    """SIGINT and SIGTERM of this process: the first asks to stop, the second insists."""
+
+    def __init__(self, on_second: Callable[[], None]) -> None:
+        self.stopped = asyncio.Event()
+        self.received = signal.SIGTERM
+        self._on_second = on_second
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self._hit, number)
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, cancelled when a signal comes."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self.stopped.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+        if not task.cancelled():
+            task.result()
+
+    def _hit(self, number: signal.Signals) -> None:
+        if self.stopped.is_set():
+            for process in psutil.Process().children(recursive=True):
+                process.kill()
+            self._on_second()
+            os._exit(128 + signal.SIGINT)
+        self.received = number
+        self.stopped.set()
