@@ -57,6 +57,10 @@ class StateStore(Protocol):
         """Free everything the request holds."""
         ...
 
+    def order(self, requests: Sequence[int]) -> list[int]:
+        """The same requests in the order in which a batch of them is cheapest to read."""
+        ...
+
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
         """The views of one step; `requests[r]` is the name of request r of the batch."""
         ...
