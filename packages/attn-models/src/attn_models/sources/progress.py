@@ -1,0 +1,75 @@
+"""Telling how far a fetch or a conversion is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`done` of `total` units of what is going on; a stage ends when they are equal."""
+
+    stage: str
+    done: int
+    total: int
+    unit: Literal["bytes", "tensors"]
+
+
+Report = Callable[[Step], None]
+"""Called with every step, from the thread that works."""
+
+
+def silent(step: Step) -> None:
+    """A Report that says nothing."""
+
+
+@contextmanager
+def shown_progress(stream: TextIO | None = None) -> Iterator[Report]:
+    """A Report that draws bars on a terminal and prints plain lines anywhere else (standard error by default)."""
+    output = sys.stderr if stream is None else stream
+    if not output.isatty():
+        yield PlainLines(output).report
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=output)) as bars:
+        yield Bars(bars).report
+
+
+class Bars:
+    """One bar for each stage."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def report(self, step: Step) -> None:
+        """Move the bar of the step's stage."""
+        if step.stage not in self._tasks:
+            self._tasks[step.stage] = self._bars.add_task(step.stage, total=step.total)
+        self._bars.update(self._tasks[step.stage], completed=step.done, total=step.total)
+
+
+class PlainLines:
+    """A line whenever a stage begins, and after each quarter of it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._quarters: dict[str, int] = {}
+
+    def report(self, step: Step) -> None:
+        """Print the step if it begins or completes a quarter."""
+        quarter = 4 * step.done // step.total if step.total else 4
+        if quarter > self._quarters.get(step.stage, -1):
+            self._quarters[step.stage] = quarter
+            print(f"{step.stage}: {25 * quarter} % of {_amount(step)}", file=self._stream, flush=True)
+
+
+def _amount(step: Step) -> str:
+    return f"{step.total / 1e6:.1f} MB" if step.unit == "bytes" else f"{step.total} {step.unit}"

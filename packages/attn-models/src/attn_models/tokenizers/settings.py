@@ -1,0 +1,83 @@
+"""What a tokenizer needs beside its vocabulary: special tokens and the chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid
+
+from attn_models.weights.config_file import CONFIG_LIMIT, read_config
+from attn_models.weights.members import member
+
+CONFIG_NAME = "tokenizer_config.json"
+GENERATION_NAME = "generation_config.json"
+TEMPLATE_NAME = "chat_template.jinja"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSettings:
+    """Special tokens as they are spelled, and the chat template; None where the model has none.
+
+    `eos_ids` are ids that end a generation beyond the one of `eos_token`.
+    """
+
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: str | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    def to_config(self) -> dict[str, Any]:
+        """The tokenizer_config.json that says the same to Hugging Face's libraries."""
+        named = {
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "pad_token": self.pad_token,
+            "unk_token": self.unk_token,
+            "chat_template": self.chat_template,
+        }
+        given = {key: value for key, value in named.items() if value is not None}
+        return {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **given}
+
+
+def read_settings(folder: Path) -> TokenizerSettings:
+    """The settings in `folder`: tokenizer_config.json, chat_template.jinja and generation_config.json.
+
+    Files that are not there count as empty. Raises CheckpointInvalid for malformed ones.
+    """
+    config = _config(folder, CONFIG_NAME)
+    ends = _config(folder, GENERATION_NAME).get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    return TokenizerSettings(
+        **{f"{word}_token": _spelling(config.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk")},
+        chat_template=_template(folder, config),
+        eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
+    )
+
+
+def _config(folder: Path, name: str) -> dict[str, Any]:
+    path = member(folder, name)
+    return read_config(path) if path.is_file() else {}
+
+
+def _spelling(token: Any) -> str | None:
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = member(folder, TEMPLATE_NAME)
+    if path.is_file():
+        if path.stat().st_size > CONFIG_LIMIT:
+            raise CheckpointInvalid.of(path, f"a chat template of more than {CONFIG_LIMIT} bytes")
+        return path.read_text(encoding="utf-8", errors="replace")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = [item for item in template if isinstance(item, Mapping) and item.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None

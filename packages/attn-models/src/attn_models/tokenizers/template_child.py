@@ -1,0 +1,83 @@
+"""The process that renders chat templates: `python -m attn_models.tokenizers.template_child`.
+
+Reads a line of JSON {"template", "values"}, answers with one {"text"} or {"error"}. The kernel ends
+it when one template takes more than TIME_LIMIT seconds: a sandbox stops attribute tricks but not
+nested loops. It ends by itself when its standard input closes, so it cannot outlive its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.exceptions import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+TIME_LIMIT = 1.0
+MEMORY_LIMIT = 1 << 30
+TEXT_LIMIT = 8 << 20
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """The sandbox with the few helpers that chat templates on the Hugging Face hub rely on."""
+    sandbox = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    sandbox.filters["tojson"] = _to_json
+    sandbox.globals["raise_exception"] = _raise_exception
+    sandbox.globals["strftime_now"] = _strftime_now
+    return sandbox
+
+
+def answer(request: dict[str, Any]) -> dict[str, str]:
+    """The rendered text, or what went wrong."""
+    try:
+        text = _compiled(request["template"]).render(**request["values"])
+    except TemplateError as error:
+        return {"error": f"{type(error).__name__}: {error.message}"}
+    except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {"text": text} if len(text) <= TEXT_LIMIT else {"error": f"more than {TEXT_LIMIT} characters of text"}
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # A terminal's Ctrl-C goes to the whole group; this process ends when its owner does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
+        reply = json.dumps(answer(json.loads(line)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(reply, flush=True)
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    return _SANDBOX.from_string(template)
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)
+
+
+_SANDBOX = environment()
+
+if __name__ == "__main__":
+    main()
