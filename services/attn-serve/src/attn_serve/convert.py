@@ -1,0 +1,119 @@
+"""Wire messages to plain values and back."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from attn.v1 import common_pb2, inference_pb2, model_pb2
+from attn_core.errors import InvalidValue
+from attn_gateway import Call
+from attn_serve.answers import Chunk, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
+from attn_serve.requests import EngineSettings, Generation, PromptInput
+
+FINISH = {
+    Finish.END: inference_pb2.FINISH_REASON_END_OF_SEQUENCE,
+    Finish.STOP: inference_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+OPTIONAL_SAMPLING = {
+    "max_new_tokens": "max_new_tokens",
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "seed": "seed",
+    "repetition_penalty": "repetition_penalty",
+    "top_logprobs": "logprobs",
+}
+"""Fields of the wire's Sampling that may be absent, and their names in the engine's Sampling."""
+
+
+def prompt_of(message: common_pb2.Prompt, field: str = "prompt") -> PromptInput:
+    """The prompt; raises `InvalidValue` where none is given."""
+    kind = message.WhichOneof("kind")
+    if kind == "text":
+        return PromptInput(text=message.text)
+    if kind == "tokens":
+        return PromptInput(tokens=tuple(message.tokens.ids))
+    if kind == "chat":
+        return PromptInput(chat=tuple((turn.role, turn.content) for turn in message.chat.messages))
+    raise InvalidValue.of(field, None, "text, tokens or chat")
+
+
+def sampling_of(message: inference_pb2.Sampling) -> dict[str, Any]:
+    """The engine's sampling fields that the caller gave."""
+    given: dict[str, Any] = {
+        name: getattr(message, wire) for wire, name in OPTIONAL_SAMPLING.items() if message.HasField(wire)  # type: ignore[arg-type]
+    }
+    if message.stop:
+        given["stop"] = tuple(message.stop)
+    if message.ignore_eos:
+        given["ignore_end"] = True
+    return given
+
+
+def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generation:
+    """The completion that a call asks for, under an id of its own."""
+    return Generation(
+        id=uuid.uuid4().hex,
+        prompt=prompt_of(request.prompt),
+        sampling=sampling_of(request.sampling),
+        seconds=call.remaining(),
+    )
+
+
+def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:
+    """How the caller wants the model run; what is left out stays the default."""
+    given: dict[str, Any] = {name: getattr(message, name) for name in ("dtype", "device", "kernel") if getattr(message, name)}
+    for name in ("max_sequences", "max_batch_tokens", "state_bytes"):
+        if message.HasField(name):  # type: ignore[arg-type]
+            given[name] = getattr(message, name)
+    return EngineSettings(**given)
+
+
+def token_message(token: TokenAnswer) -> common_pb2.Token:
+    """A token on the wire."""
+    alternatives = [
+        common_pb2.TokenAlternative(id=other.id, text=other.text, logprob=other.logprob) for other in token.alternatives
+    ]
+    return common_pb2.Token(id=token.id, text=token.text, logprob=token.logprob, alternatives=alternatives)
+
+
+def usage_message(usage: UsageAnswer) -> common_pb2.Usage:
+    """Token counts on the wire."""
+    return common_pb2.Usage(
+        prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion
+    )
+
+
+def chunk_message(chunk: Chunk) -> inference_pb2.GenerateResponse:
+    """One message of a completion's stream."""
+    response = inference_pb2.GenerateResponse(tokens=[token_message(token) for token in chunk.tokens], text=chunk.text)
+    if chunk.finish is not None:
+        response.finish_reason = FINISH[chunk.finish]
+        response.stop = chunk.stop
+    if chunk.usage is not None:
+        response.usage.CopyFrom(usage_message(chunk.usage))
+    return response
+
+
+def score_message(score: SequenceAnswer) -> inference_pb2.SequenceScore:
+    """The score of one sequence on the wire."""
+    return inference_pb2.SequenceScore(
+        tokens=[token_message(token) for token in score.tokens], sum_logprob=score.total
+    )
+
+
+def map_message(answer: MapAnswer) -> inference_pb2.AttentionMapsResponse:
+    """The attention map of one layer on the wire."""
+    return inference_pb2.AttentionMapsResponse(
+        layer=answer.layer,
+        heads=answer.heads,
+        weights=common_pb2.Tensor(
+            element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=answer.shape, data=answer.weights
+        ),
+        query_tokens=answer.labels,
+        key_tokens=answer.labels,
+        mechanism=answer.mechanism,
+    )

@@ -1,0 +1,52 @@
+"""What is asked of a served model, in plain values that cross processes cheaply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptInput:
+    """A prompt in exactly one of three forms: text, token ids, or turns of (role, content)."""
+
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+    chat: tuple[tuple[str, str], ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One completion to make. `sampling` holds the fields given for the engine's Sampling; `seconds` is what is
+    left until the caller's deadline, None without one."""
+
+    id: str
+    prompt: PromptInput
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapsWanted:
+    """Attention maps to compute: of these layers and query heads, all where empty."""
+
+    prompt: PromptInput
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """How to run a model; None leaves the choice to the engine.
+
+    `state_bytes` bounds the memory for the states of all requests; `threads` are those of tensor operations.
+    """
+
+    dtype: str = "float32"
+    device: str = "cpu"
+    kernel: str | None = None
+    max_sequences: int | None = None
+    max_batch_tokens: int | None = None
+    state_bytes: int | None = None
+    threads: int | None = None

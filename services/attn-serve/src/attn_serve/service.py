@@ -1,0 +1,47 @@
+"""Inference as a service of the door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc.aio
+
+from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
+from attn_gateway import Cluster
+from attn_serve.engines import EngineClient, RayEngine
+from attn_serve.fleet import Fleet
+from attn_serve.requests import EngineSettings
+from attn_serve.servicers.inference import InferenceServicer
+from attn_serve.servicers.model import ModelServicer
+
+
+class InferenceGrpc:
+    """The inference and model services, with their engines as Ray actors."""
+
+    names: Sequence[str] = ("attn.v1.InferenceService", "attn.v1.ModelService")
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.fleet = Fleet(cluster.home, _ray_engine)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add both servicers."""
+        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
+        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+
+    async def start(self) -> None:
+        """Start Ray and load the models that were asked for at the start."""
+        await self._cluster.start()
+        models = self._cluster.models
+        await asyncio.gather(*(self.fleet.load(model.name, model.source, EngineSettings()) for model in models))
+
+    async def stop(self, grace: float) -> None:
+        """Unload all models."""
+        await self.fleet.stop(grace)
+
+
+def _ray_engine(name: str, folder: Path, settings: EngineSettings) -> EngineClient:
+    return RayEngine(name, folder, settings)

@@ -1,0 +1,1 @@
+"""One gRPC servicer a file."""
