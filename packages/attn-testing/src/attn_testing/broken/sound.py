@@ -1,0 +1,135 @@
+"""A mechanism that keeps every law, in small steps that the broken ones replace."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    LayerState,
+    MechanismConfig,
+    Paged,
+    Paper,
+    RaggedBatch,
+    Shape,
+    StateSpecs,
+)
+from attn_core.errors import InvalidValue
+
+VASWANI = Paper(title="Attention is all you need", authors="Vaswani et al.", year=2017, arxiv="1706.03762")
+
+
+class SoundLayer(nn.Module):
+    """Scaled dot-product attention with grouped heads, written out."""
+
+    def __init__(self, config: MechanismConfig) -> None:
+        super().__init__()
+        heads = config.head_layout
+        self.heads, self.causal = heads, config.causal
+        self.query = nn.Linear(config.width, heads.query * heads.key_size, config.bias)
+        self.key = nn.Linear(config.width, heads.key_value * heads.key_size, config.bias)
+        self.value = nn.Linear(config.width, heads.key_value * heads.value_size, config.bias)
+        self.out = nn.Linear(heads.query * heads.value_size, config.width, config.bias)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Rows [batch, query, width] over whole sequences."""
+        weights = self._weights(query, source, keep)
+        value = self._split(self.value(query), self.heads.key_value)
+        return self.out(self._mix(weights, value))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Weights [batch, heads, query, key]."""
+        return self._weights(query, source, keep)
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Rows [tokens, width] of the new tokens of many requests, one request after the other."""
+        state["kv"].append({"key": self._rows(self.key(query)), "value": self._rows(self.value(query))})
+        out = []
+        for span in batch.spans():
+            new = slice(span.start, span.stop)
+            held = state["kv"].rows([span.request])
+            out.append(self._one(query[new], batch.positions[new], held.fields, held.positions[0]))
+        return torch.cat(out)
+
+    def _one(self, query: Tensor, places: Tensor, fields: Any, key_places: Tensor) -> Tensor:
+        key, value = fields["key"].transpose(1, 2), fields["value"].transpose(1, 2)
+        scores = self._scores(self._split(self.query(query[None]), self.heads.query), key)
+        allowed = self._allowed(places[:, None], key_places[None, :])
+        return self.out(self._mix(self._share(scores, allowed[None, None]), value))[0]
+
+    def _weights(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Tensor:
+        if source is not None:
+            raise InvalidValue.of("source", "a tensor", "None: queries and keys are of one sequence")
+        key = self._split(self.key(query), self.heads.key_value)
+        scores = self._scores(self._split(self.query(query), self.heads.query), key)
+        places = torch.arange(query.shape[1], device=query.device)
+        allowed = self._allowed(places[:, None], places[None, :])[None, None]
+        return self._share(scores, allowed if keep is None else allowed & keep[:, None, None, :])
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return query @ self._spread(key).transpose(-1, -2) / math.sqrt(self.heads.key_size)
+
+    def _allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        return key <= query if self.causal else (key >= 0) & (query >= 0)
+
+    def _share(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        """Softmax over the allowed keys; zeros, with zero gradients, where there is none."""
+        scores = scores.masked_fill(~allowed, -math.inf)
+        some = allowed.any(-1, keepdim=True)
+        return torch.softmax(scores.masked_fill(~some, 0.0), -1) * some
+
+    def _mix(self, weights: Tensor, value: Tensor) -> Tensor:
+        return (weights @ self._spread(value)).transpose(1, 2).flatten(2)
+
+    def _spread(self, rows: Tensor) -> Tensor:
+        return rows.repeat_interleave(self.heads.query // self.heads.key_value, 1)
+
+    def _split(self, rows: Tensor, heads: int) -> Tensor:
+        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+    def _rows(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(-1, (self.heads.key_value, -1))
+
+
+class Sound(ComputedMechanism):
+    """Multi-head attention; keeps every law. Subclasses replace `layer`, and break one."""
+
+    name = "sound"
+    summary = "Scaled dot-product attention, written out."
+    paper = VASWANI
+    equation = r"\mathrm{softmax}(q^\top k / \sqrt{d_k}) V"
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY}
+    layer: ClassVar[type[nn.Module]] = SoundLayer
+
+    def build(self, config: MechanismConfig) -> nn.Module:
+        """A fresh layer."""
+        if config.rotary is not None:
+            raise InvalidValue.of("rotary", config.rotary, "None")
+        return self.layer(config)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Keys and values of every token."""
+        heads = config.head_layout
+        size = (heads.key_value, heads.key_size)
+        return {"kv": Paged({"key": Field(size), "value": Field(size)})}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Four projections, and two products per pair of a query and a key."""
+        heads = config.head_layout
+        columns = 2 * (heads.query + heads.key_value) * heads.key_size
+        biases = (columns - heads.query * heads.key_size + config.width) if config.bias else 0
+        tokens = shape.batch * shape.query * 2 * config.width * columns
+        pair = 4 * heads.query * heads.key_size
+        pairs = shape.query * shape.key
+        return Cost(
+            flops=tokens + shape.batch * pairs * pair,
+            allowed_flops=tokens + shape.batch * (shape.query * (shape.query + 1) // 2 if config.causal else pairs) * pair,
+            parameters=config.width * columns + biases,
+        )

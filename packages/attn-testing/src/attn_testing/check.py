@@ -1,0 +1,57 @@
+"""The laws without pytest, for the command line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Mechanism
+
+from attn_testing.law import Law
+from attn_testing.laws import MECHANISM_LAWS
+from attn_testing.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawResult:
+    """What one law found. `applied` is False where it says nothing about the subject; `detail` then says why,
+    and where the law is broken it names the first case and what was seen."""
+
+    law: str
+    summary: str
+    passed: bool
+    applied: bool
+    detail: str
+
+
+def check(mechanism: str | Mechanism, options: Mapping[str, Any] | None = None) -> list[LawResult]:
+    """The result of every law for a mechanism, by name or as an object, with its `options`.
+
+    Raises `UnknownName` where there is no such mechanism; what the laws find is in the results, never raised.
+    """
+    subject = Subject(mechanism, options or {})
+    _ = subject.mechanism
+    return [judge(law, subject) for law in MECHANISM_LAWS]
+
+
+def judge(law: type[Law], subject: Any) -> LawResult:
+    """The result of one law for a subject with `cases`."""
+    summary = (inspect.getdoc(law) or "").partition("\n")[0]
+
+    def result(detail: str = "", *, passed: bool = True, applied: bool = True) -> LawResult:
+        return LawResult(law=law.title(), summary=summary, passed=passed, applied=applied, detail=detail)
+
+    cases, why = law.applicable(subject.cases)
+    instance: Any = law()
+    whole = [test for test in law.checks() if "subject" in inspect.signature(getattr(law, test)).parameters]
+    each = [test for test in law.checks() if test not in whole]
+    if not cases and not whole:
+        return result(why, applied=False)
+    for test, label, given in [(t, "", subject) for t in whole] + [(t, f"{c.label}: ", c) for c in cases for t in each]:
+        try:
+            getattr(instance, test)(given)
+        except Exception as error:  # noqa: BLE001  # a mechanism may raise anything; that too is a broken law
+            return result(f"{label}{type(error).__name__}: {error}", passed=False)
+    return result(f"{len(cases)} cases")

@@ -1,0 +1,32 @@
+"""No output depends on a later input: the gradient is exactly zero."""
+
+from __future__ import annotations
+
+import torch
+
+from attn_core import Capability
+
+from attn_testing.case import Case
+from attn_testing.expect import require
+from attn_testing.law import MechanismLaw
+
+
+class CausalityByGradient(MechanismLaw):
+    """The gradient of an output with respect to every later input is exactly zero, and to its own input it is not."""
+
+    needs = (Capability.CAUSAL,)
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return None if case.causal else "it is configured not causal"
+
+    def test_no_gradient_reaches_a_later_input(self, case: Case) -> None:
+        query = case.rows(1, 9).requires_grad_()
+        out = case.attend(query, case.source(1, 5))
+        probe = torch.randn(out.shape[-1], generator=torch.Generator().manual_seed(5), dtype=out.dtype)
+        for row in range(9):
+            (gradient,) = torch.autograd.grad((out[0, row] * probe).sum(), query, retain_graph=True)
+            later = gradient[0, row + 1 :].abs().sum().item()
+            require(later == 0, f"the gradient of output {row} with respect to later inputs is {later:g}")
+            seen = gradient[0, : row + 1].abs().sum().item()
+            require(seen > 0, f"output {row} depends on no input at all")

@@ -1,0 +1,55 @@
+"""Attention weights are shares."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attn_core import Capability
+
+from attn_testing.case import Case
+from attn_testing.expect import require, require_same
+from attn_testing.law import MechanismLaw
+
+
+class RowSums(MechanismLaw):
+    """Weights are not negative, sum to one over the allowed keys and are zero on all others."""
+
+    needs = (Capability.WEIGHTS, Capability.NORMALISED)
+
+    def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
+        query, source = case.rows(2, 7), case.source(2, 5)
+        check_weights(case, case.weights(query, source), None)
+
+    def test_weights_of_padded_sequences_are_shares_of_the_real_keys(self, case: Case) -> None:
+        if not case.mechanism.can(Capability.PADDING):
+            return
+        query, source = case.rows(2, 7), case.source(2, 7)
+        keep = torch.ones(2, 7, dtype=torch.bool)
+        keep[1, 4:] = False
+        check_weights(case, case.weights(query, source, keep), keep)
+
+
+def check_weights(case: Case, weights: Tensor, keep: Tensor | None) -> None:
+    """Raise `LawBroken` unless `weights` [batch, heads, query, key] are shares of the allowed keys."""
+    allowed = allowed_pairs(case, weights.shape[-2], weights.shape[-1])
+    if keep is not None:
+        allowed = allowed & keep[:, None, None, :]
+    allowed = allowed.expand(weights.shape[0], 1, *weights.shape[-2:])
+    require(bool(torch.isfinite(weights).all()), "a weight is not finite")
+    require(bool((weights >= 0).all()), f"a weight is negative: {weights.min().item():g}")
+    outside = weights.masked_fill(allowed, 0).abs().max().item()
+    require(outside == 0, f"a key that is not allowed has weight {outside:g}")
+    sums = allowed.any(-1).to(weights.dtype).expand(weights.shape[:-1])
+    require_same(weights.sum(-1), sums, "the sums of the weights and one", 1e-10)
+
+
+def allowed_pairs(case: Case, queries: int, keys: int) -> Tensor:
+    """Which pairs [query, key] are allowed, by the spec's mask where the mechanism has one."""
+    rows = torch.arange(keys - queries, keys)[:, None]
+    columns = torch.arange(keys)[None, :]
+    spec = case.mechanism.spec(case.config)
+    if spec is not None:
+        pairs: Tensor = spec.mask.allows(rows, columns)
+        return pairs.expand(queries, keys)
+    return columns <= rows if case.causal and not case.cross else torch.ones(queries, keys, dtype=torch.bool)

@@ -1,0 +1,199 @@
+"""The kit's own store: dictionaries of lists, written to be evidently right. It is the oracle for caches too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_core import Field, ModelSpecs, ModelState, Paged, RaggedBatch, Rows, Slot, Source, StateSpec, Usage
+from attn_core.batch import Fields
+
+Address = tuple[str, str]
+"""A layer and one of its states."""
+
+RUBBISH = 17.0
+"""What padding rows hold: finite, as real memory is, and wrong wherever it is used."""
+
+
+@dataclass
+class Held:
+    """What one request has in the store: position -> rows for paged states, one row or the source for the others."""
+
+    pages: dict[Address, dict[int, dict[str, Tensor]]] = field(default_factory=dict)
+    slots: dict[Address, dict[str, Tensor]] = field(default_factory=dict)
+    sources: dict[Address, dict[str, Tensor]] = field(default_factory=dict)
+
+
+class DictionaryStore:
+    """A `StateStore` without bounds in which every row is a tensor of its own; `dtype` is the model's, by name.
+
+    It gives a layer no row that the state's window does not promise, rows of windowed states in a ring's order,
+    and rubbish in the padding.
+    """
+
+    def __init__(self, specs: ModelSpecs, dtype: str = "float64") -> None:
+        self.specs = specs
+        self.dtype = dtype
+        self._held: dict[int, Held] = {}
+
+    def fits(self, tokens: int) -> bool:
+        """Always."""
+        return True
+
+    def admit(self, request: int) -> bool:
+        """Open an empty request."""
+        self._held[request] = Held()
+        return True
+
+    def reserve(self, request: int, tokens: int) -> bool:
+        """Always, for a request that was admitted."""
+        return request in self._held
+
+    def write_source(self, request: int, source: Mapping[str, Mapping[str, Fields]]) -> None:
+        """Keep the source rows, layer -> state -> field [source, ...]."""
+        for layer, states in source.items():
+            for state, fields in states.items():
+                spec = self.specs[layer][state]
+                self._held[request].sources[layer, state] = {n: self.cast(spec, n, x) for n, x in fields.items()}
+
+    def release(self, request: int) -> None:
+        """Forget the request."""
+        del self._held[request]
+
+    def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
+        """The views of one step."""
+        held = [self._held[request] for request in requests]
+        self._forget(batch, held)
+        return {
+            layer: {state: VIEWS[type(spec)](self, (layer, state), batch, held) for state, spec in states.items()}
+            for layer, states in self.specs.items()
+        }
+
+    def live_bytes(self, request: int, tokens: int) -> int:
+        """Bytes of the tensors held after `tokens` tokens."""
+        held, weight = self._held[request], 0
+        for (layer, state), rows in held.pages.items():
+            window = self.window(layer, state)
+            first = 0 if window is None else tokens - window
+            weight += sum(weigh(row) for position, row in rows.items() if first <= position < tokens)
+        return weight + sum(weigh(row) for row in [*held.slots.values(), *held.sources.values()])
+
+    def usage(self) -> Usage:
+        """Requests held; tokens are not bounded here."""
+        count = len(self._held)
+        return Usage(tokens=0, tokens_total=0, requests=count, requests_total=count)
+
+    def window(self, layer: str, state: str) -> int | None:
+        """The window of a paged state."""
+        spec = self.specs[layer][state]
+        return spec.window if isinstance(spec, Paged) else None
+
+    def cast(self, spec: StateSpec, name: str, rows: Tensor) -> Tensor:
+        """Rows in the element type that the spec gives them."""
+        stated = spec.fields[name].dtype if name in spec.fields else None
+        kind: torch.dtype = getattr(torch, stated or self.dtype)
+        return rows.to(kind)
+
+    def zero(self, row: Field) -> Tensor:
+        """The row a slot starts with."""
+        return torch.zeros(row.shape, dtype=getattr(torch, row.dtype or self.dtype))
+
+    def _forget(self, batch: RaggedBatch, held: list[Held]) -> None:
+        for context, request in zip(batch.contexts, held, strict=True):
+            for (layer, state), rows in request.pages.items():
+                window = self.window(layer, state)
+                if window is not None:
+                    for position in [p for p in rows if p <= context - window]:
+                        del rows[position]
+
+
+def weigh(fields: Mapping[str, Tensor]) -> int:
+    """Bytes of the elements of some tensors."""
+    return sum(rows.numel() * rows.element_size() for rows in fields.values())
+
+
+@dataclass
+class View:
+    """Where a view looks: a store, a state and the requests of a step."""
+
+    store: DictionaryStore
+    address: Address
+    batch: RaggedBatch
+    held: list[Held]
+
+    @property
+    def spec(self) -> StateSpec:
+        """The spec of the state."""
+        return self.store.specs[self.address[0]][self.address[1]]
+
+
+class PagedRows(View):
+    """Rows per token."""
+
+    def append(self, fields: Fields) -> None:
+        """Keep this step's rows, [tokens, ...] each."""
+        cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
+        for span in self.batch.spans():
+            rows = self.held[span.request].pages.setdefault(self.address, {})
+            for row in range(span.start, span.stop):
+                rows[int(self.batch.positions[row])] = {name: tensor[row].clone() for name, tensor in cast.items()}
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """Everything kept for these requests, this step's rows included."""
+        kept = [self.held[request].pages.get(self.address, {}) for request in requests]
+        window = self.store.window(*self.address)
+        order = [sorted(rows) if window is None else sorted(rows, key=lambda p: (p % window, p)) for rows in kept]
+        listed = [[rows[p] for p in places] for rows, places in zip(kept, order, strict=True)]
+        return padded(listed, order)
+
+
+class SourceRows(View):
+    """Rows per source token."""
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The source rows of these requests."""
+        listed = []
+        for request in requests:
+            fields = self.held[request].sources[self.address]
+            count = len(next(iter(fields.values())))
+            listed.append([{name: rows[i] for name, rows in fields.items()} for i in range(count)])
+        return padded(listed, [list(range(len(rows))) for rows in listed])
+
+
+class SlotRows(View):
+    """Fixed rows per request."""
+
+    def read(self) -> Fields:
+        """The state of every request, zeros at first, [requests, ...] each."""
+        zeros = {name: self.store.zero(row) for name, row in self.spec.fields.items()}
+        rows = [held.slots.get(self.address, zeros) for held in self.held]
+        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def write(self, fields: Fields) -> None:
+        """Replace the state of every request."""
+        cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
+        for request, held in enumerate(self.held):
+            held.slots[self.address] = {name: rows[request].clone() for name, rows in cast.items()}
+
+
+VIEWS: Mapping[type[StateSpec], Any] = {Paged: PagedRows, Slot: SlotRows, Source: SourceRows}
+
+
+def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]]) -> Rows:
+    """Rows of several requests, padded at the end with rubbish to the longest."""
+    longest = max(map(len, order))
+    example = next((rows[0] for rows in listed if rows), {})
+    fields = {}
+    for name, one in example.items():
+        filler = torch.full_like(one, RUBBISH)
+        fields[name] = torch.stack(
+            [torch.stack([row[name] for row in rows] + [filler] * (longest - len(rows))) for rows in listed]
+        )
+    positions = torch.tensor([places + [0] * (longest - len(places)) for places in order], dtype=torch.int64)
+    lengths = torch.tensor([len(places) for places in order])
+    ragged = any(len(places) < longest for places in order)
+    return Rows(fields, positions, torch.arange(longest) < lengths[:, None] if ragged else None)

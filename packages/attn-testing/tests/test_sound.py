@@ -1,0 +1,6 @@
+from attn_testing import MechanismLaws
+from attn_testing.broken.sound import Sound
+
+
+class TestSound(MechanismLaws):
+    mechanism = Sound()
