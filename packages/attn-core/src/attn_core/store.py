@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from attn_core.batch import Fields, ModelState, RaggedBatch
+from attn_core.errors import InvalidValue
 from attn_core.state import StateSpecs
 
 ModelSpecs = Mapping[str, StateSpecs]
@@ -22,6 +23,11 @@ class StoreSize:
     requests: int
     dtype: str = "float32"
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for field in ("tokens", "requests"):
+            if getattr(self, field) < 1:
+                raise InvalidValue.of(field, getattr(self, field), "a whole number from 1")
 
 
 @dataclass(frozen=True, kw_only=True)
