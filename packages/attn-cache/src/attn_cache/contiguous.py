@@ -1,0 +1,97 @@
+"""Token rows side by side: every request has room for the longest sequence, and a batch is read in place.
+
+The memory of a field [heads, size] is laid out [requests, heads, positions, size], and shown as [requests, positions,
+heads, size]: matrix products over positions then read it without copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
+from attn_core.errors import InvalidValue, WrongState
+from torch import Tensor
+
+from attn_cache.bank import Bank, banks, by_state, tensors_of
+from attn_cache.contiguous_step import ContiguousStep
+from attn_cache.rows import fields_of, windows_of
+
+
+class ContiguousRows:
+    """Token rows of all layers; implements `attn_cache.rows.TokenRows`.
+
+    A window limits what is read; it frees no memory here (the paged store does that). Memory that holds no row of a
+    running request is zero, so that the padding of a batch is zero too.
+    """
+
+    def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
+        self.places = size.requests
+        self.capacity = size.tokens // size.requests
+        if self.capacity < 1:
+            raise InvalidValue.of("tokens", size.tokens, f"at least one for each of the {size.requests} requests")
+        self.device = torch.device(size.device)
+        self.windows = windows_of(specs)
+        self.banks: list[Bank] = []
+        for window in set(self.windows.values()):
+            self.banks += banks(fields_of(specs, window), size.dtype, self._allocate)
+        self.memory = by_state(tensors_of(self.banks))
+        self._reserved: list[int] = []
+
+    @property
+    def taken(self) -> int:
+        """Tokens that are reserved."""
+        return sum(self._reserved) if self.memory else 0
+
+    @property
+    def total(self) -> int:
+        """Tokens that can be reserved: the capacity of all places together."""
+        return self.capacity * self.places
+
+    def fits(self, tokens: int) -> bool:
+        """Whether the request is no longer than a place."""
+        return not self.memory or tokens <= self.capacity
+
+    def open(self) -> None:
+        """Add an empty request at the next place."""
+        self._reserved.append(0)
+
+    def reserve(self, place: int, tokens: int) -> bool:
+        """Note how far the request reaches; False beyond the capacity of a place."""
+        if not self.fits(tokens):
+            return False
+        self._reserved[place] = max(self._reserved[place], tokens)
+        return True
+
+    def close(self, place: int) -> None:
+        """Zero the request's rows; the rows of the last place move here."""
+        last = len(self._reserved) - 1
+        used, moved = self._reserved[place], self._reserved[last]
+        for bank in self.banks:
+            bank.rows[:, place, :used].zero_()
+            if place != last:
+                bank.rows[:, place, :moved] = bank.rows[:, last, :moved]
+                bank.rows[:, last, :moved].zero_()
+        self._reserved[place] = moved
+        self._reserved.pop()
+
+    def step(self, places: Sequence[int], batch: RaggedBatch) -> ContiguousStep:
+        """One step of the requests at these places; raises `WrongState` for rows that were not reserved."""
+        for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):
+            if context + length > self._reserved[place] and self.memory:
+                raise WrongState(f"{context + length} positions are needed, {self._reserved[place]} are reserved")
+        return ContiguousStep(self, places, batch)
+
+    def live_bytes(self, place: int, tokens: int) -> int:
+        """Bytes of the last `window` of `tokens` rows of every field."""
+        total = 0
+        for state, fields in self.memory.items():
+            window = self.windows[state]
+            first = 0 if window is None else max(0, tokens - window)
+            total += sum(rows[place, first:tokens].nbytes for rows in fields.values())
+        return total
+
+    def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
+        lead, rest = (field.shape[:1], field.shape[1:]) if len(field.shape) > 1 else ((), field.shape)
+        memory = torch.zeros(count, self.places, *lead, self.capacity, *rest, dtype=dtype, device=self.device)
+        return memory.transpose(2, 3) if lead else memory

@@ -1,0 +1,121 @@
+"""One step over contiguous rows: where rows are written and what is read, computed once for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from attn_core import Fields, RaggedBatch, Rows
+from torch import Tensor
+
+from attn_cache.bank import Key, by_state, check_names, check_shape
+from attn_cache.rows import first_visible
+
+if TYPE_CHECKING:
+    from attn_cache.contiguous import ContiguousRows
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """What some requests see under one window: padded positions, which of them are real, and the memory.
+
+    `gather` [requests] picks requests out of the memory where they do not lie side by side.
+    """
+
+    positions: Tensor
+    keep: Tensor | None
+    memory: Mapping[tuple[str, str], Fields]
+    gather: Tensor | None
+
+    def rows(self, state: tuple[str, str]) -> Rows:
+        """The rows of one state of one layer."""
+        fields = self.memory[state]
+        if self.gather is not None:
+            fields = {name: rows.index_select(0, self.gather) for name, rows in fields.items()}
+        return Rows(fields=fields, positions=self.positions, keep=self.keep)
+
+
+class ContiguousStep:
+    """The requests of one step; `view` gives a layer its rows."""
+
+    def __init__(self, owner: ContiguousRows, places: Sequence[int], batch: RaggedBatch) -> None:
+        self.owner = owner
+        self.places = tuple(places)
+        self.batch = batch
+        self.tokens = sum(batch.lengths)
+        self._selections: dict[tuple[int | None, tuple[int, ...]], Selection] = {}
+        self._place_of: Tensor | None = None
+
+    def view(self, layer: str, state: str) -> ContiguousView:
+        """What one layer sees of one of its states."""
+        return ContiguousView(self, layer, state, self.owner.memory[layer, state])
+
+    def write(self, memory: Tensor, rows: Tensor) -> None:
+        """Put the new rows [tokens, ...] of the batch at their places and positions in `memory`."""
+        rows = rows.detach().to(memory.dtype)
+        if len(self.places) == 1:
+            start = self.batch.contexts[0]
+            memory[self.places[0], start : start + self.tokens] = rows
+            return
+        if self._place_of is None:
+            places = torch.tensor(self.places, device=self.owner.device)
+            self._place_of = places[self.batch.request_of.to(self.owner.device)]
+        memory[self._place_of, self.batch.positions] = rows
+
+    def select(self, window: int | None, requests: Sequence[int]) -> Selection:
+        """What these requests of the batch see; the same for all layers of one window."""
+        key = (window, tuple(requests))
+        found = self._selections.get(key)
+        if found is None:
+            found = self._selections[key] = self._select(window, key[1])
+        return found
+
+    def _select(self, window: int | None, requests: tuple[int, ...]) -> Selection:
+        firsts = [first_visible(self.batch.contexts[r], window) for r in requests]
+        ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
+        first, end = min(firsts), max(ends)
+        positions = torch.arange(first, end, device=self.owner.device).expand(len(requests), -1)
+        keep = None
+        if min(ends) < end or max(firsts) > first:
+            bounds = torch.tensor([firsts, ends], device=self.owner.device)
+            keep = (positions >= bounds[0, :, None]) & (positions < bounds[1, :, None])
+        places = [self.places[r] for r in requests]
+        if places == list(range(places[0], places[0] + len(places))):
+            memory, gather = self._memory_of(window, slice(places[0], places[-1] + 1), slice(first, end)), None
+        else:
+            memory = self._memory_of(window, slice(None), slice(first, end))
+            gather = torch.tensor(places, device=self.owner.device)
+        return Selection(positions, keep, memory, gather)
+
+    def _memory_of(self, window: int | None, places: slice, positions: slice) -> Mapping[tuple[str, str], Fields]:
+        found: dict[Key, Tensor] = {}
+        for bank in self.owner.banks:
+            if self.owner.windows[bank.keys[0][:2]] == window:
+                found |= zip(bank.keys, bank.rows[:, places, positions].unbind(0), strict=True)
+        return by_state(found)
+
+
+class ContiguousView:
+    """What one layer sees of one state; implements `attn_core.PagedView`.
+
+    `rows` shows the store's own memory: it is valid until the step ends and must not be written to.
+    """
+
+    def __init__(self, step: ContiguousStep, layer: str, state: str, memory: Mapping[str, Tensor]) -> None:
+        self._step = step
+        self._key = (layer, state)
+        self._memory = memory
+
+    def append(self, fields: Fields) -> None:
+        """Remember this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
+        check_names(".".join(self._key), fields, self._memory)
+        for name, memory in self._memory.items():
+            check_shape(".".join((*self._key, name)), fields[name], (self._step.tokens, *memory.shape[2:]))
+            self._step.write(memory, fields[name])
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """All rows these requests of the batch can see, [requests, longest, ...] each; where lengths differ, `keep`
+        says which are real and the others are zero or hidden by the window."""
+        return self._step.select(self._step.owner.windows[self._key], requests).rows(self._key)

@@ -1,0 +1,107 @@
+"""Token rows in pages that requests take as they grow; one page number serves all layers of a window.
+
+Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", arXiv 2309.06180.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
+from attn_core.errors import WrongState
+from torch import Tensor
+
+from attn_cache.bank import Bank, banks, by_state, tensors_of
+from attn_cache.paged_step import PagedStep
+from attn_cache.pages import PAGE, PageGroup
+from attn_cache.rows import fields_of, first_visible, windows_of
+
+
+class PagedRows:
+    """Token rows of all layers; implements `attn_cache.rows.TokenRows`.
+
+    States of one window share page tables; a page wholly behind the window goes back to the pool. Each window has as
+    many pages as all `size.tokens` need. Freed pages keep their old rows: a read never looks past the rows that its
+    own request has written.
+    """
+
+    def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
+        self.pages = -(-size.tokens // PAGE)
+        self.device = torch.device(size.device)
+        self.windows = windows_of(specs)
+        self.groups = {window: PageGroup(window, self.pages) for window in set(self.windows.values())}
+        self.banks: dict[int | None, list[Bank]] = {
+            window: banks(fields_of(specs, window), size.dtype, self._allocate) for window in self.groups
+        }
+        self.memory = by_state(tensors_of([bank for held in self.banks.values() for bank in held]))
+        self._computed: list[int] = []
+
+    @property
+    def taken(self) -> int:
+        """Tokens of the taken pages, of the window that has most."""
+        return PAGE * max((group.taken for group in self.groups.values()), default=0)
+
+    @property
+    def total(self) -> int:
+        """Tokens of all pages of a window."""
+        return PAGE * self.pages
+
+    def fits(self, tokens: int) -> bool:
+        """Whether the request needs no more than all pages."""
+        return not self.groups or tokens <= self.total
+
+    def open(self) -> None:
+        """Add an empty request at the next place."""
+        self._computed.append(0)
+        for group in self.groups.values():
+            group.open()
+
+    def reserve(self, place: int, tokens: int) -> bool:
+        """Take the pages that are missing in every window, or none; pages behind a window are freed first."""
+        self._drop_hidden(place)
+        needs = [(group, group.missing(place, tokens)) for group in self.groups.values()]
+        if not all(group.can_take(pages) for group, pages in needs):
+            return False
+        for group, pages in needs:
+            group.take(place, pages)
+        return True
+
+    def close(self, place: int) -> None:
+        """Free the request at `place`; the request at the last place takes it over."""
+        for group in self.groups.values():
+            group.close(place)
+        last = self._computed.pop()
+        if place < len(self._computed):
+            self._computed[place] = last
+
+    def step(self, places: Sequence[int], batch: RaggedBatch) -> PagedStep:
+        """One step of the requests at these places; raises `WrongState` for rows that are not held."""
+        for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):
+            for group in self.groups.values():
+                table = group.tables[place]
+                first = first_visible(context, group.window)
+                if context + length > table.end or first < table.first * PAGE:
+                    held = f"{table.first * PAGE} to {table.end - 1}"
+                    raise WrongState(f"positions {first} to {context + length - 1} are needed, {held} are reserved")
+            self._computed[place] = context + length
+        return PagedStep(self, places, batch)
+
+    def live_bytes(self, place: int, tokens: int) -> int:
+        """Bytes of the last `window` of `tokens` rows of every field, as far as pages hold them."""
+        total = 0
+        for state, fields in self.memory.items():
+            group = self.groups[self.windows[state]]
+            table = group.tables[place]
+            first = 0 if group.window is None else max(0, tokens - group.window)
+            held = max(0, min(tokens, table.end) - max(first, table.first * PAGE))
+            total += sum(held * rows[0].nbytes for rows in fields.values())
+        return total
+
+    def _drop_hidden(self, place: int) -> None:
+        for group in self.groups.values():
+            if group.window is not None:
+                group.drop_before(place, first_visible(self._computed[place], group.window))
+
+    def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(count, (1 + self.pages) * PAGE, *field.shape, dtype=dtype, device=self.device)

@@ -1,0 +1,39 @@
+"""The stores that this package offers, by name. Imports no torch before one is created."""
+
+from __future__ import annotations
+
+from attn_core import CacheFamily, ModelSpecs, StateStore, StoreSize, hookimpl
+
+
+class Contiguous(CacheFamily):
+    """Room for the longest sequence set aside for every request; a batch is read without copying."""
+
+    name = "contiguous"
+    summary = "Rows of a request lie side by side; read without copying, room for the longest set aside for each."
+
+    def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
+        """A store in which each request may hold `size.tokens // size.requests` tokens."""
+        from attn_cache.contiguous import ContiguousRows
+        from attn_cache.store import Store
+
+        return Store(specs, size, ContiguousRows(specs, size))
+
+
+class PagedTokens(CacheFamily):
+    """Pages of 16 tokens, taken as a request grows (Kwon et al. 2023, arXiv 2309.06180)."""
+
+    name = "paged"
+    summary = "Pages of 16 tokens taken as a request grows; no room set aside, a batch is gathered to be read."
+
+    def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
+        """A store in which any request may take any of the `size.tokens` tokens, rounded up to whole pages."""
+        from attn_cache.paged import PagedRows
+        from attn_cache.store import Store
+
+        return Store(specs, size, PagedRows(specs, size))
+
+
+@hookimpl
+def attn_caches() -> list[CacheFamily]:
+    """The contiguous and the paged store."""
+    return [Contiguous(), PagedTokens()]

@@ -1,0 +1,76 @@
+"""What the two stores have in common in how they keep a row per token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from attn_core import Field, ModelSpecs, Paged, PagedView, RaggedBatch
+
+from attn_cache.bank import Key, states_of
+
+
+class TokenStep(Protocol):
+    """The token rows of one step; what its views share is computed once."""
+
+    def view(self, layer: str, state: str) -> PagedView:
+        """What one layer sees of one of its states."""
+        ...
+
+
+class TokenRows(Protocol):
+    """Rows per token of all layers. Requests are numbered 0, 1, 2, ... without holes: their *places*."""
+
+    @property
+    def taken(self) -> int:
+        """Tokens that are reserved."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """Tokens that can be reserved."""
+        ...
+
+    def fits(self, tokens: int) -> bool:
+        """Whether one request of this many tokens fits when nothing else is held."""
+        ...
+
+    def open(self) -> None:
+        """Add an empty request at the next place."""
+        ...
+
+    def reserve(self, place: int, tokens: int) -> bool:
+        """Make room for positions up to `tokens`; False, changing nothing, if there is none."""
+        ...
+
+    def close(self, place: int) -> None:
+        """Free the request at `place`; the request at the last place takes it over."""
+        ...
+
+    def step(self, places: Sequence[int], batch: RaggedBatch) -> TokenStep:
+        """One step of the requests at these places."""
+        ...
+
+    def live_bytes(self, place: int, tokens: int) -> int:
+        """Bytes of the rows that the next token of a request of `tokens` tokens could read."""
+        ...
+
+
+def first_visible(context: int, window: int | None) -> int:
+    """The oldest position that a query at position `context` sees, itself included in the window."""
+    return 0 if window is None else max(0, context - window + 1)
+
+
+def windows_of(specs: ModelSpecs) -> dict[tuple[str, str], int | None]:
+    """The window of every state with a row per token, by layer and state."""
+    return {(layer, state): spec.window for layer, state, spec in states_of(specs, Paged)}
+
+
+def fields_of(specs: ModelSpecs, window: int | None) -> dict[Key, Field]:
+    """The fields of all states of this window with a row per token."""
+    return {
+        (layer, state, name): field
+        for layer, state, spec in states_of(specs, Paged)
+        if spec.window == window
+        for name, field in spec.fields.items()
+    }

@@ -1,0 +1,104 @@
+"""The store of a model: token rows, fixed states and source states of all running requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, StoreSize, Usage
+from attn_core.errors import AlreadyExists, InvalidValue
+
+from attn_cache.bank import states_of
+from attn_cache.fixed import FixedStates
+from attn_cache.rows import TokenRows
+from attn_cache.source import SourceStates
+
+
+class Store:
+    """Implements `attn_core.StateStore`; `tokens` says how rows per token are kept.
+
+    Running requests have the places 0, 1, 2, ... without holes: when one leaves, the last takes its place, so a batch
+    in the order of `order` lies side by side.
+    """
+
+    def __init__(self, specs: ModelSpecs, size: StoreSize, tokens: TokenRows) -> None:
+        self._requests = size.requests
+        self._tokens = tokens
+        self._fixed = FixedStates(specs, size)
+        self._source = SourceStates(specs, size)
+        self._layers = {layer: tuple(states) for layer, states in specs.items()}
+        self._token_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
+        self._places: dict[int, int] = {}
+        self._names: list[int] = []
+
+    def fits(self, tokens: int) -> bool:
+        """Whether one request of this many tokens could be held by an otherwise empty store."""
+        return self._tokens.fits(tokens)
+
+    def admit(self, request: int) -> bool:
+        """Open an empty request; False if there is no place. Raises `AlreadyExists` for a name in use."""
+        if request in self._places:
+            raise AlreadyExists(f"request {request} is already in the store", request=request)
+        if len(self._names) == self._requests:
+            return False
+        self._places[request] = len(self._names)
+        self._names.append(request)
+        self._tokens.open()
+        self._source.open()
+        return True
+
+    def reserve(self, request: int, tokens: int) -> bool:
+        """Make room for positions up to `tokens`, exclusive; False, changing nothing, if there is none."""
+        return self._tokens.reserve(self._place(request), tokens)
+
+    def write_source(self, request: int, source: Mapping[str, Mapping[str, Fields]]) -> None:
+        """Fill the source states, layer -> state -> field [source, ...]."""
+        self._source.write(self._place(request), source)
+
+    def release(self, request: int) -> None:
+        """Free everything the request holds."""
+        place = self._place(request)
+        last = len(self._names) - 1
+        self._tokens.close(place)
+        self._fixed.close(place, last)
+        self._source.close(place)
+        del self._places[request]
+        name = self._names.pop()
+        if place != last:
+            self._names[place] = name
+            self._places[name] = place
+
+    def order(self, requests: Sequence[int]) -> list[int]:
+        """The requests in the order of their places."""
+        return sorted(requests, key=self._place)
+
+    def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
+        """The views of one step; valid until the next call of any method."""
+        places = [self._place(request) for request in requests]
+        if len(set(places)) != len(places) or len(places) != batch.requests:
+            raise InvalidValue.of("requests", list(requests), f"{batch.requests} different requests")
+        step = self._tokens.step(places, batch)
+        views: dict[tuple[str, str], object] = {key: step.view(*key) for key in self._token_states}
+        views |= self._fixed.views(places)
+        views |= self._source.views(places)
+        return {layer: {state: views[layer, state] for state in states} for layer, states in self._layers.items()}
+
+    def live_bytes(self, request: int, tokens: int) -> int:
+        """Bytes of the tensors that a request of `tokens` tokens has in the store, without slack."""
+        place = self._place(request)
+        live = self._tokens.live_bytes(place, tokens)
+        return live + self._fixed.live_bytes(place) + self._source.live_bytes(place)
+
+    def usage(self) -> Usage:
+        """What is taken now."""
+        return Usage(
+            tokens=self._tokens.taken,
+            tokens_total=self._tokens.total,
+            requests=len(self._names),
+            requests_total=self._requests,
+        )
+
+    def _place(self, request: int) -> int:
+        try:
+            return self._places[request]
+        except KeyError:
+            raise InvalidValue.of("request", request, "a request that was admitted and not released") from None
