@@ -1,0 +1,1 @@
+"""The torch computations behind the kernels."""

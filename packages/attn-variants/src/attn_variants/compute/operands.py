@@ -1,0 +1,38 @@
+"""Where queries and keys stand, and which pairs may meet."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import AttentionSpec, Operands
+from torch import Tensor
+
+
+def positions(operands: Operands) -> tuple[Tensor, Tensor]:
+    """Positions of queries [batch or 1, query] and keys [batch or 1, key], int64.
+
+    Those not given are aligned to the end of the keys: query i of n over S keys stands at S - n + i.
+    """
+    queries, keys = operands.query.shape[1], operands.key.shape[1]
+    device = operands.query.device
+    query, key = operands.query_positions, operands.key_positions
+    if query is None:
+        query = torch.arange(keys - queries, keys, device=device)[None]
+    if key is None:
+        key = torch.arange(keys, device=device)[None]
+    return query, key
+
+
+def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor | None:
+    """Bool [batch or 1, 1, query or 1, key], True where a query may see a key; None if every pair may meet."""
+    kept = None if operands.keep is None else operands.keep[:, None, None, :]
+    if spec.mask.kind == "full":
+        return kept
+    query, key = positions(operands)
+    allowed: Tensor = spec.mask.allows(query[:, None, :, None], key[:, None, None, :])
+    return allowed if kept is None else allowed & kept
+
+
+def nothing(operands: Operands) -> Tensor:
+    """The output where there is no key at all: zeros [batch, query, heads, value_size]."""
+    batch, queries, heads, _ = operands.query.shape
+    return operands.value.new_zeros(batch, queries, heads, operands.value.shape[-1])

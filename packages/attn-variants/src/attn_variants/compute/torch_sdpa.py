@@ -1,0 +1,78 @@
+"""torch's fused attention, fed so that its own conventions never show."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import AttentionSpec, Operands
+from attn_core.score import ScaledDot
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from attn_variants.compute.modifiers import alibi_bias
+from attn_variants.compute.operands import allowed_pairs, nothing, positions
+
+
+def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """The output [batch, query, heads, value_size] in the type of the values."""
+    if operands.key.shape[1] == 0:
+        return nothing(operands)
+    causal = is_plainly_causal(spec, operands)
+    bias = None if causal else bias_of(spec, operands)
+    scale = spec.score.scale if isinstance(spec.score, ScaledDot) else None
+    query, key, value = (tensor.transpose(1, 2) for tensor in (operands.query, operands.key, operands.value))
+    if operands.query.shape[1] == 1:
+        return one_query((operands.query, key, value), bias, scale)
+    shared = spec.heads.per_group != 1
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=bias, is_causal=causal, scale=scale, enable_gqa=shared
+    )
+    return out.transpose(1, 2)
+
+
+def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale: float | None) -> Tensor:
+    """One query per sequence, the heads of a group as rows of one matrix: keys are read once a group, not once a head.
+
+    `tensors` are queries [batch, 1, heads, size], keys and values [batch, key_value_heads, key, size].
+    """
+    query, key, value = tensors
+    batch, _, heads, size = query.shape
+    groups = key.shape[1]
+    rows = query.reshape(batch, groups, heads // groups, size)
+    if bias is not None and bias.shape[1] != 1:
+        bias = bias.reshape(bias.shape[0], groups, heads // groups, key.shape[2])
+    if heads == groups and query.dtype == torch.bfloat16:
+        # torch's CPU kernel multiplies a single bfloat16 row without its matrix unit; two rows are 1.5 times faster.
+        rows = rows.expand(batch, groups, 2, size)
+    out = scaled_dot_product_attention(rows, key, value, attn_mask=bias, scale=scale)
+    return out[:, :, : heads // groups].reshape(batch, 1, heads, -1)
+
+
+def is_plainly_causal(spec: AttentionSpec, operands: Operands) -> bool:
+    """Whether torch's own causal flag, which aligns to the first key, means what the spec means."""
+    explicit = operands.query_positions is not None or operands.key_positions is not None
+    if spec.mask.kind != "causal" or spec.modifiers or explicit or operands.keep is not None:
+        return False
+    # Spelled out: while tracing, the comparison of two lengths is no bool, and torch's flag must be one.
+    if operands.query.shape[1] != operands.key.shape[1]:  # noqa: SIM103
+        return False
+    return True
+
+
+def bias_of(spec: AttentionSpec, operands: Operands) -> Tensor | None:
+    """What torch takes as `attn_mask`: nothing, a bool tensor that keeps on True, or biases in the queries' type."""
+    if plainly_last(spec, operands):
+        return None
+    allowed = allowed_pairs(spec, operands)
+    if not spec.modifiers:
+        return allowed
+    query, key = positions(operands)
+    dtype = operands.query.dtype
+    bias = alibi_bias(spec.heads.query, query[:, None, :, None], key[:, None, None, :], dtype)
+    return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+
+
+def plainly_last(spec: AttentionSpec, operands: Operands) -> bool:
+    """Whether the call is one causal query behind all its keys, which it therefore sees."""
+    explicit = operands.query_positions is not None or operands.key_positions is not None
+    single = spec.mask.kind == "causal" and operands.query.shape[1] == 1
+    return single and not explicit and operands.keep is None and not spec.modifiers

@@ -1,0 +1,42 @@
+"""torch's fused attention for the exact softmax family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import Anything, Condition, Kernel, OneOf, Operands, Problem
+
+if TYPE_CHECKING:
+    from attn_core import AttentionSpec
+    from torch import Tensor
+
+
+class TorchSdpa(Kernel):
+    """`torch.nn.functional.scaled_dot_product_attention`: never holds all scores of a causal call in memory."""
+
+    name = "torch_sdpa"
+    summary = "torch's fused scaled dot-product attention"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "score": OneOf("scaled_dot"),
+        "modifiers": OneOf("alibi"),
+        "mask": OneOf("full", "causal", "window", "prefix", "composite", "predicate"),
+        "key_size": Anything(),
+        "value_size": Anything(),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "padded": Anything(),
+        "gradients": Anything(),
+        "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
+        "device": OneOf("cpu"),
+    }
+
+    def cost(self, problem: Problem) -> float:
+        """Measured on two CPU cores: a third to a fifth of the plain time, near half with a tensor of biases."""
+        return 0.5 if problem.modifiers else 0.3
+
+    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `compute.torch_sdpa.attend`."""
+        from attn_variants.compute.torch_sdpa import attend
+
+        return attend(spec, operands)

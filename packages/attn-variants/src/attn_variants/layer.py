@@ -1,0 +1,126 @@
+"""The layer that computes any `AttentionSpec`: projections, rotary positions, a kernel, the output."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from attn_core import AttentionSpec, Fields, Full, LayerState, Operands, RaggedBatch
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_variants.compute.plain import attention_weights
+from attn_variants.compute.rotary import rotate, rotated_size, turns_to
+from attn_variants.plan import KernelPlan
+from attn_variants.score.parameters import score_parameters
+from attn_variants.stepping import attend_ragged
+
+
+class SpecLayer(nn.Module):
+    """Attention of a spec over inputs of `width`.
+
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where
+    the score has weights of its own, `score`.
+    """
+
+    def __init__(self, spec: AttentionSpec, *, width: int, bias: bool) -> None:
+        super().__init__()
+        heads = spec.heads
+        self.spec = spec
+        self.query = nn.Linear(width, heads.query * heads.key_size, bias=bias)
+        self.key = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
+        self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
+        self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        self.score = score_parameters(spec.score, heads)
+        self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
+        self.use_kernel(None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projections anew."""
+        for linear in (self.query, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def use_kernel(self, name: str | None) -> None:
+        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        self._plan = KernelPlan(self.spec, name)
+        # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
+        last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
+        self._last_plan = KernelPlan(last, name)
+        self.last_needs_positions = last.mask.kind != "full" or bool(last.modifiers)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences.
+
+        `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None; `keep`
+        [batch, key], bool, True where a key is real. Returns [batch, query, width].
+        """
+        out = self._plan.run(self._operands(query, source, keep))
+        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        return attention_weights(self.spec, self._operands(query, source, keep))
+
+    def encode(self, source: Tensor) -> Mapping[str, Fields]:
+        """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
+        key, value = self._memory(source)
+        return {"source": {"key": key, "value": value}}
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        out = attend_ragged(self, query, batch, state)
+        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def attend(self, operands: Operands) -> Tensor:
+        """The spec over projected operands, [batch, query, heads, value_size]."""
+        return self._plan.run(dataclasses.replace(operands, parameters=self._score_weights()))
+
+    def attend_last(self, operands: Operands) -> Tensor:
+        """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
+        return self._last_plan.run(dataclasses.replace(operands, parameters=self._score_weights()))
+
+    def project_query(self, rows: Tensor) -> Tensor:
+        """Queries [..., heads, key_size] of rows [..., width], not yet rotated."""
+        heads = self.spec.heads
+        return self.query(rows).unflatten(-1, (heads.query, heads.key_size))  # type: ignore[no-any-return]
+
+    def project(self, rows: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
+        query = self.project_query(rows)
+        key, value = self._memory(rows)
+        if turn is not None and self.spec.rotary is not None:
+            interleaved = self.spec.rotary.interleaved
+            query = rotate(query, turn, interleaved=interleaved)
+            key = rotate(key, turn, interleaved=interleaved)
+        return query, key, value
+
+    def turns_to(self, length: int, like: Tensor) -> Tensor | None:
+        """The turns of positions 0 to `length`, or None where positions do not turn anything."""
+        if self.spec.rotary is None:
+            return None
+        return turns_to(self.spec.rotary, self.rotated, length, like)
+
+    def _score_weights(self) -> Mapping[str, Tensor]:
+        """The score's learned tensors by name."""
+        return {} if self.score is None else dict(self.score.named_parameters())
+
+    def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        heads = self.spec.heads
+        key = self.key(rows).unflatten(-1, (heads.key_value, heads.key_size))
+        return key, self.value(rows).unflatten(-1, (heads.key_value, heads.value_size))
+
+    def _operands(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Operands:
+        if self.spec.cross != (source is not None):
+            allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
+            raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
+        if source is not None:
+            key, value = self._memory(source)
+            projected = self.project_query(query), key, value
+        else:
+            projected = self.project(query, self.turns_to(query.shape[-2], query))
+        return Operands(
+            query=projected[0], key=projected[1], value=projected[2], keep=keep, parameters=self._score_weights()
+        )

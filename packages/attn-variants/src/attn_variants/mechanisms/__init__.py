@@ -1,0 +1,1 @@
+"""The mechanisms, one a file; none imports torch before a layer is built."""

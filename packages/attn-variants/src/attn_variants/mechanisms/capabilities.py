@@ -1,0 +1,22 @@
+"""Capabilities that mechanisms of the softmax family share."""
+
+from __future__ import annotations
+
+from attn_core import Capability
+
+SELF = frozenset(
+    {
+        Capability.CAUSAL,
+        Capability.BIDIRECTIONAL,
+        Capability.INCREMENTAL,
+        Capability.EXACT,
+        Capability.WEIGHTS,
+        Capability.NORMALISED,
+        Capability.PADDING,
+        Capability.ROTARY,
+    }
+)
+"""Of every declared self-attention."""
+
+GROUPED_SELF = SELF | {Capability.GROUPED}
+"""Of those that also share keys and values between heads."""

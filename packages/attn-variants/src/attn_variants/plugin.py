@@ -1,0 +1,43 @@
+"""What this package offers. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attn_core import AttentionSpec, Kernel, Mechanism, MechanismConfig, hookimpl
+
+from attn_variants.kernels.plain import Plain
+from attn_variants.kernels.torch_sdpa import TorchSdpa
+from attn_variants.mechanisms.gqa import GroupedQueryAttention
+from attn_variants.mechanisms.mha import MultiHeadAttention
+from attn_variants.mechanisms.mqa import MultiQueryAttention
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """Every mechanism of the package."""
+    return [
+        MultiHeadAttention(),
+        GroupedQueryAttention(),
+        MultiQueryAttention(),
+    ]
+
+
+@hookimpl
+def attn_kernels() -> list[Kernel]:
+    """The kernels for `attend`."""
+    return [Plain(), TorchSdpa()]
+
+
+@hookimpl
+def attn_spec_layers() -> list[Callable[..., Any]]:
+    """The layer that computes any spec."""
+    return [spec_layer]
+
+
+def spec_layer(spec: AttentionSpec, config: MechanismConfig) -> Any:
+    """A fresh `SpecLayer` with random weights."""
+    from attn_variants.layer import SpecLayer
+
+    return SpecLayer(spec, width=config.width, bias=config.bias)

@@ -1,0 +1,1 @@
+"""Scoring functions e = f(q, k): their computation and their learned parameters."""

@@ -1,0 +1,81 @@
+"""One engine step of a spec layer: the new rows of many requests against all that they remember."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from attn_core import LayerState, Operands, RaggedBatch, Rows
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from attn_variants.layer import SpecLayer
+
+
+def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+    """Outputs [tokens, heads, value_size] of the new rows [tokens, width]; remembers their keys and values.
+
+    Requests that compute one token each go through the kernel together, the others one by one.
+    """
+    if layer.spec.cross:
+        query, view, fresh = layer.project_query(rows), state["source"], None
+    else:
+        query, key, value = layer.project(rows, turns_of(layer, rows, batch))
+        view, fresh = state["kv"], (key, value)
+        view.append({"key": key, "value": value})
+    if batch.decoding:
+        return attend_last(layer, query, batch.positions, view.rows(range(batch.requests)))
+    out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)
+    single = [span for span in batch.spans() if span.stop - span.start == 1]
+    if single:
+        places = torch.tensor([span.start for span in single], device=rows.device)
+        remembered = view.rows([span.request for span in single])
+        out[places] = attend_last(layer, query[places], batch.positions[places], remembered)
+    for span in batch.spans():
+        chunk = slice(span.start, span.stop)
+        if span.stop - span.start < 2:
+            continue
+        if fresh is not None and batch.contexts[span.request] == 0:
+            # The start of a sequence meets nothing but itself, which is at hand.
+            start = Operands(query=query[None, chunk], key=fresh[0][None, chunk], value=fresh[1][None, chunk])
+            out[chunk] = layer.attend(start)[0]
+        else:
+            out[chunk] = attend_chunk(layer, query[chunk], batch.positions[chunk], view.rows([span.request]))
+    return out
+
+
+def attend_last(layer: SpecLayer, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
+    """Outputs [requests, heads, value_size] of the newest row of each request.
+
+    `query` [requests, heads, key_size], `positions` [requests]; `remembered` holds rows up to the newest.
+    """
+    located = layer.last_needs_positions
+    operands = Operands(
+        query=query[:, None],
+        key=remembered.fields["key"],
+        value=remembered.fields["value"],
+        query_positions=positions[:, None] if located else None,
+        key_positions=remembered.positions if located else None,
+        keep=remembered.keep,
+    )
+    return layer.attend_last(operands)[:, 0]
+
+
+def attend_chunk(layer: SpecLayer, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
+    """Outputs [tokens, heads, value_size] of the consecutive new rows [tokens, heads, key_size] of one request."""
+    operands = Operands(
+        query=query[None],
+        key=remembered.fields["key"],
+        value=remembered.fields["value"],
+        query_positions=positions[None],
+        key_positions=remembered.positions,
+        keep=remembered.keep,
+    )
+    return layer.attend(operands)[0]
+
+
+def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Tensor | None:
+    """The turns of the rows' positions [tokens, 2, rotated]; None where positions turn nothing."""
+    longest = max((length + context for length, context in zip(batch.lengths, batch.contexts, strict=True)), default=1)
+    table = layer.turns_to(longest, rows)
+    return None if table is None else table[batch.positions]
