@@ -1,0 +1,1 @@
+"""The training loop: torch only, no Ray and no gRPC."""

@@ -1,0 +1,29 @@
+"""The loss on text that is not trained on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attn_train.loop.batches import Batches
+
+
+def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats a token, of `targets` [batch, tokens] under the logits of `inputs`."""
+    logits = model(inputs)
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def mean_loss(model: nn.Module, batches: Batches, count: int) -> float:
+    """The mean loss over `count` batches, without dropout; the model is left in the mode it was in."""
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    total = 0.0
+    with torch.inference_mode():
+        for _ in range(count):
+            inputs, targets = (part.to(device) for part in batches.draw())
+            total += next_token_loss(model, inputs, targets).item()
+    model.train(training)
+    return total / count

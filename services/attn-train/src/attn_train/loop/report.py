@@ -1,0 +1,36 @@
+"""What a loop tells whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+
+class Report(Protocol):
+    """Receives what happens in a run, in order, on the loop's thread; must return quickly."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Values measured when `step` updates were done, by name."""
+        ...
+
+    def checkpoint(self, step: int, path: Path, size: int) -> None:
+        """The folder `path` of `size` bytes holds a complete checkpoint."""
+        ...
+
+    def log(self, text: str) -> None:
+        """A line for people."""
+        ...
+
+
+class Silence:
+    """A report that nobody reads."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def checkpoint(self, step: int, path: Path, size: int) -> None:
+        """Nothing."""
+
+    def log(self, text: str) -> None:
+        """Nothing."""

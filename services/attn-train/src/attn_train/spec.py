@@ -1,0 +1,108 @@
+"""What to train, on what and how: the specification of a job, with every default filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The shape of a decoder; None leaves a size to the model family's default.
+
+    Sizes are whole numbers: `width` of the residual stream, `context` in tokens, `hidden` inside the feed-forward.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    context: int
+    mechanism: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    norm: str = "layer"
+    norm_place: str = "pre"
+    feed_forward: str = "gelu"
+    hidden: int | None = None
+    positions: str = "learned"
+    dropout: float = 0.0
+    tied: bool = True
+
+    def decoder_values(self, vocabulary: int) -> dict[str, Any]:
+        """The values of the family "decoder" for this shape over `vocabulary` token ids."""
+        values = dataclasses.asdict(self) | {"vocabulary": vocabulary}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """The text to train on: a data set by `name`, or the text file or folder at `path`; exactly one is given.
+
+    `validation` is the fraction at the end that is kept for validation, in [0, 1).
+    """
+
+    name: str | None = None
+    path: str | None = None
+    tokenizer: str = "character"
+    validation: float = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSpec:
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) with linear warm-up and cosine decay.
+
+    `steps` updates of `batch` sequences each; the decay acts on matrices only; `clip` limits the norm of the
+    whole gradient, 0 means no limit.
+    """
+
+    steps: int
+    batch: int
+    learning_rate: float
+    min_learning_rate: float
+    warmup: int = 0
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.99
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSpec:
+    """When checkpoints are written and losses measured, in steps; the last step always does both."""
+
+    interval: int = 250
+    keep: int = 2
+    evaluation_interval: int = 250
+    evaluation_batches: int = 20
+    metrics_interval: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpec:
+    """A whole job. Equal specifications give equal losses, bit for bit, on equal machines."""
+
+    model: ModelSpec
+    data: DataSpec
+    optimizer: OptimizerSpec
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    seed: int = 0
+    max_failures: int = 3
+    workers: int = 1
+
+    def plain(self) -> dict[str, Any]:
+        """The specification as plain values, which `from_plain` turns back."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> TrainingSpec:
+        """The specification of plain values written by `plain`."""
+        parts = {
+            "model": ModelSpec(**values["model"]),
+            "data": DataSpec(**values["data"]),
+            "optimizer": OptimizerSpec(**values["optimizer"]),
+            "checkpoint": CheckpointSpec(**values["checkpoint"]),
+        }
+        return cls(**{**values, **parts})

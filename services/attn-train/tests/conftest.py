@@ -1,0 +1,118 @@
+"""What the tests of training share: a small text, a small specification, and a model that learns in milliseconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attn_train.loop.text import TextTokens, tokenise
+from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from torch import Tensor, nn
+
+CONTEXT = 8
+
+
+class BigramModel(nn.Module):
+    """An independent little language model with everything a checkpoint must carry: ties, a buffer and dropout."""
+
+    def __init__(self, vocabulary: int, width: int = 16) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.dropout = nn.Dropout(0.2)
+        self.hidden = nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, vocabulary, bias=False)
+        self.output.weight = self.embedding.weight
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return self.output(self.norm(torch.tanh(self.hidden(self.dropout(self.embedding(tokens))))))
+
+
+@pytest.fixture
+def words() -> str:
+    """A text of 4000 characters with structure that can be learned."""
+    choose = random.Random(7)
+    return " ".join(choose.choice(["query", "key", "value", "softmax", "head"]) for _ in range(800))[:4000]
+
+
+@pytest.fixture
+def text(words: str) -> TextTokens:
+    return tokenise(words)
+
+
+@pytest.fixture
+def bigram(text: TextTokens) -> Callable[[], nn.Module]:
+    """Makes the same model again and again."""
+
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return BigramModel(text.tokenizer.vocab_size)
+
+    return make
+
+
+@pytest.fixture
+def spec() -> TrainingSpec:
+    return TrainingSpec(
+        model=ModelSpec(width=16, layers=1, heads=2, context=CONTEXT, mechanism="mha"),
+        data=DataSpec(path="/nowhere"),
+        optimizer=OptimizerSpec(steps=30, batch=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup=5),
+        checkpoint=CheckpointSpec(
+            interval=10, keep=2, evaluation_interval=15, evaluation_batches=2, metrics_interval=1
+        ),
+        seed=11,
+    )
+
+
+def changed(spec: TrainingSpec, **changes: Any) -> TrainingSpec:
+    """`spec` with `optimizer__steps=5` and the like."""
+    parts: dict[str, Any] = {}
+    for name, value in changes.items():
+        part, _, field = name.partition("__")
+        if field:
+            parts[part] = dataclasses.replace(parts.get(part, getattr(spec, part)), **{field: value})
+        else:
+            parts[part] = value
+    return dataclasses.replace(spec, **parts)
+
+
+@pytest.fixture(name="changed")
+def changed_fixture() -> Callable[..., TrainingSpec]:
+    return changed
+
+
+class Record:
+    """A report that keeps everything."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+        self.validation: dict[int, float] = {}
+        self.rates: dict[int, float] = {}
+        self.checkpoints: list[int] = []
+        self.lines: list[str] = []
+        self.on_metrics: Callable[[int], None] = lambda step: None
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        self.losses[step] = values["loss"]
+        self.rates[step] = values["learning_rate"]
+        if "validation_loss" in values:
+            self.validation[step] = values["validation_loss"]
+        self.on_metrics(step)
+
+    def checkpoint(self, step: int, path: object, size: int) -> None:
+        self.checkpoints.append(step)
+
+    def log(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@pytest.fixture
+def record() -> type[Record]:
+    return Record

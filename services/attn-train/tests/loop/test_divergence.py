@@ -1,0 +1,35 @@
+"""A run that cannot work says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_train.loop.checkpoint import CheckpointFolder
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.trainer import Trainer, TrainingDiverged
+
+
+def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(bigram, text, spec, record, tmp_path):
+    model = bigram()
+    seen = record()
+
+    def poison(step: int) -> None:
+        if step == 12:
+            with torch.no_grad():
+                model.hidden.weight.fill_(torch.nan)
+
+    seen.on_metrics = poison
+    with pytest.raises(TrainingDiverged, match="step 13"):
+        Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
+    assert CheckpointFolder(tmp_path).newest().step == 10
+
+
+def test_a_text_without_validation_is_trained_on_without_a_validation_loss(bigram, words, spec, record):
+    from attn_train.loop.text import tokenise
+
+    seen = record()
+    trainer = Trainer(bigram(), tokenise(words, validation=0.0), spec)
+    trainer.run(seen, StopFlag())
+    assert trainer.validation_loss(3) is None
+    assert len(seen.losses) == 30
+    assert seen.validation == {}
