@@ -1,8 +1,8 @@
 """Models and texts from where they are published: a table of known sources, fetching, conversion.
 
-    folder = pull("smollm2-135m-instruct")
-    text = pull_shakespeare()
-    convert("model.gguf", "folder", "bfloat16")
+folder = pull("smollm2-135m-instruct")
+text = pull_shakespeare()
+convert("model.gguf", "folder", "bfloat16")
 """
 
 from attn_models.sources.convert import convert

@@ -21,11 +21,11 @@ VERSION_VARIABLE = "ATTN_INERT_VERSION"
 class InertBackend:
     """Answers pip's two questions about any source archive from two environment variables."""
 
-    def get_requires_for_build_wheel(self, config_settings: Any = None) -> list[str]:
+    def get_requires_for_build_wheel(self, _settings: Any = None) -> list[str]:
         """Nothing is needed."""
         return []
 
-    def prepare_metadata_for_build_wheel(self, metadata_directory: str, config_settings: Any = None) -> str:
+    def prepare_metadata_for_build_wheel(self, metadata_directory: str, _settings: Any = None) -> str:
         """Write the smallest valid METADATA and return the name of its folder."""
         name, version = os.environ[NAME_VARIABLE], os.environ[VERSION_VARIABLE]
         folder = Path(metadata_directory) / f"{name.replace('-', '_')}-{version}.dist-info"

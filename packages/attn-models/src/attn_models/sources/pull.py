@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 
-from filelock import FileLock
-
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
+from filelock import FileLock
 
 from attn_models.sources.archive_members import copy_member, read_members
 from attn_models.sources.convert import convert
@@ -37,6 +37,7 @@ def pull(name: str, home: str | Path | None = None, report: Report = silent) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.parent / f".{name}.lock"):
             if not is_complete(target):
+                _remove_leftovers(source, target)
                 _fetch(source, target, report)
     except OSError as error:
         raise CheckpointWriteFailed.of(target, error) from error
@@ -58,6 +59,15 @@ def is_complete(target: Path) -> bool:
     except CheckpointInvalid:
         return False
     return bool(records)
+
+
+def _remove_leftovers(source: Source, target: Path) -> None:
+    # Under the lock no other pull of this source is alive, so these belong to killed ones.
+    for path in target.parent.glob(f".{source.name}.fetch-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in target.parent.glob(f".{target.name}.partial-*"):
+        if path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def _fetch(source: Source, target: Path, report: Report) -> None:

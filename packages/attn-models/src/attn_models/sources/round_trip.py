@@ -21,12 +21,12 @@ SAMPLES = (
 
 def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
     """Raises CheckpointInvalid, naming `path`, when a sample or a special token does not come back whole."""
-    specials = [tokenizer.token(id) for id in sorted(tokenizer.special_ids)]
+    specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
     for sample in (*SAMPLES, "".join(specials), *(f"{special}a" for special in specials)):
-        ids = tokenizer.encode(sample)
+        ids = tokenizer.encode(sample, add_special=False)
         back = tokenizer.decode(ids, skip_special=False)
         if back != sample:
             raise CheckpointInvalid.of(path, f"its tokenizer turns {sample!r} into {back!r}")
     for special in specials:
-        if len(tokenizer.encode(special)) != 1:
+        if len(tokenizer.encode(special, add_special=False)) != 1:
             raise CheckpointInvalid.of(path, f"its tokenizer cuts the special token {special!r} into pieces")

@@ -23,7 +23,7 @@ def write_text_file(target: Path, parts: list[bytes]) -> None:
     try:
         partial.write_text(text.replace("\r\n", "\n"), encoding="utf-8", newline="\n")
         sync_path(partial)
-        os.replace(partial, target)
+        partial.replace(target)
         sync_path(target.parent)
     finally:
         partial.unlink(missing_ok=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
-
 from attn_core.errors import InvalidValue
+from numpy.typing import NDArray
 
 _ABSENT = -1
 
@@ -17,8 +16,8 @@ class CharacterTable:
 
     def __init__(self, vocabulary: Mapping[str, int]) -> None:
         self._ids = np.full(max(map(ord, vocabulary)) + 1, _ABSENT, dtype=np.int32)
-        for character, id in vocabulary.items():
-            self._ids[ord(character)] = id
+        for character, token_id in vocabulary.items():
+            self._ids[ord(character)] = token_id
 
     def encode(self, text: str) -> NDArray[np.int32]:
         """The ids of `text` [characters], int32. Raises InvalidValue naming the first unknown character."""

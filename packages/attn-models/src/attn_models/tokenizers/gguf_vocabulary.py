@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-
 from attn_core.errors import CheckpointInvalid, UnknownName
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
@@ -50,6 +49,7 @@ def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
     backend.pre_tokenizer = PRE_TOKENIZERS[cut]()
     backend.decoder = decoders.ByteLevel()
     _add_special_tokens(backend, header, tokens)
+    _begin_with_bos(backend, header, tokens)
     return Tokenizer(backend, _settings(header, tokens))
 
 
@@ -60,7 +60,7 @@ def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:
         if not (first and space and second) or " " in second:
             raise CheckpointInvalid.of(header.path, f"the merge {merge[:60]!r} is not two tokens")
         merges.append((first, second))
-    vocabulary = {token: id for id, token in enumerate(tokens)}
+    vocabulary = {token: place for place, token in enumerate(tokens)}
     try:
         return models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False)
     except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens for example
@@ -80,6 +80,13 @@ def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, token
     backend.add_tokens(added)
 
 
+def _begin_with_bos(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...]) -> None:
+    bos = _named(header, tokens, "bos")
+    if bos is not None and header.flag("tokenizer.ggml.add_bos_token", default=False):
+        special = [(bos, tokens.index(bos))]
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+
+
 def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
     template = header.metadata.get("tokenizer.chat_template")
     return TokenizerSettings(
@@ -95,7 +102,7 @@ def _named(header: GgufHeader, tokens: tuple[str, ...], word: str) -> str | None
     key = f"tokenizer.ggml.{word}_token_id"
     if key not in header.metadata:
         return None
-    id = header.metadata[key]
-    if type(id) is not int or not 0 <= id < len(tokens):
-        raise CheckpointInvalid.of(header.path, f"{key} is {id!r}; the vocabulary has {len(tokens)} tokens")
-    return tokens[id]
+    token_id = header.metadata[key]
+    if type(token_id) is not int or not 0 <= token_id < len(tokens):
+        raise CheckpointInvalid.of(header.path, f"{key} is {token_id!r}; the vocabulary has {len(tokens)} tokens")
+    return tokens[token_id]

@@ -11,7 +11,7 @@ import json
 import resource
 import signal
 import sys
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -57,7 +57,8 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
         reply = json.dumps(answer(json.loads(line)))
         signal.setitimer(signal.ITIMER_REAL, 0)
-        print(reply, flush=True)
+        sys.stdout.write(reply + "\n")
+        sys.stdout.flush()
 
 
 @lru_cache(maxsize=16)
@@ -74,7 +75,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
+    return datetime.now(UTC).astimezone().strftime(layout)
 
 
 _SANDBOX = environment()

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
-
-from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 
 from attn_models.tokenizers.byte_alphabet import byte_of_character
 from attn_models.tokenizers.character_table import CharacterTable
@@ -38,7 +37,7 @@ class Tokenizer:
         self._byte_level = "ByteLevel" in repr(backend.decoder)
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
-        self._special = frozenset(id for id, token in added.items() if token.special)
+        self._special = frozenset(place for place, token in added.items() if token.special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._size = max(vocabulary.values()) + 1 if vocabulary else 0
         single = isinstance(backend.model, models.WordLevel) and all(len(token) == 1 for token in vocabulary)
@@ -87,21 +86,23 @@ class Tokenizer:
         """The ids of control tokens, which `decode` leaves out by default."""
         return self._special
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
         """The ids of `text`. Special tokens spelled in the text become their ids.
 
+        With `add_special`, models trained with a token that begins every text (few are) get it.
         Raises InvalidValue for text that is not Unicode (lone surrogates) or that the vocabulary cannot spell.
         """
-        return self.encode_batch([text])[0]
+        return self.encode_batch([text], add_special=add_special)[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], *, add_special: bool = True) -> list[list[int]]:
         """The ids of each text, computed side by side. Raises like `encode`."""
         for text in texts:
             _require_unicode(text)
         if self._characters is not None:
             return [self._characters.encode(text).tolist() for text in texts]
+        batch = list(texts)
         try:
-            return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts))]
+            return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
         except Exception as error:  # the library's only exception, raised for characters outside the vocabulary
             raise InvalidValue.of("text", texts[0][:60] if len(texts) == 1 else "a batch", str(error)) from error
 
@@ -121,20 +122,20 @@ class Tokenizer:
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def token(self, id: int) -> str:
+    def token(self, token_id: int) -> str:
         """The token as the vocabulary spells it. Raises InvalidValue for an id outside the vocabulary."""
-        self._require_ids([id])
-        spelled: str | None = self.backend.id_to_token(id)
+        self._require_ids([token_id])
+        spelled: str | None = self.backend.id_to_token(token_id)
         return "" if spelled is None else spelled
 
-    def token_bytes(self, id: int) -> bytes:
+    def token_bytes(self, token_id: int) -> bytes:
         """The bytes the token stands for, not always UTF-8 alone; for streaming text out token by token.
 
         Raises InvalidValue for an id outside the vocabulary.
         """
-        spelled = self.token(id)
+        spelled = self.token(token_id)
         alphabet = byte_of_character()
-        if self._byte_level and id not in self._added and all(character in alphabet for character in spelled):
+        if self._byte_level and token_id not in self._added and all(character in alphabet for character in spelled):
             return bytes(alphabet[character] for character in spelled)
         return spelled.encode("utf-8")
 
@@ -161,7 +162,9 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """The ids of a conversation; raises like `render_chat` and `encode`."""
-        return self.encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
+        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        # The template writes the tokens that begin a text itself.
+        return self.encode(text, add_special=False)
 
     def files(self) -> dict[str, bytes | dict[str, Any]]:
         """The tokenizer's files by name, as `write_folder` takes them for `extra_files`."""
@@ -174,9 +177,9 @@ class Tokenizer:
         return None if token is None else self.id(token)
 
     def _require_ids(self, ids: Sequence[int]) -> None:
-        for place, id in enumerate(ids):
-            if not 0 <= id < self._size:
-                raise InvalidValue.of(f"token_ids[{place}]", id, f"0 to {self._size - 1}")
+        for place, token_id in enumerate(ids):
+            if not 0 <= token_id < self._size:
+                raise InvalidValue.of(f"token_ids[{place}]", token_id, f"0 to {self._size - 1}")
 
 
 def _require_unicode(text: str) -> None:

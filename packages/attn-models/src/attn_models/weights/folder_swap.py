@@ -30,18 +30,18 @@ def swap_in(stage: Path, target: Path) -> None:
     Raises OSError with the old folder in place.
     """
     if not target.exists():
-        os.rename(stage, target)
+        stage.rename(target)
         sync_path(target.parent)
         return
     if exchange(stage, target):
         old = stage
     else:
         old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
-        os.rename(target, old)
+        target.rename(old)
         try:
-            os.rename(stage, target)
+            stage.rename(target)
         except OSError:
-            os.rename(old, target)
+            old.rename(target)
             raise
     sync_path(target.parent)
     shutil.rmtree(old, ignore_errors=True)

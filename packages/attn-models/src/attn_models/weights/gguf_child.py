@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attn_core.errors import AttnError
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
-
-from attn_core.errors import AttnError
 
 from attn_models.weights.architectures import architecture_of
 from attn_models.weights.gguf_guard import read_gguf_header
@@ -47,7 +46,7 @@ def write_shards(header: GgufHeader, folder: Path, dtype: WeightDtype) -> None:
         for name in names:
             arrays[name] = _values(header, placements[name], dtype)
             done += 1
-            print(json.dumps({"done": done, "total": len(placements)}), flush=True)
+            _tell({"done": done, "total": len(placements)})
         serialize_file(_specs(arrays, dtype), folder / file, {"format": "pt"})
 
 
@@ -58,9 +57,14 @@ def main(arguments: list[str]) -> int:
     try:
         write_shards(read_gguf_header(file), Path(folder), "float32" if dtype == "float32" else "bfloat16")
     except AttnError as error:
-        print(json.dumps({"refused": error.message}), flush=True)
+        _tell({"refused": error.message})
         return REFUSED
     return 0
+
+
+def _tell(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
 
 
 def _specs(arrays: dict[str, NDArray[Any]], dtype: WeightDtype) -> dict[str, TensorSpec]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attn_core.errors import CheckpointInvalid
 
-from attn_models.weights.gguf_header import Value
+from attn_models.weights.gguf_header import Scalar, Value
 
 SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """GGUF value type of a fixed size -> struct format character."""
@@ -74,9 +74,9 @@ class Cursor:
         kind = self.unsigned(4, f"the type of {key!r}")
         if kind == ARRAY_TYPE:
             return self._array(key)
-        return self._values(kind, 1, key)[0]  # type: ignore[no-any-return]
+        return self._values(kind, 1, key)[0]
 
-    def _array(self, key: str) -> tuple[object, ...]:
+    def _array(self, key: str) -> tuple[Scalar, ...]:
         kind = self.unsigned(4, f"the element type of {key!r}")
         if kind == ARRAY_TYPE:
             raise self.fail(f"array {key!r} holds arrays; arrays may not be nested")
@@ -89,7 +89,7 @@ class Cursor:
         self._elements_left -= count
         return self._values(kind, count, key)
 
-    def _values(self, kind: int, count: int, key: str) -> tuple[object, ...]:
+    def _values(self, kind: int, count: int, key: str) -> tuple[Scalar, ...]:
         if kind == STRING_TYPE:
             what = f"a string of {key!r}"
             return tuple(self.text(what) for _ in range(count))

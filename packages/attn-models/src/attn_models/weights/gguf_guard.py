@@ -10,9 +10,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from attn_core.errors import CheckpointInvalid
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from attn_models.weights.gguf_cursor import METADATA_BYTES, Cursor
 from attn_models.weights.gguf_header import GgufHeader, GgufTensor, Value
@@ -133,5 +132,3 @@ def _placed(cursor: Cursor, tensors: list[GgufTensor], start: int) -> dict[str, 
         if first.offset + first.nbytes > second.offset:
             raise cursor.fail(f"the data of tensors {first.name!r} and {second.name!r} overlap")
     return {t.name: GgufTensor(t.name, t.shape, t.type, start + t.offset, t.nbytes) for t in tensors}
-
-

@@ -61,7 +61,7 @@ class GgufHeader:
             raise self._wrong(key, value, "a finite number above 0")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, *, default: bool) -> bool:
         """The boolean under `key`, `default` when absent. Raises CheckpointInvalid for another type."""
         value = self.metadata.get(key, default)
         if not isinstance(value, bool):

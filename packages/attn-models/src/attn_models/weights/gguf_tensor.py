@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from attn_core.errors import CheckpointInvalid
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
-
-from attn_core.errors import CheckpointInvalid
 
 from attn_models.weights.gguf_header import GgufHeader, GgufTensor
 

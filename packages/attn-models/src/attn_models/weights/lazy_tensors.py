@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from safetensors import SafetensorError, safe_open
-
 from attn_core.errors import CheckpointInvalid
+from safetensors import SafetensorError, safe_open
 
 from attn_models.weights.safetensors_header import TensorEntry
 

@@ -47,9 +47,7 @@ class CheckpointFolder:
     verified: bool
 
 
-def read_folder(
-    path: str | Path, *, verify: Verify = "hashes", nonfinite: Nonfinite = "refuse"
-) -> CheckpointFolder:
+def read_folder(path: str | Path, *, verify: Verify = "hashes", nonfinite: Nonfinite = "refuse") -> CheckpointFolder:
     """Open the checkpoint folder at `path`.
 
     With a manifest, every file is checked against it (`verify`: "hashes" reads every byte once,

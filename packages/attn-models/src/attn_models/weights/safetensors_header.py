@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from attn_core.errors import CheckpointInvalid
 
@@ -54,5 +55,5 @@ def _entry(path: Path, name: str, entry: object) -> TensorEntry:
     raise CheckpointInvalid.of(path, f"the header entry of tensor {name!r} is malformed")
 
 
-def _counts(value: object) -> bool:
+def _counts(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)

@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from attn_core.errors import CheckpointWriteFailed
+from safetensors import SafetensorError
 
 from attn_models.weights.folder_swap import swap_in, sync_path
 from attn_models.weights.manifest import write_manifest

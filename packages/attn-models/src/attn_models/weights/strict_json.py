@@ -34,8 +34,8 @@ def parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = dict(pairs)
         if len(keys) < len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+            names = [key for key, _ in pairs]
+            twice = next(name for name in keys if names.count(name) > 1)
             raise CheckpointInvalid.of(path, f"the JSON key {twice!r} is given twice")
         return keys
 
