@@ -6,7 +6,6 @@ from attn_core import StoreSize
 from attn_core.state import state_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from remembered import SPECS, Oracle
 
 OPERATIONS = st.lists(

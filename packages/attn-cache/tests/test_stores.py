@@ -5,7 +5,6 @@ import torch
 from attn_cache import Contiguous, PagedTokens
 from attn_core import Field, Paged, Slot, StoreSize, installed
 from attn_core.errors import AlreadyExists, InvalidValue, WrongState
-
 from remembered import SPECS, Oracle, ragged
 
 KV = {"layer": {"kv": Paged({"key": Field((2, 4))})}}
@@ -45,7 +44,7 @@ def test_a_step_beyond_the_reservation_is_refused(family):
     store = family.create(KV, StoreSize(tokens=64, requests=1))
     store.admit(1)
     store.reserve(1, 16)
-    with pytest.raises(WrongState, match="1[67]"):
+    with pytest.raises(WrongState, match=r"1[67]"):
         store.view(ragged([17], [0]), [1])
 
 
@@ -154,3 +153,48 @@ def test_layers_share_what_a_step_computes():
     one, other = (views[layer]["kv"].rows([0, 1]) for layer in ("full", "twin"))
     assert one.positions is other.positions
     assert one.keep is other.keep
+
+
+@FAMILIES
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_what_a_released_request_left_is_never_read_not_even_as_padding(family, leaver):
+    oracle = Oracle(family.create(SPECS, StoreSize(tokens=3 * 96, requests=3)))
+    for name in range(3):
+        oracle.admit(name, 2)
+        oracle.store.reserve(name, 60)
+    oracle.step({0: 60, 1: 60, 2: 60}, poison=frozenset({leaver}))
+    oracle.release(leaver)
+    for name in set(range(3)) - {leaver}:
+        oracle.release(name)
+    lengths = {10: 3, 11: 50, 12: 17}
+    for name, length in lengths.items():
+        oracle.admit(name, 4)
+        oracle.store.reserve(name, length)
+    oracle.step(lengths)
+
+
+@FAMILIES
+def test_the_rows_a_leaver_had_beyond_its_successor_are_never_read(family):
+    oracle = Oracle(family.create(SPECS, StoreSize(tokens=3 * 96, requests=3)))
+    for name, length in {0: 60, 1: 70, 2: 5}.items():
+        oracle.admit(name, 2)
+        oracle.store.reserve(name, length)
+    oracle.step({0: 60, 1: 70, 2: 5}, poison=frozenset({0}))
+    oracle.release(0)
+    oracle.store.reserve(2, 6)
+    oracle.store.reserve(1, 71)
+    oracle.step({1: 1, 2: 1})
+
+
+def test_windows_are_freed_also_for_a_request_that_took_a_leavers_place():
+    oracle = Oracle(PagedTokens().create(SPECS, StoreSize(tokens=512, requests=2)))
+    oracle.admit(1, 1)
+    oracle.admit(2, 1)
+    for name, length in {1: 1, 2: 200}.items():
+        oracle.store.reserve(name, length)
+        oracle.step({name: length})
+    oracle.release(1)
+    group = oracle.store._tokens.groups[20]
+    oracle.store.reserve(2, 201)
+    assert group.taken == 2
+    oracle.step({2: 1})
