@@ -1,0 +1,86 @@
+"""The mechanism of each layer, asked for by name and checked against what a decoder needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attn_core import Capability, Mechanism, MechanismConfig, Registry, StateSpecs, configure, installed
+from attn_core.errors import Incompatible
+
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """A mechanism and the config with which one layer builds it."""
+
+    mechanism: Mechanism
+    config: MechanismConfig
+
+    @property
+    def states(self) -> StateSpecs:
+        """What the layer must remember between steps."""
+        return self.mechanism.state(self.config)
+
+
+def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
+    """The attention of every layer, in order.
+
+    Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
+    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for,
+    or that needs one key/value head per query head where fewer are asked for.
+    """
+    registry = installed().mechanisms
+    attentions: list[LayerAttention] = []
+    # Layers that repeat a choice share its config, so that a hundred layers are checked once.
+    known: list[tuple[AttentionChoice, LayerAttention]] = []
+    for layer in range(config.layers):
+        choice = config.choice(layer)
+        found = next((attention for seen, attention in known if seen == choice), None)
+        if found is None:
+            found = _layer_attention(config, choice, registry)
+            known.append((choice, found))
+        attentions.append(found)
+    return attentions
+
+
+def _layer_attention(config: DecoderConfig, choice: AttentionChoice, registry: Registry[Mechanism]) -> LayerAttention:
+    mechanism = registry.get(choice.mechanism)
+    _require(mechanism, _needs(config, choice), registry)
+    mechanism_config = configure(
+        mechanism,
+        choice.options,
+        width=config.width,
+        heads=config.heads,
+        key_value_heads=config.key_value_heads,
+        head_size=config.head_size,
+        causal=True,
+        bias=config.bias,
+        rotary=config.rotary,
+        context=config.context,
+    )
+    return LayerAttention(mechanism, mechanism_config)
+
+
+def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, str]:
+    needs = {Capability.CAUSAL: "cannot be causal, which a decoder needs"}
+    if config.positions == "rotary":
+        needs[Capability.ROTARY] = "takes no rotary positions (positions can also be learned or none)"
+    shared = choice.options.get("key_value_heads", config.key_value_heads)
+    if shared not in (None, config.heads):
+        needs[Capability.GROUPED] = f"needs {config.heads} key/value heads, one for each query head, not {shared}"
+    return needs
+
+
+def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Iterable[Mechanism]) -> None:
+    complaints = [complaint for capability, complaint in needs.items() if not mechanism.can(capability)]
+    if mechanism.can(Capability.CROSS):
+        complaints.append("attends to a source, which a decoder has not")
+    if not complaints:
+        return
+    able = sorted(item.name for item in registry if item.can(*needs) and not item.can(Capability.CROSS))
+    raise Incompatible(
+        f"mechanism {mechanism.name!r} {', and '.join(complaints)}; these can: {', '.join(able) or 'none installed'}",
+        mechanism=mechanism.name,
+    )

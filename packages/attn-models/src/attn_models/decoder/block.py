@@ -1,0 +1,69 @@
+"""One block: attention, then the feed-forward, each added to what came in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_core import Capability, LayerState, RaggedBatch
+from attn_core.errors import Incompatible
+from torch import Tensor, nn
+
+from attn_models.decoder.attention import LayerAttention
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.feedforward import build_feed_forward
+from attn_models.decoder.initial import initialise_block
+from attn_models.decoder.norms import build_norm
+from attn_models.replay import replay_step
+
+
+class Block(nn.Module):
+    """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), or norm(x + F(x)) (post-norm)."""
+
+    def __init__(self, config: DecoderConfig, attention: LayerAttention) -> None:
+        super().__init__()
+        self.mechanism = attention.mechanism
+        self.incremental = attention.mechanism.can(Capability.INCREMENTAL)
+        self.pre_norm = config.norm_place == "pre"
+        self.attention_norm = build_norm(config)
+        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        self.attention: Any = attention.mechanism.build(attention.config)
+        self.feed_forward_norm = build_norm(config)
+        self.feed_forward = build_feed_forward(config)
+        initialise_block(self, attention, config.layers)
+        self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]."""
+        return self._around(hidden, self.attention(self.entering(hidden)))
+
+    def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """The new rows of many requests, [tokens, width] to [tokens, width]."""
+        entering = self.entering(hidden)
+        if self.incremental:
+            return self._around(hidden, self.attention.step(entering, batch, state))
+        return self._around(hidden, replay_step(self.attention, entering, batch, state))
+
+    def weights(self, hidden: Tensor) -> Tensor:
+        """Attention weights [batch, heads, query, key] of whole sequences [batch, tokens, width].
+
+        Raises `Incompatible` for a mechanism that has none.
+        """
+        if not self.mechanism.can(Capability.WEIGHTS):
+            name = self.mechanism.name
+            raise Incompatible(f"mechanism {name!r} returns no attention weights", mechanism=name)
+        weights: Tensor = self.attention.weights(self.entering(hidden))
+        return weights
+
+    def entering(self, hidden: Tensor) -> Tensor:
+        """What the attention is given for `hidden`."""
+        normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
+        return normed
+
+    def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
+        after: Tensor = hidden + self.dropout(attended)
+        if self.pre_norm:
+            added: Tensor = self.dropout(self.feed_forward(self.feed_forward_norm(after)))
+            return after + added
+        after = self.attention_norm(after)
+        normed: Tensor = self.feed_forward_norm(after + self.dropout(self.feed_forward(after)))
+        return normed

@@ -1,0 +1,151 @@
+"""What a decoder is made of, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attn_core import Rotary
+from attn_core.errors import InvalidValue, UnknownName
+
+from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, require_word, whole
+
+COUNTS = ("vocabulary", "context", "width", "layers", "heads")
+OPTIONAL_COUNTS = ("key_value_heads", "head_size", "hidden")
+FLAGS = ("tied", "bias", "rotary_interleaved")
+WORDS = {
+    "norm": ("layer", "rms"),
+    "norm_place": ("pre", "post"),
+    "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu"),
+    "positions": ("learned", "rotary", "none"),
+}
+CHOICE_KEYS = {"mechanism", "options"}
+NUMBERS = {
+    "norm_eps": (0.0, math.inf),
+    "rotary_base": (1.0, math.inf),
+    "rotary_fraction": (0.0, 1.0 + 1e-9),
+    "dropout": (0.0, 1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionChoice:
+    """A mechanism by name, and its own options."""
+
+    mechanism: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require_choice(self.mechanism, self.options)
+
+    @classmethod
+    def from_plain(cls, value: object) -> AttentionChoice:
+        """The choice of a name alone, or of an object with `mechanism` and perhaps `options`."""
+        if isinstance(value, str):
+            return cls(mechanism=value)
+        if isinstance(value, Mapping) and isinstance(value.get("mechanism"), str) and value.keys() <= CHOICE_KEYS:
+            return cls(mechanism=value["mechanism"], options=value.get("options") or {})
+        raise InvalidValue.of("pattern", value, "a mechanism's name, or its `mechanism` and `options`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """A stack of blocks of causal attention and feed-forward layers over token embeddings.
+
+    `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a
+    pattern is given. `key_value_heads` and `head_size` default to `heads` and `width / heads`. `hidden` is the
+    feed-forward's inner width, by default 4 `width`, or 8/3 of it, rounded up to a multiple of 8, for the
+    three matrices of SwiGLU. `norm_place` "pre" normalises what enters a sublayer (GPT-2), "post" what leaves
+    the residual sum (Vaswani et al. 2017). `positions` "none" leaves positions to the mechanism. `tied` uses
+    the embedding as the unembedding. `bias` gives biases to projections, feed-forwards and LayerNorms.
+    `dropout` acts in training on the embeddings and on what each sublayer adds.
+
+    Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
+    """
+
+    vocabulary: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    mechanism: str = "mha"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    pattern: tuple[AttentionChoice, ...] = ()
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    norm_place: str = "pre"
+    feed_forward: str = "gelu"
+    hidden: int | None = None
+    positions: str = "learned"
+    rotary_base: float = 10000.0
+    rotary_fraction: float = 1.0
+    rotary_interleaved: bool = False
+    tied: bool = True
+    bias: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in COUNTS:
+            require_count(name, getattr(self, name))
+        for name in OPTIONAL_COUNTS:
+            if getattr(self, name) is not None:
+                require_count(name, getattr(self, name))
+        for name, words in WORDS.items():
+            require_word(name, getattr(self, name), words)
+        for name in FLAGS:
+            require_flag(name, getattr(self, name))
+        for name, (low, high) in NUMBERS.items():
+            require_between(name, getattr(self, name), low, high)
+        require_choice(self.mechanism, self.options)
+        if self.head_size is None and self.width % self.heads:
+            raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
+
+    @property
+    def inner_width(self) -> int:
+        """The feed-forward's inner width."""
+        if self.hidden is not None:
+            return self.hidden
+        return math.ceil(self.width / 3) * 8 if self.feed_forward == "swiglu" else 4 * self.width
+
+    @property
+    def rotary(self) -> Rotary | None:
+        """The rotary positions that every layer is given, if any."""
+        if self.positions != "rotary":
+            return None
+        return Rotary(base=self.rotary_base, fraction=self.rotary_fraction, interleaved=self.rotary_interleaved)
+
+    def choice(self, layer: int) -> AttentionChoice:
+        """The mechanism and options of one layer."""
+        if self.pattern:
+            return self.pattern[layer % len(self.pattern)]
+        return AttentionChoice(mechanism=self.mechanism, options=self.options)
+
+    def plain(self) -> dict[str, Any]:
+        """The config as plain values, which `from_plain` turns back."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
+        return values | {"options": dict(self.options), "pattern": choices}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> DecoderConfig:
+        """The config of plain values, such as JSON's, whose whole numbers may be floats.
+
+        Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
+        """
+        known = {item.name: item for item in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise UnknownName.of("field of a decoder", name, known)
+        for name, item in known.items():
+            needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+            if needed and name not in values:
+                raise InvalidValue(f"{name}: a decoder needs it; none was given", field=name)
+        plain = {name: whole(value) for name, value in values.items()}
+        return cls(
+            **plain | {"pattern": tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())}
+        )

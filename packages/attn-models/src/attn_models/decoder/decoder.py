@@ -1,0 +1,100 @@
+"""A language model of causal attention blocks; the mechanism is any that is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from attn_core import ModelSpecs, ModelState, RaggedBatch
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_models.decoder.attention import layer_attentions
+from attn_models.decoder.block import Block
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.initial import initialise
+from attn_models.decoder.norms import build_norm
+
+
+class Decoder(nn.Module):
+    """Embeddings, blocks, a last norm where blocks are pre-norm, and the unembedding.
+
+    It is what the engine, the trainer and the tools know as `attn_core.LanguageModel`. Tokens are int64.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        attentions = layer_attentions(config)
+        self.config = config
+        self.vocabulary = config.vocabulary
+        self.context = config.context
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
+        self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.blocks = nn.ModuleList(Block(config, attention) for attention in attentions)
+        self.norm: nn.Module = build_norm(config) if config.norm_place == "pre" else nn.Identity()
+        self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
+        for module in (self.embedding, self.positions, self.unembedding):
+            if module is not None:
+                initialise(module)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
+        hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self._blocks():
+            hidden = block(hidden)
+        return self.logits(self.norm(hidden))
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        hidden = self._embed(tokens, batch.positions)
+        for index, block in enumerate(self._blocks()):
+            hidden = block.step(hidden, batch, state[layer_name(index)])
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of hidden rows [..., width]."""
+        weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
+        return nn.functional.linear(hidden, weight)
+
+    def state_specs(self) -> ModelSpecs:
+        """What every layer must remember, by layer name."""
+        return self._specs
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Attention weights [heads, query, key] by layer of one sequence [tokens].
+
+        Raises `InvalidValue` for a layer that does not exist, `Incompatible` for one without weights.
+        """
+        for layer in layers:
+            if not 0 <= layer < len(self.blocks):
+                raise InvalidValue.of("layers", layer, f"0 to {len(self.blocks) - 1}")
+        maps = {}
+        hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
+        for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
+            if index in layers:
+                maps[index] = block.weights(hidden)[0]
+            hidden = block(hidden)
+        return maps
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        if tokens.ndim > 1 and tokens.shape[1] > self.context:
+            raise InvalidValue.of(
+                "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context} tokens"
+            )
+        hidden: Tensor = self.embedding(tokens)
+        if self.positions is not None:
+            hidden = hidden + self.positions(positions)
+        dropped: Tensor = self.dropout(hidden)
+        return dropped
+
+    def _blocks(self) -> Sequence[Block]:
+        return cast("Sequence[Block]", self.blocks)
+
+
+def layer_name(index: int) -> str:
+    """The name of a layer's states."""
+    return f"blocks.{index}"

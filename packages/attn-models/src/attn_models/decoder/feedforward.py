@@ -1,0 +1,51 @@
+"""The layer between attentions: two or three matrices applied to each token alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from attn_models.decoder.config import DecoderConfig
+
+
+class FeedForward(nn.Module):
+    """W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3), f a GELU (arXiv 1606.08415) or ReLU."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.down = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.feed_forward]()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        mixed: Tensor = self.down(self.activation(self.up(hidden)))
+        return mixed
+
+
+class GatedFeedForward(nn.Module):
+    """W₂ (SiLU(W_g x) ⊙ W₁ x), SwiGLU (Shazeer 2020, arXiv 2002.05202)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.up = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.down = nn.Linear(config.inner_width, config.width, bias=config.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        mixed: Tensor = self.down(nn.functional.silu(self.gate(hidden)) * self.up(hidden))
+        return mixed
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "relu": nn.ReLU,
+}
+
+
+def build_feed_forward(config: DecoderConfig) -> FeedForward | GatedFeedForward:
+    """The feed-forward layer that the config names."""
+    return GatedFeedForward(config) if config.feed_forward == "swiglu" else FeedForward(config)

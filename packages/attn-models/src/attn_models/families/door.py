@@ -1,0 +1,72 @@
+"""A door: the one place that knows another library's configuration keys and tensor names."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core.errors import InvalidValue
+
+from attn_models.decoder.config import DecoderConfig
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a checkpoint and where it goes in the decoder.
+
+    `parts` are the decoder's parameters that lie in it, one after the other along their first axis; `transposed`
+    says that the checkpoint keeps it with both axes exchanged.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    transposed: bool = False
+
+
+class Door(ABC):
+    """A layout of checkpoints. `model_type` is the word in its config.json.
+
+    `head` is its name of the unembedding, which may be there although it is tied; what `derived` finds in a name
+    marks tensors that follow from the config, such as causal masks, which older versions wrote.
+    """
+
+    model_type: ClassVar[str]
+    head: ClassVar[str] = ""
+    derived: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+
+    @abstractmethod
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
+
+    @abstractmethod
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """The config.json of a decoder; raises `Incompatible` naming what the layout cannot say."""
+
+    @abstractmethod
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """The tensors of a checkpoint of a decoder with these parameters."""
+
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """The names of a checkpoint's tensors by the names that `stored` uses."""
+        return {name: name for name in names}
+
+
+def needed(values: Mapping[str, Any], key: str) -> Any:
+    """The value of `key`; raises `InvalidValue` if it is missing or null."""
+    value = values.get(key)
+    if value is None:
+        raise InvalidValue(f"{key}: is missing", field=key)
+    return value
+
+
+def refuse_others(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises `InvalidValue` for a key of `allowed` whose value is given and not one of those allowed.
+
+    What a checkpoint asks for and the decoder does not compute must stop it, not be passed over.
+    """
+    for key, choices in allowed.items():
+        if key in values and values[key] not in choices:
+            raise InvalidValue.of(key, values[key], " or ".join(repr(choice) for choice in choices))

@@ -1,0 +1,131 @@
+"""Llama and Mistral checkpoints, as Hugging Face's transformers keeps them (versions 4 and 5)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attn_core import Causal, Mask
+from attn_core.errors import InvalidValue
+
+from attn_models.decoder.config import DecoderConfig
+from attn_models.families.door import Door, Stored, needed, refuse_others
+from attn_models.families.said import require_fields, softmax_heads
+
+BLOCK = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+OUTSIDE = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "unembedding.weight": "lm_head.weight",
+}
+FIXED = {
+    "norm": "rms",
+    "norm_place": "pre",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+    "rotary_interleaved": False,
+}
+DEFAULT_BASE = 10000.0
+
+
+class LlamaDoor(Door):
+    """Pre-norm with RMSNorm, SwiGLU, rotary positions in halves, grouped heads (arXiv 2302.13971, 2307.09288)."""
+
+    model_type = "llama"
+    head = OUTSIDE["unembedding.weight"]
+    derived = re.compile(r"rotary_emb\.inv_freq$")
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
+        bias = bool(values.get("attention_bias", False))
+        refuse_others(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
+        heads = needed(values, "num_attention_heads")
+        key_value_heads = values.get("num_key_value_heads") or heads
+        rope = _rope(values)
+        return DecoderConfig(
+            vocabulary=needed(values, "vocab_size"),
+            context=needed(values, "max_position_embeddings"),
+            width=needed(values, "hidden_size"),
+            layers=needed(values, "num_hidden_layers"),
+            heads=heads,
+            key_value_heads=key_value_heads,
+            head_size=values.get("head_dim"),
+            mechanism="mha" if key_value_heads == heads else "gqa",
+            norm="rms",
+            norm_eps=values.get("rms_norm_eps", 1e-6),
+            feed_forward="swiglu",
+            hidden=needed(values, "intermediate_size"),
+            positions="rotary",
+            rotary_base=rope["rope_theta"],
+            rotary_fraction=rope["partial_rotary_factor"],
+            tied=bool(values.get("tie_word_embeddings", False)),
+            bias=bias,
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A LlamaConfig that transformers 5 reads."""
+        require_fields(config, FIXED, self.model_type)
+        heads = softmax_heads(config, self.mask(config), self.model_type)
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": self.model_type,
+            "vocab_size": config.vocabulary,
+            "max_position_embeddings": config.context,
+            "hidden_size": config.width,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "num_key_value_heads": heads.key_value,
+            "head_dim": heads.key_size,
+            "hidden_act": "silu",
+            "intermediate_size": config.inner_width,
+            "rms_norm_eps": config.norm_eps,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": config.rotary_base,
+                "partial_rotary_factor": config.rotary_fraction,
+            },
+            "attention_bias": config.bias,
+            "mlp_bias": config.bias,
+            "tie_word_embeddings": config.tied,
+        }
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter."""
+        return [Stored(_their_name(name), (name,)) for name in parameters]
+
+    def mask(self, config: DecoderConfig) -> Mask:  # noqa: ARG002  (Mistral's depends on it)
+        """The mask that every layer must have."""
+        return Causal()
+
+
+def _their_name(ours: str) -> str:
+    if ours in OUTSIDE:
+        return OUTSIDE[ours]
+    _, layer, rest = ours.split(".", 2)
+    module, _, leaf = rest.rpartition(".")
+    return f"model.layers.{layer}.{BLOCK.get(module, module)}.{leaf}"
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Base and fraction of the rotary positions: transformers 5 keeps them in one object, 4 in three keys."""
+    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise InvalidValue.of("rope_parameters", given, "an object")
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind != "default":
+        raise InvalidValue.of("rope_parameters.rope_type", kind, "'default'")
+    return {
+        "rope_theta": given.get("rope_theta", values.get("rope_theta", DEFAULT_BASE)),
+        "partial_rotary_factor": given.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)),
+    }

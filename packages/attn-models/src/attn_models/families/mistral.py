@@ -1,0 +1,34 @@
+"""Mistral checkpoints: Llama's layout with a sliding window."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from attn_core.errors import Incompatible
+
+from attn_models.decoder.config import DecoderConfig
+from attn_models.families.llama import LlamaDoor
+
+
+class MistralDoor(LlamaDoor):
+    """Llama with a window of w tokens, the query's own among them (Jiang et al. 2023, arXiv 2310.06825)."""
+
+    model_type = "mistral"
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a MistralConfig; `sliding_window` null means none."""
+        config = super().configure(values)
+        window = values.get("sliding_window")
+        if window is None:
+            return config
+        return dataclasses.replace(config, mechanism="sliding_window", options={"window": window})
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A MistralConfig."""
+        window = config.options.get("window")
+        if config.bias:
+            raise Incompatible("biases cannot be said in a mistral config.json")
+        plain = super().describe(dataclasses.replace(config, options={}))
+        return plain | {"architectures": ["MistralForCausalLM"], "sliding_window": window}

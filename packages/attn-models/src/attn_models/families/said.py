@@ -1,0 +1,36 @@
+"""What a foreign config.json can say of a decoder's attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attn_core import AttentionSpec, Heads, Mask
+from attn_core.errors import Incompatible
+
+from attn_models.decoder.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+
+
+def require_fields(config: DecoderConfig, fields: Mapping[str, Any], layout: str) -> None:
+    """Raises `Incompatible` for the first field of the config that differs from `fields`."""
+    for name, value in fields.items():
+        if getattr(config, name) != value:
+            raise Incompatible(f"{name} {getattr(config, name)!r} cannot be said in a {layout} config.json")
+
+
+def softmax_heads(config: DecoderConfig, mask: Mask, layout: str) -> Heads:
+    """The heads of a decoder whose layers all compute plain softmax attention under `mask`.
+
+    Decided by what the mechanisms say they compute, not by their names. Raises `Incompatible` for any other.
+    """
+    heads: list[Heads] = []
+    for attention in layer_attentions(config):
+        spec = attention.mechanism.spec(attention.config)
+        if spec is None or spec != AttentionSpec(heads=spec.heads, mask=mask, rotary=config.rotary):
+            name = attention.mechanism.name
+            raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+        heads.append(spec.heads)
+    if any(other != heads[0] for other in heads) or heads[0].per_group is None:
+        raise Incompatible(f"heads that differ between layers cannot be said in a {layout} config.json")
+    return heads[0]

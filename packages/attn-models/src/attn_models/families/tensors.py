@@ -1,0 +1,67 @@
+"""A decoder's parameters from a checkpoint's tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attn_core.errors import CheckpointInvalid
+from torch import Tensor
+
+from attn_models.families.door import Door, Stored
+from attn_models.weights import CheckpointFolder
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def read_parameters(
+    folder: CheckpointFolder, door: Door, wanted: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`.
+
+    Raises `CheckpointInvalid` naming every missing, extra and misshaped tensor before one is read.
+    """
+    stored = door.stored(list(wanted))
+    actual = door.canonical(folder.tensors)
+    _require_match(folder, door, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    parameters: dict[str, Tensor] = {}
+    for item in stored:
+        tensor = folder.tensors[actual[item.name]]
+        whole = tensor.T if item.transposed else tensor
+        sizes = [wanted[part].shape[0] for part in item.parts] if len(item.parts) > 1 else None
+        pieces = torch.split(whole, sizes) if sizes else (whole,)
+        for part, piece in zip(item.parts, pieces, strict=True):
+            parameters[part] = (piece.to(dtype) if piece.is_floating_point() else piece).contiguous()
+    return parameters
+
+
+def stored_tensors(parameters: Mapping[str, Tensor], door: Door) -> dict[str, Tensor]:
+    """The checkpoint's tensors of a decoder's parameters."""
+    tensors = {}
+    for item in door.stored(list(parameters)):
+        parts = [parameters[part].detach() for part in item.parts]
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        tensors[item.name] = whole.T.contiguous() if item.transposed else whole
+    return tensors
+
+
+def _require_match(folder: CheckpointFolder, door: Door, stored: list[Stored], shapes: Shapes) -> None:
+    entries = folder.tensors.entries
+    actual = door.canonical(entries)
+    expected = {item.name: _shape(item, shapes) for item in stored}
+    problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
+    for name, own in actual.items():
+        if name not in expected:
+            if name != door.head and not door.derived.search(name):
+                problems.append(f"tensor {own!r} has no place in the model")
+        elif entries[own].shape != expected[name]:
+            given, needed = list(entries[own].shape), list(expected[name])
+            problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
+    if problems:
+        raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)))
+
+
+def _shape(item: Stored, shapes: Shapes) -> tuple[int, ...]:
+    parts = [shapes[part] for part in item.parts]
+    shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
+    return shape[::-1] if item.transposed else shape

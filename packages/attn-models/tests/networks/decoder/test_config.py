@@ -1,0 +1,116 @@
+"""What a decoder's config refuses, and how it says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from attn_core import installed
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_models.decoder.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+
+NEEDED = {"vocabulary": 31, "context": 32, "width": 16, "layers": 2, "heads": 4}
+
+
+@pytest.mark.parametrize("field", NEEDED)
+def test_a_needed_field_that_is_not_given_is_named(field):
+    with pytest.raises(InvalidValue, match=field):
+        DecoderConfig.from_plain({name: value for name, value in NEEDED.items() if name != field})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layers", 0),
+        ("layers", 2.5),
+        ("width", True),
+        ("width", "16"),
+        ("heads", -4),
+        ("heads", 3),
+        ("hidden", 0),
+        ("norm", "batch"),
+        ("norm_place", "middle"),
+        ("norm_eps", -1.0),
+        ("norm_eps", float("nan")),
+        ("feed_forward", "tanh"),
+        ("positions", "sinusoidal"),
+        ("rotary_base", 0),
+        ("rotary_fraction", 1.5),
+        ("dropout", 1.0),
+        ("dropout", float("inf")),
+        ("tied", "yes"),
+        ("pattern", [3]),
+        ("pattern", [{"mechanism": "mha", "option": {}}]),
+        ("options", [1]),
+        ("mechanism", 7),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(field, value):
+    with pytest.raises(InvalidValue, match=field) as caught:
+        DecoderConfig.from_plain(NEEDED | {field: value})
+    assert "allowed: " in str(caught.value)
+
+
+def test_an_unknown_field_is_answered_with_the_nearest():
+    with pytest.raises(UnknownName, match="did you mean 'width'"):
+        DecoderConfig.from_plain(NEEDED | {"widht": 16})
+
+
+def test_a_config_survives_json_and_floats_for_whole_numbers():
+    config = DecoderConfig(**NEEDED, pattern=(), options={"window": 3}, norm="rms")
+    again = DecoderConfig.from_plain(json.loads(json.dumps(config.plain())))
+    assert again == config
+    assert DecoderConfig.from_plain(NEEDED | {"layers": 2.0}).layers == 2
+
+
+def test_the_inner_width_is_four_widths_or_a_multiple_of_eight_near_eight_thirds():
+    assert DecoderConfig(**NEEDED).inner_width == 64
+    assert DecoderConfig(**NEEDED, feed_forward="swiglu").inner_width == 48
+    assert DecoderConfig(**NEEDED | {"width": 1536}, feed_forward="swiglu").inner_width == 4096
+
+
+def test_an_unknown_mechanism_is_answered_with_the_nearest():
+    with pytest.raises(UnknownName, match="unknown mechanism 'mhaa'; did you mean 'mha'"):
+        layer_attentions(DecoderConfig(**NEEDED, mechanism="mhaa"))
+
+
+def test_an_unknown_option_names_its_mechanism():
+    with pytest.raises(UnknownName, match="option of mechanism 'mha'"):
+        layer_attentions(DecoderConfig(**NEEDED, options={"no_such_option": 1}))
+
+
+@pytest.mark.usefixtures("strangers")
+def test_a_mechanism_that_cannot_be_causal_is_refused_with_those_that_can():
+    with pytest.raises(Incompatible, match=r"'two_sided_mean' cannot be causal.*mha.*running_mean"):
+        layer_attentions(DecoderConfig(**NEEDED, mechanism="two_sided_mean"))
+
+
+@pytest.mark.usefixtures("strangers")
+def test_rotary_positions_are_refused_where_the_mechanism_has_none():
+    with pytest.raises(Incompatible, match=r"'running_mean' takes no rotary positions.*mha") as caught:
+        layer_attentions(DecoderConfig(**NEEDED, mechanism="running_mean", positions="rotary"))
+    assert "running_mean" not in str(caught.value).partition("these can:")[2]
+
+
+@pytest.mark.usefixtures("strangers")
+def test_fewer_key_heads_are_refused_where_the_mechanism_cannot_share_them():
+    with pytest.raises(Incompatible, match="'running_mean' needs 4 key/value heads"):
+        layer_attentions(DecoderConfig(**NEEDED, mechanism="running_mean", key_value_heads=2))
+
+
+@pytest.mark.usefixtures("strangers")
+def test_a_pattern_repeats_over_the_layers():
+    config = DecoderConfig.from_plain(
+        NEEDED | {"layers": 5, "pattern": ["mha", {"mechanism": "running_mean", "options": {"decay": 0.5}}]}
+    )
+    attentions = layer_attentions(config)
+    names = [attention.mechanism.name for attention in attentions]
+    assert names == ["mha", "running_mean", "mha", "running_mean", "mha"]
+    assert attentions[1].config.decay == 0.5
+
+
+def test_the_family_checks_the_mechanism_too():
+    family = installed().models.get("decoder")
+    with pytest.raises(UnknownName, match="unknown mechanism 'nothing'"):
+        family.configure(NEEDED | {"mechanism": "nothing"})
