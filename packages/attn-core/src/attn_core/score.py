@@ -97,7 +97,7 @@ class Modifier:
 
 @dataclass(frozen=True, kw_only=True)
 class Alibi(Modifier):
-    """Adds -m_h (i - j), slopes 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409)."""
+    """Adds -m_h |i - j|, slopes m_h = 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409)."""
 
     kind = "alibi"
 

@@ -9,9 +9,17 @@ from attn_core import AttentionSpec, Kernel, Mechanism, MechanismConfig, hookimp
 
 from attn_variants.kernels.plain import Plain
 from attn_variants.kernels.torch_sdpa import TorchSdpa
+from attn_variants.mechanisms.additive import AdditiveAttention
+from attn_variants.mechanisms.alibi import AttentionWithLinearBiases
+from attn_variants.mechanisms.cross import CrossAttention
+from attn_variants.mechanisms.general import GeneralAttention
 from attn_variants.mechanisms.gqa import GroupedQueryAttention
+from attn_variants.mechanisms.linear import LinearAttention
 from attn_variants.mechanisms.mha import MultiHeadAttention
 from attn_variants.mechanisms.mqa import MultiQueryAttention
+from attn_variants.mechanisms.rope import RotaryAttention
+from attn_variants.mechanisms.sliding_window import SlidingWindow
+from attn_variants.mechanisms.sparsemax import SparsemaxAttention
 
 
 @hookimpl
@@ -21,6 +29,14 @@ def attn_mechanisms() -> list[Mechanism]:
         MultiHeadAttention(),
         GroupedQueryAttention(),
         MultiQueryAttention(),
+        SlidingWindow(),
+        CrossAttention(),
+        AttentionWithLinearBiases(),
+        RotaryAttention(),
+        AdditiveAttention(),
+        GeneralAttention(),
+        SparsemaxAttention(),
+        LinearAttention(),
     ]
 
 

@@ -1,0 +1,100 @@
+"""Linear attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+
+
+class LinearAttention(ComputedMechanism):
+    """Products of positive features in place of exponentials, so that a sequence is remembered as one matrix a head."""
+
+    name = "linear"
+    summary = "features in place of the softmax: time linear, memory constant in the length"
+    paper = Paper(
+        title="Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
+        authors="Katharopoulos et al.",
+        year=2020,
+        arxiv="2006.16236",
+    )
+    equation = (
+        r"o_i = \frac{\phi(q_i)^\top S_i}{\phi(q_i)^\top z_i + \epsilon},\quad"
+        r" S_i = \sum_{j \le i} \phi(k_j) v_j^\top,\quad z_i = \sum_{j \le i} \phi(k_j),\quad"
+        r" \phi(x) = \mathrm{elu}(x) + 1"
+    )
+    capabilities = frozenset(
+        {
+            Capability.CAUSAL,
+            Capability.BIDIRECTIONAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.PADDING,
+        }
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`chunk` tokens meet pair by pair, and all earlier ones through the sums; it changes speed only."""
+
+        chunk: int = 64
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("chunk", self.chunk, "tokens")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LinearAttentionLayer`; raises `InvalidValue` or `Incompatible` as `heads` does."""
+        from attn_variants.linear_layer import LinearAttentionLayer
+
+        return LinearAttentionLayer(
+            self.heads(config), width=config.width, causal=config.causal, bias=config.bias, chunk=chunk_of(config)
+        )
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """The sums S and z of every head in float32, whatever the model's type."""
+        heads = self.heads(config)
+        sums = {
+            "S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32"),
+            "z": Field((heads.query, heads.key_size), dtype="float32"),
+        }
+        return {"sums": Slot(sums)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
+        heads = self.heads(config)
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        weights = config.width * (2 * into + 2 * out)
+        biases = 2 * into + out + config.width if config.bias else 0
+        # z is carried as one more column of S.
+        sums = 2 * heads.query * heads.key_size * (heads.value_size + 1)
+        pairs = 2 * heads.query * (heads.key_size + heads.value_size + 1)
+        tokens = shape.batch * shape.query
+        least = tokens * (2 * weights + 2 * sums)
+        if not config.causal:
+            return Cost(flops=least, allowed_flops=least, parameters=weights + biases)
+        chunk = min(chunk_of(config), shape.query)
+        padded = shape.batch * -(-shape.query // chunk) * chunk
+        flops = tokens * 2 * weights + padded * (2 * sums + chunk * pairs)
+        return Cost(flops=flops, allowed_flops=least, parameters=weights + biases)
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config. Raises `InvalidValue` where heads share keys, `Incompatible` for rotary positions."""
+        if config.key_value_heads not in {None, config.heads}:
+            allowed = f"{config.heads}, as many as heads: every head keeps sums of its own"
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+        if config.rotary is not None:
+            raise Incompatible(
+                "mechanism 'linear' takes no rotary positions: turned features are not positive, so the weights"
+                " would not be; use a model with learned positions or none"
+            )
+        return config.head_layout
+
+
+def chunk_of(config: MechanismConfig) -> int:
+    """The tokens of one chunk."""
+    return config.chunk if isinstance(config, LinearAttention.Config) else LinearAttention.Config.chunk

@@ -1,0 +1,54 @@
+"""Attention with rotary positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.capabilities import GROUPED_SELF
+from attn_variants.mechanisms.masks import self_mask
+
+
+class RotaryAttention(DeclaredMechanism):
+    """Scaled dot-product attention on queries and keys that are turned by their positions.
+
+    The model's rotary positions are used where it has some, else those of the options.
+    """
+
+    name = "rope"
+    summary = "queries and keys are turned by their positions"
+    paper = Paper(
+        title="RoFormer: Enhanced Transformer with Rotary Position Embedding",
+        authors="Su et al.",
+        year=2021,
+        arxiv="2104.09864",
+    )
+    equation = (
+        r"e_{ij} = \frac{(R_i q_i)^\top (R_j k_j)}{\sqrt{d_k}},\quad"
+        r" R_m = \mathrm{diag}\left(e^{\mathrm{i} m \theta_0}, e^{\mathrm{i} m \theta_1}, \dots\right),\quad"
+        r" \theta_p = b^{-2p/d_k}"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`base` b of the angles; `fraction` of each head is turned; `interleaved` pairs neighbours, as the paper."""
+
+        base: float = 10000.0
+        fraction: float = 1.0
+        interleaved: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if not self.base > 1:
+                raise InvalidValue.of("base", self.base, "a number above 1")
+            if not 0 < self.fraction <= 1:
+                raise InvalidValue.of("fraction", self.fraction, "above 0 and at most 1")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        own = Rotary(base=options.base, fraction=options.fraction, interleaved=options.interleaved)
+        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary or own)
