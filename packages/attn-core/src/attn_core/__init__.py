@@ -14,7 +14,7 @@ from attn_core.kernel import Anything, AtMost, Condition, Kernel, MultipleOf, On
 from attn_core.loader import PluginRecord, PluginStatus
 from attn_core.mask import Causal, Full, Mask, Predicate, Prefix, Window
 from attn_core.mechanism import AttentionLayer, ComputedMechanism, Mechanism, Paper
-from attn_core.model import LanguageModel, ModelFamily, ModelShape, Tokenizer
+from attn_core.model import LanguageModel, ModelFamily, ModelShape, SourceModel, Tokenizer
 from attn_core.problem import Problem, attend_problem
 from attn_core.registry import Registry
 from attn_core.score import Additive, Alibi, General, Modifier, Rotary, ScaledDot, Score, ScoreFunction, SoftCap
@@ -80,6 +80,7 @@ __all__ = [
     "SoftCap",
     "Softmax",
     "Source",
+    "SourceModel",
     "SourceView",
     "Span",
     "Sparsemax",

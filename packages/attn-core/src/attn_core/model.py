@@ -38,12 +38,16 @@ class LanguageModel(Protocol):
         """Logits [rows, vocabulary] of hidden rows [rows, width]."""
         ...
 
-    def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
-        """Source states, layer -> state -> field, of source tokens [source]; where the model has a source."""
-        ...
-
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> Mapping[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
+        ...
+
+
+class SourceModel(LanguageModel, Protocol):
+    """A language model that attends to a source, such as the decoder of a translation model."""
+
+    def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
+        """Source states, layer -> state -> field, of source tokens [source]."""
         ...
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn_core.errors import InvalidValue
 from attn_gateway import Call
+
 from attn_serve.answers import Chunk, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
 from attn_serve.requests import EngineSettings, Generation, PromptInput
 
@@ -16,6 +17,7 @@ FINISH = {
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
+
 OPTIONAL_SAMPLING = {
     "max_new_tokens": "max_new_tokens",
     "temperature": "temperature",
@@ -24,7 +26,7 @@ OPTIONAL_SAMPLING = {
     "min_p": "min_p",
     "seed": "seed",
     "repetition_penalty": "repetition_penalty",
-    "top_logprobs": "logprobs",
+    "top_logprobs": "alternatives",
 }
 """Fields of the wire's Sampling that may be absent, and their names in the engine's Sampling."""
 
@@ -44,7 +46,9 @@ def prompt_of(message: common_pb2.Prompt, field: str = "prompt") -> PromptInput:
 def sampling_of(message: inference_pb2.Sampling) -> dict[str, Any]:
     """The engine's sampling fields that the caller gave."""
     given: dict[str, Any] = {
-        name: getattr(message, wire) for wire, name in OPTIONAL_SAMPLING.items() if message.HasField(wire)  # type: ignore[arg-type]
+        name: getattr(message, wire)
+        for wire, name in OPTIONAL_SAMPLING.items()
+        if message.HasField(wire)  # type: ignore[arg-type]
     }
     if message.stop:
         given["stop"] = tuple(message.stop)
@@ -65,9 +69,11 @@ def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generat
 
 def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:
     """How the caller wants the model run; what is left out stays the default."""
-    given: dict[str, Any] = {name: getattr(message, name) for name in ("dtype", "device", "kernel") if getattr(message, name)}
+    given: dict[str, Any] = {
+        name: getattr(message, name) for name in ("dtype", "device", "kernel") if getattr(message, name)
+    }
     for name in ("max_sequences", "max_batch_tokens", "state_bytes"):
-        if message.HasField(name):  # type: ignore[arg-type]
+        if message.HasField(name):
             given[name] = getattr(message, name)
     return EngineSettings(**given)
 
@@ -82,9 +88,7 @@ def token_message(token: TokenAnswer) -> common_pb2.Token:
 
 def usage_message(usage: UsageAnswer) -> common_pb2.Usage:
     """Token counts on the wire."""
-    return common_pb2.Usage(
-        prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion
-    )
+    return common_pb2.Usage(prompt_tokens=usage.prompt, cached_tokens=usage.cached, completion_tokens=usage.completion)
 
 
 def chunk_message(chunk: Chunk) -> inference_pb2.GenerateResponse:
@@ -100,9 +104,7 @@ def chunk_message(chunk: Chunk) -> inference_pb2.GenerateResponse:
 
 def score_message(score: SequenceAnswer) -> inference_pb2.SequenceScore:
     """The score of one sequence on the wire."""
-    return inference_pb2.SequenceScore(
-        tokens=[token_message(token) for token in score.tokens], sum_logprob=score.total
-    )
+    return inference_pb2.SequenceScore(tokens=[token_message(token) for token in score.tokens], sum_logprob=score.total)
 
 
 def map_message(answer: MapAnswer) -> inference_pb2.AttentionMapsResponse:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, Unavailable, UnknownName
+
 from attn_serve.answers import ModelInfo
 from attn_serve.engines.client import EngineClient
 from attn_serve.requests import EngineSettings

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpc.aio
-
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_gateway import Cluster
+
 from attn_serve.engines import EngineClient, RayEngine
 from attn_serve.fleet import Fleet
 from attn_serve.requests import EngineSettings

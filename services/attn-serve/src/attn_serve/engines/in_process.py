@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from attn_core.errors import Unavailable
+
 from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
 from attn_serve.engines.streams import Streams
 from attn_serve.host import EngineHost

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from attn_core.errors import AttnError, Unavailable
+
 from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
 from attn_serve.engines.streams import Streams
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
@@ -90,10 +92,8 @@ class RayEngine:
         await self._call("submit", generation)
 
     async def _cancel(self, request: str) -> None:
-        try:
+        with contextlib.suppress(Unavailable):  # a dead engine holds nothing
             await self._call("cancel", request)
-        except Unavailable:
-            pass  # a dead engine holds nothing
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         import ray

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from attn_core.errors import AttnError
+
 from attn_serve.answers import Chunk
 from attn_serve.requests import Generation
 

@@ -9,6 +9,7 @@ from attn.v1 import inference_pb2 as wire
 from attn.v1 import inference_pb2_grpc
 from attn_core.errors import InvalidValue
 from attn_gateway import Context, call_of
+
 from attn_serve import convert
 from attn_serve.answers import UsageAnswer
 from attn_serve.fleet import Fleet
@@ -54,7 +55,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return wire.TokenizeResponse(tokens=[convert.token_message(token) for token in answer.tokens], text=answer.text)
 
     async def AttentionMaps(  # noqa: N802
-        self, request: wire.AttentionMapsRequest, context: Context  # noqa: ARG002
+        self,
+        request: wire.AttentionMapsRequest,
+        context: Context,  # noqa: ARG002
     ) -> AsyncIterator[wire.AttentionMapsResponse]:
         """Stream attention weights, a layer a message."""
         engine = self._fleet.engine(request.model)

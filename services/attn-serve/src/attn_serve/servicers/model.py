@@ -6,6 +6,7 @@ from attn.v1 import model_pb2 as wire
 from attn.v1 import model_pb2_grpc
 from attn_core.errors import InvalidValue
 from attn_gateway import Context, page_of
+
 from attn_serve.convert import settings_of
 from attn_serve.fleet import Fleet, ServedModel, ServedState
 
@@ -50,9 +51,7 @@ class ModelServicer(model_pb2_grpc.ModelServiceServicer):
 
 def model_message(model: ServedModel) -> wire.Model:
     """A model on the wire; what is known of it only after loading is left out before."""
-    message = wire.Model(
-        name=model.name, source=model.source, state=STATES[model.state], state_detail=model.detail
-    )
+    message = wire.Model(name=model.name, source=model.source, state=STATES[model.state], state_detail=model.detail)
     message.load_time.FromDatetime(model.since)
     info = model.info
     if info is not None:

@@ -1,0 +1,122 @@
+"""A loaded model with its engine: what an actor or this process holds."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_engine import Engine, EngineLimits, EngineLoop, Event, Request, Sampling, Scoring
+from attn_models.loading import LoadedModel, load_model
+
+from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.kernels import use_kernel
+from attn_serve.maps import compute_maps
+from attn_serve.memory import store_size
+from attn_serve.news import Spelling, chunk_of
+from attn_serve.reader import Reader
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
+from attn_serve.scores import score_all
+
+CACHE = "paged"
+
+Deliver = Callable[[list[Chunk]], None]
+"""Called on the engine's thread with all news of a step; must return at once."""
+
+
+class EngineHost:
+    """Loads the model in `folder` and runs it on a thread. All methods may be called from any thread."""
+
+    def __init__(self, folder: Path, settings: EngineSettings, deliver: Deliver) -> None:
+        if settings.device != "cpu":
+            raise InvalidValue.of("device", settings.device, "cpu")
+        torch.set_num_threads(settings.threads or os.cpu_count() or 1)
+        self._loaded: LoadedModel = load_model(folder, settings.dtype)
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        if tokenizer is None:
+            raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
+        use_kernel(model, settings.kernel)
+        self._deliver = deliver
+        self._reader = Reader(tokenizer)
+        self._spelling = Spelling(tokenizer)
+        store = installed().caches.get(CACHE).create(model.state_specs(), store_size(model, settings))
+        limits = (
+            EngineLimits() if settings.max_batch_tokens is None else EngineLimits(step_tokens=settings.max_batch_tokens)
+        )
+        self._loop = EngineLoop(Engine(model, store, tokenizer, limits), self._listen)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        model, config = self._loaded.model, self._loaded.config
+        weights = next(model.parameters())
+        mechanisms = dict.fromkeys(config.choice(layer).mechanism for layer in range(config.layers))
+        return ModelInfo(
+            architecture="decoder",
+            mechanisms=tuple(mechanisms),
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            context=model.context,
+            vocabulary=model.vocabulary,
+            layers=config.layers,
+            heads=config.heads,
+            dtype=str(weights.dtype).removeprefix("torch."),
+            device=str(weights.device),
+            chat=self._reader.chat,
+        )
+
+    def submit(self, generation: Generation) -> None:
+        """Begin a completion before the next engine step; raises the `UserError` that refuses it."""
+        ids = self._reader.read(generation.prompt)
+        given = dict(generation.sampling)
+        given.setdefault("max_new_tokens", self._room(len(ids)))
+        deadline = None if generation.seconds is None else time.monotonic() + generation.seconds
+        self._loop.submit(Request(id=generation.id, token_ids=ids, task=Sampling(**given), deadline=deadline))
+
+    def cancel(self, request: str) -> None:
+        """End a completion before the next engine step."""
+        self._loop.cancel(request)
+
+    def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
+        """Log probabilities of given sequences."""
+        sequences = [self._reader.read(prompt) for prompt in prompts]
+        return score_all(self._loop, sequences, Scoring(alternatives=alternatives), self._spelling)
+
+    def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
+        """The tokens of a prompt, and the text they spell."""
+        ids = self._reader.read(prompt)
+        return TokenizedAnswer(tokens=tuple(self._spelling.token(i) for i in ids), text=self._reader.text(prompt, ids))
+
+    def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
+        """Attention weights, a layer each."""
+        ids = self._reader.read(wanted.prompt)
+        return compute_maps(self._loaded, ids, wanted, [self._spelling.token(i).text for i in ids])
+
+    def load(self) -> LoadAnswer:
+        """How busy the engine is."""
+        load = self._loop.load()
+        return LoadAnswer(
+            running=load.running,
+            waiting=load.waiting,
+            state_tokens_used=load.state_tokens_used,
+            state_tokens_total=load.state_tokens_total,
+            preemptions=load.preemptions,
+            cached_tokens=0,
+            generated_tokens=load.generated_tokens,
+        )
+
+    def stop(self, grace: float) -> None:
+        """Refuse new work, let running work finish for up to `grace` seconds, then end the thread."""
+        self._loop.drain(grace)
+        self._loop.stop()
+
+    def _room(self, prompt: int) -> int:
+        """New tokens where the caller does not say: the engine's default, or what the context still holds."""
+        left: int = self._loaded.model.context - prompt
+        return max(1, min(Sampling().max_new_tokens, left))
+
+    def _listen(self, events: Sequence[Event]) -> None:
+        self._deliver([chunk_of(event, self._spelling) for event in events])

@@ -1,0 +1,23 @@
+"""A kernel by name for every attention layer of a model."""
+
+from __future__ import annotations
+
+import torch
+from attn_core.errors import Incompatible
+from attn_models.decoder import Decoder
+
+
+def use_kernel(model: Decoder, name: str | None) -> None:
+    """Compute all attention with the kernel called `name`, or let dispatch choose where it is None.
+
+    Runs one token, so that a kernel that refuses raises `KernelRefused` here and not in the first request.
+    """
+    if name is not None:
+        choosers = [getattr(module, "use_kernel", None) for module in model.modules()]
+        chosen = [choose for choose in choosers if choose is not None]
+        if not chosen:
+            raise Incompatible("no attention of this model is computed by kernels", kernel=name)
+        for choose in chosen:
+            choose(name)
+    with torch.inference_mode():
+        model(torch.zeros(1, 1, dtype=torch.int64))

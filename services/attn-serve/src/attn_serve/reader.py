@@ -1,0 +1,46 @@
+"""Prompts of any form to token ids."""
+
+from __future__ import annotations
+
+from attn_core.errors import InvalidValue
+from attn_models.tokenizers import Tokenizer
+
+from attn_serve.requests import PromptInput
+
+
+class Reader:
+    """Reads prompts as one model's tokenizer does."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def chat(self) -> bool:
+        """Whether conversations can be read."""
+        return self._tokenizer.settings.chat_template is not None
+
+    def read(self, prompt: PromptInput) -> tuple[int, ...]:
+        """The token ids; raises `InvalidValue` for an empty prompt or ids outside the vocabulary."""
+        if prompt.tokens is not None:
+            ids = prompt.tokens
+        elif prompt.chat is not None:
+            if not prompt.chat:
+                raise InvalidValue.of("prompt.chat.messages", "no turns", "at least one")
+            ids = tuple(self._tokenizer.encode_chat(_turns(prompt)))
+        else:
+            ids = tuple(self._tokenizer.encode(prompt.text or ""))
+        if not ids:
+            raise InvalidValue.of("prompt", "no tokens", "at least one token")
+        return ids
+
+    def text(self, prompt: PromptInput, ids: tuple[int, ...]) -> str:
+        """The text that was tokenised: of a conversation what the template made of it, of ids their decoding."""
+        if prompt.text is not None:
+            return prompt.text
+        if prompt.chat is not None:
+            return self._tokenizer.render_chat(_turns(prompt))
+        return self._tokenizer.decode(ids, skip_special=False)
+
+
+def _turns(prompt: PromptInput) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in prompt.chat or ()]
