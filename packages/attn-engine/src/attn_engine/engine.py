@@ -1,0 +1,175 @@
+"""Continuous batching: requests join and leave a running batch between any two steps."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from attn_core import LanguageModel, StateStore, Tokenizer
+from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable
+
+from attn_engine.detokenize import Detokenizer
+from attn_engine.event import Event, FinishReason
+from attn_engine.limits import EngineLimits, Load
+from attn_engine.progress import advance
+from attn_engine.request import ModelLimits, Request
+from attn_engine.sampling import Sampling
+from attn_engine.scheduler import Chunk, Scheduler
+from attn_engine.sequence import Sequence
+from attn_engine.step import Forward
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs the requests of one model. Not thread-safe: one thread submits, cancels and steps (see `EngineLoop`).
+
+    `store` was made for `model.state_specs()`. Without a `tokenizer` events carry no text, stop strings are refused and
+    nothing but the number of tokens ends a request. `clock` gives the time that deadlines are compared with, seconds.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: StateStore,
+        tokenizer: Tokenizer | None = None,
+        limits: EngineLimits = EngineLimits(),  # noqa: B008  (frozen)
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._forward = Forward(model, store)
+        self._store = store
+        self._tokenizer = tokenizer
+        self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
+        self.limits = limits
+        self._clock = clock
+        self._scheduler = Scheduler(store, limits.step_tokens)
+        self._fit = ModelLimits(vocabulary=model.vocabulary, context=model.context, has_source=self._forward.has_source)
+        self._sequences: dict[str, Sequence] = {}
+        self._news: list[Event] = []
+        self._numbers = 0
+        self._draining = False
+        self._computed = 0
+        self._generated = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is waiting or running and no news is left to tell."""
+        return not self._sequences and not self._news
+
+    def check(self, request: Request) -> None:
+        """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
+        self._fit.check(request)
+        if self._tokenizer is None and isinstance(request.task, Sampling) and request.task.stop:
+            raise InvalidValue.of("stop", request.task.stop, "none, as the engine has no tokenizer")
+        tokens = len(request.token_ids) + request.new_tokens
+        if not self._store.fits(tokens):
+            raise InvalidValue.of("token_ids", f"{tokens} tokens with those to come", "what the model's cache can hold")
+
+    def submit(self, request: Request) -> str:
+        """Accept a request; its id is returned.
+
+        Raises `InvalidValue` or `ContextLengthExceeded` for a request that can never run, `AlreadyExists` for an id in
+        use, `OutOfCapacity` where too many wait, `Unavailable` after `drain`.
+        """
+        if self._draining:
+            raise Unavailable("the engine takes no new requests: it is shutting down")
+        self.check(request)
+        if request.id in self._sequences:
+            raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
+        if len(self._scheduler.waiting) >= self.limits.waiting:
+            raise OutOfCapacity(f"{self.limits.waiting} requests are waiting already", waiting=self.limits.waiting)
+        self._numbers += 1
+        text = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
+        sequence = Sequence(request, self._numbers, text)
+        self._sequences[request.id] = sequence
+        self._scheduler.add(sequence)
+        return request.id
+
+    def cancel(self, id: str) -> bool:  # noqa: A002  (the field's name)
+        """Free all that the request holds, now; the next step tells. False if it is not known or has ended."""
+        sequence = self._sequences.get(id)
+        if sequence is None:
+            return False
+        self._end(sequence, FinishReason.CANCELLED)
+        return True
+
+    def step(self) -> list[Event]:
+        """Compute one step for as many requests as fit; returns all news since the last step."""
+        self._drop_late()
+        with torch.inference_mode():
+            chunks = self._admitted(self._scheduler.plan())
+            if chunks:
+                self._compute(chunks)
+        news, self._news = self._news, []
+        return news
+
+    def load(self) -> Load:
+        """How busy the engine is."""
+        usage = self._store.usage()
+        return Load(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            state_tokens_used=usage.tokens,
+            state_tokens_total=usage.tokens_total,
+            preemptions=self._scheduler.preemptions,
+            computed_tokens=self._computed,
+            generated_tokens=self._generated,
+        )
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; those accepted run to their end as `step` is called."""
+        self._draining = True
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request as failed and free everything, after an error that cannot be laid to one of them."""
+        for sequence in list(self._sequences.values()):
+            self._end(sequence, FinishReason.FAILED, error)
+
+    def _drop_late(self) -> None:
+        now = self._clock()
+        for sequence in list(self._sequences.values()):
+            deadline = sequence.request.deadline
+            if deadline is not None and now >= deadline:
+                self._end(sequence, FinishReason.DEADLINE)
+
+    def _admitted(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Encode the sources of newcomers; one whose source cannot be encoded fails alone."""
+        if not self._forward.has_source:
+            return chunks
+        ready = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            try:
+                if sequence.computed == 0:
+                    self._forward.enter(sequence.number, sequence.request.source_ids)
+            except Exception as error:
+                log.exception("request %s: the source could not be encoded", sequence.id)
+                self._end(sequence, FinishReason.FAILED, error)
+            else:
+                ready.append(chunk)
+        return ready
+
+    def _compute(self, chunks: list[Chunk]) -> None:
+        ordered, hidden = self._forward.run(chunks)
+        for chunk in ordered:
+            self._computed += chunk.length
+            chunk.sequence.computed_in_all += chunk.length
+        for progress in advance(self._forward, ordered, hidden, self._end_ids):
+            sequence = progress.sequence
+            self._generated += 0 if sequence.scoring else len(progress.tokens)
+            finish = None
+            if progress.reason is not None:
+                self._remove(sequence)
+                finish = sequence.finish(progress.reason, progress.error)
+            self._news.append(Event(request=sequence.id, tokens=progress.tokens, text=progress.text, finish=finish))
+
+    def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
+        self._remove(sequence)
+        text = sequence.remaining_text()
+        self._news.append(Event(request=sequence.id, text=text, finish=sequence.finish(reason, error)))
+
+    def _remove(self, sequence: Sequence) -> None:
+        self._scheduler.remove(sequence)
+        del self._sequences[sequence.id]

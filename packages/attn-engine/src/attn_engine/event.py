@@ -1,0 +1,72 @@
+"""What the engine tells about a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from attn_core.errors import AttnError
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    END_OF_SEQUENCE = "end_of_sequence"
+    """The model made an end token."""
+    STOP = "stop"
+    """A stop string appeared."""
+    LENGTH = "length"
+    """All new tokens that were asked for are made."""
+    SCORED = "scored"
+    """All given tokens are scored."""
+    CANCELLED = "cancelled"
+    """It was cancelled."""
+    DEADLINE = "deadline"
+    """Its deadline passed."""
+    FAILED = "failed"
+    """An error ended it; see `Finish.error`."""
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token id; `logprob`, in nats, and `alternatives` (id, logprob), likeliest first, where asked for.
+
+    Log-probabilities are those of the model's own distribution, before penalty, temperature and filters.
+    """
+
+    id: int
+    logprob: float | None = None
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestUsage:
+    """What a request cost, in tokens; `computed_tokens` counts recomputation after preemption too."""
+
+    prompt_tokens: int
+    new_tokens: int
+    computed_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """How a request ended; `stop` is the stop string with `FinishReason.STOP`."""
+
+    reason: FinishReason
+    usage: RequestUsage
+    stop: str | None = None
+    error: AttnError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """News of one request in one step: new tokens, text that has become final, and how it ended.
+
+    `text` can lag behind `tokens` while a character is incomplete or could begin a stop string; the texts of all
+    events joined are the completion.
+    """
+
+    request: str
+    tokens: tuple[ScoredToken, ...] = ()
+    text: str = ""
+    finish: Finish | None = None

@@ -1,0 +1,107 @@
+"""What a step brings to each sequence: new tokens or scores, text, and perhaps the end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from attn_core.errors import AttnError, InternalError
+from torch import Tensor
+
+from attn_engine import sequence as sequences
+from attn_engine.event import FinishReason, ScoredToken
+from attn_engine.sampler import Draw, choose_tokens, log_probabilities
+from attn_engine.sampling import Sampling
+from attn_engine.scheduler import Chunk
+from attn_engine.step import Forward
+
+
+@dataclass(frozen=True)
+class Progress:
+    """News of one sequence; `reason` says why it ends, None while it goes on."""
+
+    sequence: sequences.Sequence
+    tokens: tuple[ScoredToken, ...]
+    text: str = ""
+    reason: FinishReason | None = None
+    error: AttnError | None = field(default=None)
+
+
+def advance(forward: Forward, chunks: Sequence[Chunk], hidden: Tensor, end_ids: Collection[int]) -> list[Progress]:
+    """Note the chunks as computed, choose a token for each sequence that is complete, and score those that ask.
+
+    `hidden` [tokens, width] are the rows of the chunks, in their order.
+    """
+    starts, at = [], 0
+    for chunk in chunks:
+        starts.append(at)
+        at += chunk.length
+    found = [
+        _score(forward, chunk, hidden[start : start + chunk.length])
+        for chunk, start in zip(chunks, starts, strict=True)
+        if chunk.sequence.scoring
+    ]
+    pairs = [(c, start + c.length - 1) for c, start in zip(chunks, starts, strict=True)]
+    pairs = [(chunk, row) for chunk, row in pairs if chunk.completes and not chunk.sequence.scoring]
+    for chunk in chunks:
+        chunk.sequence.computed += chunk.length
+    if pairs:
+        logits = forward.logits(hidden, [row for _, row in pairs])
+        found += _generate([chunk.sequence for chunk, _ in pairs], logits, end_ids)
+    return found
+
+
+def _generate(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Progress]:
+    draws = []
+    for sequence in growing:
+        seen = sequence.seen(logits.shape[-1], logits.device)
+        draws.append(Draw(sequence.sampling, sequence.seed, len(sequence.tokens), seen))
+    tokens = choose_tokens(logits, draws)
+    scored = _scored(growing, logits, tokens)
+    return [_extend(*item, end_ids) for item in zip(growing, scored, strict=True)]
+
+
+def _scored(growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Sequence[int]) -> list[ScoredToken]:
+    scored = [ScoredToken(token) for token in tokens]
+    asked = [row for row, s in enumerate(growing) if s.sampling.alternatives is not None and tokens[row] >= 0]
+    if asked:
+        wanted = [growing[row].sampling.alternatives or 0 for row in asked]
+        details = log_probabilities(logits[asked], [tokens[row] for row in asked], max(wanted))
+        for row, most, (own, likeliest) in zip(asked, wanted, details, strict=True):
+            scored[row] = ScoredToken(tokens[row], own, tuple(likeliest[:most]))
+    return scored
+
+
+def _extend(sequence: sequences.Sequence, token: ScoredToken, end_ids: Collection[int]) -> Progress:
+    """Add the token; decide whether the sequence ends."""
+    if token.id < 0:
+        error = InternalError("the model's logits are not finite numbers")
+        return Progress(sequence, (), sequence.remaining_text(), FinishReason.FAILED, error)
+    sequence.tokens.append(token.id)
+    sampling: Sampling = sequence.sampling
+    ended = token.id in end_ids and not sampling.ignore_end
+    full = sequence.generated >= sampling.max_new_tokens
+    text = "" if ended else sequence.text_of(token.id)
+    if sequence.stops.found is None and (ended or full):
+        text += sequence.remaining_text()
+    reason = None
+    if sequence.stops.found is not None:
+        reason = FinishReason.STOP
+    elif ended:
+        reason = FinishReason.END_OF_SEQUENCE
+    elif full:
+        reason = FinishReason.LENGTH
+    return Progress(sequence, (token,), text, reason)
+
+
+def _score(forward: Forward, chunk: Chunk, hidden: Tensor) -> Progress:
+    """Scores of the tokens that follow those of the chunk; the first token of all has none."""
+    sequence, start = chunk.sequence, chunk.sequence.computed
+    following = sequence.tokens[start + 1 : start + chunk.length + 1]
+    most = sequence.request.task.alternatives or 0
+    found = [ScoredToken(sequence.tokens[0])] if start == 0 else []
+    if following:
+        logits = forward.logits(hidden, range(len(following)))
+        for token, (own, likeliest) in zip(following, log_probabilities(logits, following, most), strict=True):
+            found.append(ScoredToken(token, own, tuple(likeliest)))
+    return Progress(sequence, tuple(found), reason=FinishReason.SCORED if chunk.completes else None)

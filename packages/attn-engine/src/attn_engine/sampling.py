@@ -1,0 +1,84 @@
+"""How the next token is chosen, as a request asks for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core.errors import InvalidValue
+
+MOST_STOPS = 16
+MOST_ALTERNATIVES = 20
+SEED_LIMIT = 2**64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Settings of one generation; raises `InvalidValue` that names the field for what is out of range.
+
+    Applied in this order: `repetition_penalty` divides positive and multiplies negative logits of tokens already seen
+    (Keskar et al. 2019, arXiv 1909.05858); `temperature` divides the logits, 0 takes the likeliest token; `top_k`
+    keeps the k likeliest (0: all); `top_p` keeps the smallest set of likeliest tokens whose probabilities reach it
+    (Holtzman et al. 2020, arXiv 1904.09751); `min_p` keeps tokens of at least this fraction of the likeliest one's
+    probability (Nguyen et al. 2024, arXiv 2407.01082).
+
+    `seed` makes the choice repeatable; None draws one. `stop` strings end the text before they appear. `ignore_end`
+    goes on after an end token. `alternatives` asks for log-probabilities: None for none, 0 for the chosen token's,
+    n for the n likeliest as well.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    ignore_end: bool = False
+    alternatives: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("max_new_tokens", self.max_new_tokens, 1, None)
+        _number("temperature", self.temperature, 0.0, None)
+        _whole("top_k", self.top_k, 0, None)
+        _number("top_p", self.top_p, 0.0, 1.0)
+        if self.top_p == 0:
+            raise InvalidValue.of("top_p", self.top_p, "a number above 0, up to 1")
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, SEED_LIMIT - 1)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, None)
+        if self.repetition_penalty == 0:
+            raise InvalidValue.of("repetition_penalty", self.repetition_penalty, "a finite number above 0")
+        if self.alternatives is not None:
+            _whole("alternatives", self.alternatives, 0, MOST_ALTERNATIVES)
+        self._check_stops()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken as it is, without looking at what was seen."""
+        return self.temperature == 0 and self.repetition_penalty == 1
+
+    def _check_stops(self) -> None:
+        # A caller without a type checker may give one string, or a list.
+        given: Any = self.stop
+        stops: tuple[Any, ...] = (given,) if isinstance(given, str) else tuple(given)
+        object.__setattr__(self, "stop", stops)
+        if len(stops) > MOST_STOPS:
+            raise InvalidValue.of("stop", f"{len(stops)} strings", f"at most {MOST_STOPS}")
+        for i, text in enumerate(stops):
+            if not isinstance(text, str) or not text:
+                raise InvalidValue.of(f"stop[{i}]", text, "a string that is not empty")
+
+
+def _whole(field: str, value: Any, least: int, most: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        raise InvalidValue.of(field, value, f"a whole number from {least}" + (f" to {most}" if most else ""))
+
+
+def _number(field: str, value: Any, least: float, most: float | None) -> None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not known or value < least or (most is not None and value > most):
+        raise InvalidValue.of(field, value, f"a finite number from {least:g}" + (f" to {most:g}" if most else ""))

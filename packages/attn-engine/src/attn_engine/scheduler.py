@@ -1,0 +1,114 @@
+"""Who computes how many tokens in the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from attn_core import StateStore
+
+from attn_engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next `length` tokens of a sequence."""
+
+    sequence: Sequence
+    length: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether nothing is left to compute afterwards, so that a token can be chosen."""
+        return self.length == self.sequence.pending
+
+
+class Scheduler:
+    """Waiting and running sequences, and the store they share.
+
+    Running sequences decode first, one token each; what is left of the step's tokens goes to prompts in chunks. When
+    memory runs out, the least urgent running sequence leaves the store and waits to be computed again: the most urgent
+    can always go on, as it was checked to fit alone, so two half-grown sequences cannot block each other.
+    """
+
+    def __init__(self, store: StateStore, step_tokens: int) -> None:
+        self._store = store
+        self._step_tokens = step_tokens
+        self.waiting: list[Sequence] = []
+        self.running: dict[int, Sequence] = {}
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Let it wait for a place."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take it out, wherever it is, and free what it holds at once."""
+        if sequence.number in self.running:
+            del self.running[sequence.number]
+            self._store.release(sequence.number)
+        else:
+            self.waiting.remove(sequence)
+
+    def plan(self) -> list[Chunk]:
+        """The chunks of the next step; reserves their room, preempts and admits."""
+        preemptions = self.preemptions
+        running = sorted(self.running.values(), key=_rank)
+        chunks = self._go_on([s for s in running if s.pending == 1], self._step_tokens)
+        left = self._step_tokens - len(chunks)
+        chunks += self._go_on([s for s in running if s.pending > 1], left)
+        left = self._step_tokens - sum(chunk.length for chunk in chunks)
+        # A victim of this step would only be admitted again to be thrown out in the next.
+        if self.preemptions == preemptions:
+            chunks += self._admit(left)
+            return chunks
+        return [chunk for chunk in chunks if chunk.sequence.number in self.running]
+
+    def _go_on(self, sequences: Iterable[Sequence], left: int) -> list[Chunk]:
+        chunks = []
+        for sequence in sequences:
+            length = min(sequence.pending, left)
+            if length < 1 or sequence.number not in self.running:
+                continue
+            if self._make_room(sequence, sequence.computed + length):
+                chunks.append(Chunk(sequence, length))
+                left -= length
+        return chunks
+
+    def _make_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Reserve, at the expense of less urgent sequences; False where the sequence itself had to leave."""
+        while not self._store.reserve(sequence.number, tokens):
+            victim = max(self.running.values(), key=_rank)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, victim: Sequence) -> None:
+        del self.running[victim.number]
+        self._store.release(victim.number)
+        victim.forget()
+        self.waiting.append(victim)
+        self.preemptions += 1
+
+    def _admit(self, left: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        self.waiting.sort(key=_rank)
+        while self.waiting and left > 0:
+            sequence = self.waiting[0]
+            if not self._store.admit(sequence.number):
+                break
+            # Room for all that is known, and a token more, so that it is not thrown out before it has made one.
+            if not self._store.reserve(sequence.number, len(sequence.tokens) + (sequence.scoring is None)):
+                self._store.release(sequence.number)
+                break
+            self.waiting.pop(0)
+            self.running[sequence.number] = sequence
+            length = min(sequence.pending, left)
+            chunks.append(Chunk(sequence, length))
+            left -= length
+        return chunks
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

@@ -1,0 +1,103 @@
+"""A request on its way through the engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from attn_core.errors import AttnError, InternalError
+from torch import Tensor
+
+from attn_engine.detokenize import Detokenizer, StopStrings
+from attn_engine.event import Finish, FinishReason, RequestUsage
+from attn_engine.request import Request, Scoring
+from attn_engine.sampling import Sampling
+
+
+@dataclass(eq=False)
+class Sequence:
+    """`tokens` are the prompt and what was generated; the states of the first `computed` of them are in the store."""
+
+    request: Request
+    number: int
+    """Name in the store, and order of arrival."""
+    detokenizer: Detokenizer | None = None
+    tokens: list[int] = field(init=False)
+    computed: int = 0
+    computed_in_all: int = 0
+    seed: int = field(init=False)
+    stops: StopStrings = field(init=False)
+    _seen: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.token_ids)
+        task = self.request.task
+        given = task.seed if isinstance(task, Sampling) else None
+        self.seed = random.getrandbits(64) if given is None else given
+        self.stops = StopStrings(task.stop if isinstance(task, Sampling) else ())
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self.request.id
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts the most urgent first: highest priority, then oldest."""
+        return (-self.request.priority, self.number)
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose states are not computed yet: one while it decodes."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def generated(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - len(self.request.token_ids)
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """The task where tokens are scored, not generated."""
+        return self.request.task if isinstance(self.request.task, Scoring) else None
+
+    @property
+    def sampling(self) -> Sampling:
+        """The task where tokens are generated."""
+        if isinstance(self.request.task, Sampling):
+            return self.request.task
+        raise InternalError(f"request {self.id} is scored, not sampled")
+
+    def text_of(self, token: int) -> str:
+        """The text that is final now that this token has come."""
+        return self.stops.push(self.detokenizer.push(token)) if self.detokenizer else ""
+
+    def remaining_text(self) -> str:
+        """The text that was held back, now that nothing more comes."""
+        if self.detokenizer is None or self.stops.found is not None:
+            return ""
+        return self.stops.push(self.detokenizer.finish()) + self.stops.finish()
+
+    def seen(self, vocabulary: int, device: torch.device) -> Tensor | None:
+        """Which tokens have occurred [vocabulary], bool; None where no repetition penalty asks."""
+        task = self.request.task
+        if isinstance(task, Scoring) or task.repetition_penalty == 1:
+            return None
+        if self._seen is None:
+            self._seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+            self._seen[torch.tensor(self.tokens, device=device)] = True
+        self._seen[self.tokens[-1]] = True
+        return self._seen
+
+    def forget(self) -> None:
+        """Its states are gone from the store and will be computed again."""
+        self.computed = 0
+
+    def finish(self, reason: FinishReason, error: Exception | None = None) -> Finish:
+        """The closing news."""
+        usage = RequestUsage(
+            prompt_tokens=len(self.request.token_ids), new_tokens=self.generated, computed_tokens=self.computed_in_all
+        )
+        known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
+        return Finish(reason=reason, usage=usage, stop=self.stops.found, error=known)

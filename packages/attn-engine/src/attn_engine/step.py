@@ -1,0 +1,56 @@
+"""One forward pass over the chunks of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attn_core import LanguageModel, RaggedBatch, Source, StateStore
+from torch import Tensor
+
+from attn_engine.scheduler import Chunk
+
+
+class Forward:
+    """Runs the model over ragged batches against the store."""
+
+    def __init__(self, model: LanguageModel, store: StateStore) -> None:
+        self.model = model
+        self.store = store
+        parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        states = [spec for specs in model.state_specs().values() for spec in specs.values()]
+        self.has_source = any(isinstance(spec, Source) for spec in states)
+
+    def enter(self, number: int, source_ids: Sequence[int] | None) -> None:
+        """Encode the source of a request that was just admitted, where the model has one."""
+        if self.has_source and source_ids is not None:
+            source = self.model.encode(self._tensor(list(source_ids)))
+            self.store.write_source(number, source)
+
+    def run(self, chunks: Sequence[Chunk]) -> tuple[list[Chunk], Tensor]:
+        """Compute the chunks; returns them in batch order and their hidden rows [tokens, width]."""
+        by_number = {chunk.sequence.number: chunk for chunk in chunks}
+        numbers = self.store.order(list(by_number))
+        ordered = [by_number[number] for number in numbers]
+        batch = self._batch(ordered)
+        tokens = [
+            token
+            for chunk in ordered
+            for token in chunk.sequence.tokens[chunk.sequence.computed : chunk.sequence.computed + chunk.length]
+        ]
+        hidden = self.model.step(self._tensor(tokens), batch, self.store.view(batch, numbers))
+        return ordered, hidden
+
+    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Logits [rows, vocabulary] of these rows of hidden [tokens, width]."""
+        chosen = hidden if len(rows) == len(hidden) else hidden[self._tensor(list(rows))]
+        return self.model.logits(chosen)
+
+    def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
+        lengths = [chunk.length for chunk in chunks]
+        contexts = [chunk.sequence.computed for chunk in chunks]
+        return RaggedBatch.of(lengths, contexts, self._tensor)
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)

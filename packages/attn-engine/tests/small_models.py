@@ -1,0 +1,182 @@
+"""Small real language models, one for each kind of state, and a byte tokenizer. In float64, so that batches of other
+sizes cannot tip a greedy choice."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Field, Paged, RaggedBatch, Slot, Source
+from torch import Tensor, nn
+
+VOCABULARY, WIDTH, CONTEXT = 64, 16, 96
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    scores = (query @ key.T / WIDTH**0.5).masked_fill(~allowed, -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+class Softmax(nn.Module):
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+        self.window = window
+
+    def specs(self):
+        return {"kv": Paged({"key": Field((WIDTH,)), "value": Field((WIDTH,))}, window=self.window)}
+
+    def step(self, x: Tensor, batch: RaggedBatch, state) -> Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        state["kv"].append({"key": key, "value": value})
+        rows = state["kv"].rows(range(batch.requests))
+        out = []
+        for span in batch.spans():
+            r = span.request
+            at = batch.positions[span.start : span.stop, None]
+            allowed = rows.positions[r] <= at
+            if self.window is not None:
+                allowed = allowed & (rows.positions[r] > at - self.window)
+            if rows.keep is not None:
+                allowed = allowed & rows.keep[r]
+            out.append(attend(query[span.start : span.stop], rows.fields["key"][r], rows.fields["value"][r], allowed))
+        return torch.cat(out)
+
+
+class Linear(nn.Module):
+    """Linear attention (Katharopoulos et al. 2020): sums of fixed size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def specs(self):
+        return {"sums": Slot({"s": Field((WIDTH, WIDTH)), "z": Field((WIDTH,))})}
+
+    def step(self, x: Tensor, batch: RaggedBatch, state) -> Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        query, key = nn.functional.elu(query) + 1, nn.functional.elu(key) + 1
+        sums = {name: rows.clone() for name, rows in state["sums"].read().items()}
+        out = []
+        for span in batch.spans():
+            for t in range(span.start, span.stop):
+                sums["s"][span.request] += key[t, :, None] * value[t]
+                sums["z"][span.request] += key[t]
+                out.append(query[t] @ sums["s"][span.request] / (query[t] @ sums["z"][span.request]))
+        state["sums"].write(sums)
+        return torch.stack(out)
+
+
+class Cross(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, WIDTH)
+        self.memory = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def specs(self):
+        return {"source": Source({"key": Field((WIDTH,)), "value": Field((WIDTH,))})}
+
+    def encode(self, memory: Tensor):
+        key, value = self.memory(memory).chunk(2, -1)
+        return {"source": {"key": key, "value": value}}
+
+    def step(self, x: Tensor, batch: RaggedBatch, state) -> Tensor:
+        rows = state["source"].rows(range(batch.requests))
+        query = self.query(x)
+        keep = torch.ones_like(rows.positions, dtype=torch.bool) if rows.keep is None else rows.keep
+        return torch.cat(
+            [
+                attend(
+                    query[s.start : s.stop],
+                    rows.fields["key"][s.request],
+                    rows.fields["value"][s.request],
+                    keep[s.request],
+                )
+                for s in batch.spans()
+            ]
+        )
+
+
+class Replay(nn.Module):
+    """Knows only whole sequences: its inputs are remembered and it is run again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def specs(self):
+        return {"inputs": Paged({"x": Field((WIDTH,))})}
+
+    def step(self, x: Tensor, batch: RaggedBatch, state) -> Tensor:
+        state["inputs"].append({"x": x})
+        out = []
+        for span in batch.spans():
+            whole = state["inputs"].rows([span.request]).fields["x"][0]
+            full = self.mix(whole).tanh().cummax(0).values + whole.cumsum(0).tanh()
+            out.append(full[len(whole) - (span.stop - span.start) :])
+        return torch.cat(out)
+
+
+class SmallModel(nn.Module):
+    vocabulary = VOCABULARY
+    context = CONTEXT
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.place = nn.Embedding(CONTEXT, WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def state_specs(self):
+        return {f"layer{i}": layer.specs() for i, layer in enumerate(self.layers)}
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state) -> Tensor:
+        x = self.embed(tokens) + self.place(batch.positions)
+        for i, layer in enumerate(self.layers):
+            x = x + layer.step(nn.functional.layer_norm(x, (WIDTH,)), batch, state[f"layer{i}"])
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return 4 * self.head(nn.functional.layer_norm(hidden, (WIDTH,)))
+
+    def encode(self, source: Tensor):
+        memory = self.embed(source).tanh()
+        return {f"layer{i}": layer.encode(memory) for i, layer in enumerate(self.layers) if isinstance(layer, Cross)}
+
+
+KINDS = {
+    "paged": lambda: (Softmax(), Softmax()),
+    "window": lambda: (Softmax(window=7), Softmax()),
+    "slot": lambda: (Linear(), Linear()),
+    "source": lambda: (Softmax(), Cross()),
+    "replay": lambda: (Replay(),),
+    "hybrid": lambda: (Linear(), Softmax(window=5), Replay(), Cross()),
+}
+
+
+def small_model(kind: str) -> SmallModel:
+    torch.manual_seed(7)
+    return SmallModel(*KINDS[kind]()).double().eval()
+
+
+class Bytes:
+    """Token i is the byte i of `alphabet`, or of UTF-8 where none is given; the last token ends."""
+
+    def __init__(self, alphabet: bytes = bytes(range(256))) -> None:
+        self._alphabet = alphabet
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self._alphabet)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        return frozenset({len(self._alphabet) - 1})
+
+    def encode(self, text: str) -> list[int]:
+        return [self._alphabet.index(byte) for byte in text.encode()]
+
+    def decode(self, ids) -> str:
+        return bytes(self._alphabet[i] for i in ids).decode(errors="replace")
+
+
+LETTERS = Bytes(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .")

@@ -1,0 +1,143 @@
+"""The same request gives the same tokens, whatever else the engine does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from serving import assert_empty, make_engine, run, some_requests
+from small_models import KINDS, small_model
+
+EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
+
+
+def alone(model, requests):
+    return {request.id: run(make_engine(model), [request])[request.id].ids for request in requests}
+
+
+def ids_of(outcomes):
+    return {name: outcome.ids for name, outcome in outcomes.items()}
+
+
+@EVERY_KIND
+def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
+    model = small_model(kind)
+    for request in some_requests(model, 3):
+        tokens = list(request.token_ids)
+        for _ in range(request.new_tokens):
+            # The whole sequence from the start, as one prompt, for every single token.
+            fresh = run(
+                make_engine(model),
+                [
+                    type(request)(
+                        id="x",
+                        token_ids=tuple(tokens),
+                        source_ids=request.source_ids,
+                        task=type(request.task)(max_new_tokens=1, ignore_end=True),
+                    )
+                ],
+            )
+            tokens += fresh["x"].ids
+        assert run(make_engine(model), [request])[request.id].ids == tokens[len(request.token_ids) :]
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        pytest.param({}, id="in a crowd"),
+        pytest.param({"step_tokens": 3}, id="prompts in chunks of at most 3"),
+        pytest.param({"step_tokens": 11, "requests": 3}, id="waiting for places"),
+    ],
+)
+def test_a_crowd_changes_nothing(kind, cache, setting):
+    model = small_model(kind)
+    requests = some_requests(model)
+    engine = make_engine(model, cache, **setting)
+    assert ids_of(run(engine, requests)) == alone(model, requests)
+    assert_empty(engine)
+
+
+@EVERY_KIND
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+def test_joining_and_leaving_a_running_batch_changes_nothing(kind, cache):
+    model = small_model(kind)
+    requests = some_requests(model, seed=3)
+    engine = make_engine(model, cache, step_tokens=20)
+    assert ids_of(run(engine, requests, every=3)) == alone(model, requests)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("kind", ["paged", "window", "source", "replay", "hybrid"])
+def test_preemption_changes_nothing(kind):
+    model = small_model(kind)
+    requests = some_requests(model, count=12, seed=1)
+    engine = make_engine(model, "paged", tokens=96, step_tokens=40)
+    outcomes = run(engine, requests)
+    assert engine.load().preemptions > 0
+    assert ids_of(outcomes) == alone(model, requests)
+    assert_empty(engine)
+
+
+def test_two_half_grown_requests_do_not_block_each_other():
+    model = small_model("paged")
+    requests = some_requests(model, count=2, seed=5)
+    grown = [
+        type(r)(id=r.id, token_ids=tuple(range(30)), task=type(r.task)(max_new_tokens=60, ignore_end=True))
+        for r in requests
+    ]
+    engine = make_engine(model, "paged", tokens=96)
+    outcomes = run(engine, grown)
+    assert engine.load().preemptions > 0
+    assert all(len(outcome.ids) == 60 for outcome in outcomes.values())
+
+
+def test_the_urgent_request_goes_first_and_is_never_thrown_out():
+    model = small_model("paged")
+    calm, urgent = (
+        type(r)(id=r.id, token_ids=tuple(range(30)), priority=p, task=type(r.task)(max_new_tokens=60, ignore_end=True))
+        for r, p in zip(some_requests(model, count=2), (0, 1), strict=True)
+    )
+    engine = make_engine(model, "paged", tokens=96)
+    engine.submit(calm)
+    engine.step()
+    engine.submit(urgent)
+    order = []
+    while not engine.idle:
+        order += [event.request for event in engine.step() if event.finish]
+    assert order == [urgent.id, calm.id]
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_read():
+    model = small_model("paged")
+    short, long = some_requests(model, count=2)
+    short = type(short)(id="short", token_ids=(1, 2), task=type(short.task)(max_new_tokens=20, ignore_end=True))
+    long = type(short)(id="long", token_ids=tuple(range(60)), task=type(short.task)(max_new_tokens=2, ignore_end=True))
+    engine = make_engine(model, step_tokens=8)
+    engine.submit(short)
+    engine.step()
+    engine.submit(long)
+    for _ in range(8):
+        assert [event.request for event in engine.step()] == ["short"]
+    assert {event.request for event in engine.step()} == {"short", "long"}
+
+
+def test_no_gradient_is_recorded():
+    model = small_model("slot")
+    seen = []
+    model.logits_before, model.logits = model.logits, lambda hidden: seen.append(hidden) or model.logits_before(hidden)
+    run(make_engine(model), some_requests(model, 2))
+    assert all(hidden.is_inference() for hidden in seen)
+    assert torch.is_grad_enabled()
+
+
+def test_logits_are_computed_only_for_rows_that_sample():
+    model = small_model("paged")
+    rows = []
+    model.logits_before, model.logits = model.logits, lambda h: rows.append(len(h)) or model.logits_before(h)
+    request = some_requests(model, 1)[0]
+    request = type(request)(
+        id="x", token_ids=tuple(range(50)), task=type(request.task)(max_new_tokens=3, ignore_end=True)
+    )
+    run(make_engine(model, step_tokens=20), [request])
+    assert rows == [1, 1, 1]
