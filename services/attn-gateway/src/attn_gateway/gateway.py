@@ -61,9 +61,8 @@ class Gateway:
 
         Raises `UserError` if the port cannot be had, or the first error of a service. Call `stop` in any case.
         """
-        server = self._build()
+        self._server = server = self._build()
         self._port = _bind(server, self.settings)
-        self._server = server
         for name in ("", *self.names):
             await self._health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
         await server.start()

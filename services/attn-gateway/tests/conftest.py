@@ -1,0 +1,116 @@
+"""A small real service over the wire format, and a door in front of it."""
+
+# ruff: noqa: N802 - the names of calls are the interface's
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+from attn.v1 import common_pb2
+from attn.v1 import inference_pb2 as pb
+from attn.v1.inference_pb2_grpc import (
+    InferenceServiceServicer,
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
+from attn_core import errors
+from attn_gateway import Gateway, TlsFiles, call_of, serving
+
+
+class Words(InferenceServiceServicer):
+    """Splits text into words: Tokenize returns them, Generate streams them slowly; some models are errors."""
+
+    names = ("attn.v1.InferenceService",)
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.freed = asyncio.Event()
+        self.let_start = asyncio.Event()
+        self.let_start.set()
+        self.stopped_with: float | None = None
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_InferenceServiceServicer_to_server(self, server)
+
+    async def start(self) -> None:
+        await self.let_start.wait()
+
+    async def stop(self, grace: float) -> None:
+        self.stopped_with = grace
+
+    @staticmethod
+    def tokenize(model: str = "words", text: str = "one two three") -> pb.TokenizeRequest:
+        return pb.TokenizeRequest(model=model, prompt=common_pb2.Prompt(text=text))
+
+    @staticmethod
+    def generate(text: str = "one two three") -> pb.GenerateRequest:
+        return pb.GenerateRequest(model="words", prompt=common_pb2.Prompt(text=text))
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
+        self.calls.append(call_of(context))
+        if request.model == "unknown":
+            raise errors.UnknownName.of("model", "smolm2", ["smollm2"])
+        if request.model == "invalid":
+            raise errors.InvalidValue.of("temperature", -1, "0 or more")
+        if request.model == "full":
+            raise errors.OutOfCapacity("too many requests", retry_seconds=2.5)
+        if request.model == "bug":
+            raise RuntimeError("secret prompt")
+        if request.model == "abort":
+            await context.abort(grpc.StatusCode.DATA_LOSS, "said by the handler")
+        words = request.prompt.text.split()
+        tokens = [common_pb2.Token(id=number, text=word) for number, word in enumerate(words)]
+        return pb.TokenizeResponse(tokens=tokens, text=request.prompt.text)
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        self.calls.append(call_of(context))
+        try:
+            for word in request.prompt.text.split():
+                if word == "bug":
+                    raise RuntimeError("secret prompt")
+                yield pb.GenerateResponse(text=word)
+                await asyncio.sleep(0.01)
+        finally:
+            self.freed.set()
+
+
+@pytest.fixture
+async def words() -> Words:
+    return Words()
+
+
+@pytest.fixture
+async def gateway(words: Words) -> AsyncIterator[Gateway]:
+    async with serving([words]) as running:
+        yield running
+
+
+@pytest.fixture
+async def channel(gateway: Gateway) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(gateway.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def stub(channel: grpc.aio.Channel) -> InferenceServiceStub:
+    return InferenceServiceStub(channel)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """A key and a self-signed certificate for localhost."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    files = TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
+        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+        + ["-keyout", str(files.key), "-out", str(files.certificate)],
+        check=True,
+        capture_output=True,
+    )
+    return files

@@ -1,0 +1,135 @@
+"""Bytes, sizes, methods and callers that do not get in."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from attn.v1 import common_pb2
+from attn.v1 import inference_pb2 as pb
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn_gateway import GatewaySettings, TlsFiles, serving
+
+TOKENIZE = "/attn.v1.InferenceService/Tokenize"
+GENERATE = "/attn.v1.InferenceService/Generate"
+
+
+async def send(channel: grpc.aio.Channel, method: str, data: bytes, **options: Any) -> bytes:
+    """Raw bytes to a unary method, raw bytes back."""
+    return await channel.unary_unary(method)(data, **options)
+
+
+async def refusal(call: Any) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+INVALID_UTF8 = b"\x0a\x02\xff\xfe"
+WRONG_WIRE_TYPE = b"\x0b"
+TRUNCATED = pb.TokenizeRequest(model="words").SerializeToString()[:-2]
+
+
+@pytest.mark.parametrize("data", [INVALID_UTF8, WRONG_WIRE_TYPE, TRUNCATED, b"\xff" * 50])
+async def test_bytes_that_are_no_message_are_the_callers_mistake(channel: grpc.aio.Channel, data: bytes) -> None:
+    failure = await refusal(send(channel, TOKENIZE, data))
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "not a valid message" in failure.details()
+    assert "Exception" not in failure.details()
+
+
+async def test_a_stream_refuses_wrong_bytes_too(channel: grpc.aio.Channel) -> None:
+    call = channel.unary_stream(GENERATE)(INVALID_UTF8)
+    failure = await refusal(call.read())
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_random_bytes_never_look_like_a_fault_of_ours(channel: grpc.aio.Channel) -> None:
+    draw = random.Random(7)
+    for _ in range(200):
+        try:
+            await send(channel, TOKENIZE, draw.randbytes(draw.randrange(1, 40)))
+        except grpc.aio.AioRpcError as failure:
+            assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT, failure
+
+
+async def test_unknown_fields_are_let_through(channel: grpc.aio.Channel) -> None:
+    data = pb.TokenizeRequest(model="words", prompt=common_pb2.Prompt(text="a b")).SerializeToString() + b"\x98\x3f\x01"
+    answer = pb.TokenizeResponse.FromString(await send(channel, TOKENIZE, data))
+    assert [token.text for token in answer.tokens] == ["a", "b"]
+
+
+async def test_a_request_over_four_mebibytes_is_refused_by_its_size(stub: InferenceServiceStub, words: Any) -> None:
+    failure = await refusal(stub.Tokenize(words.tokenize(text="x" * (4 * 2**20 + 1))))
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert not words.calls
+
+
+async def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    for method in ("/attn.v1.InferenceService/Fly", "/attn.v9.Other/Fly"):
+        assert (await refusal(send(channel, method, b""))).code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_headers_of_a_megabyte_are_refused(stub: InferenceServiceStub, words: Any) -> None:
+    failure = await refusal(stub.Tokenize(words.tokenize(), metadata=(("x-much", "y" * 2**20),)))
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        (),
+        (("authorization", "Bearer wrong"),),
+        (("authorization", "right"),),
+        (("authorization", "Bearer right"), ("authorization", "Bearer wrong")),
+    ],
+)
+async def test_without_the_token_no_call_gets_in(words: Any, metadata: Any) -> None:
+    async with serving([words], GatewaySettings(port=0, token="right")) as gateway:
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            stub = InferenceServiceStub(channel)
+            failure = await refusal(stub.Tokenize(words.tokenize(), metadata=metadata))
+            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+            failure = await refusal(stub.Generate(words.generate(), metadata=metadata).read())
+            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+            failure = await refusal(send(channel, "/attn.v1.No/No", b"", metadata=metadata))
+            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert not words.calls
+
+
+async def test_the_token_opens_the_door(words: Any) -> None:
+    async with serving([words], GatewaySettings(port=0, token="right")) as gateway:
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            metadata = (("authorization", "Bearer right"),)
+            answer = await InferenceServiceStub(channel).Tokenize(words.tokenize(), metadata=metadata)
+    assert len(answer.tokens) == 3
+
+
+async def test_with_tls_a_trusted_caller_gets_in_and_plain_text_does_not(words: Any, certificate: TlsFiles) -> None:
+    async with serving([words], GatewaySettings(port=0, tls=certificate)) as gateway:
+        trusted = grpc.ssl_channel_credentials(certificate.certificate.read_bytes())
+        async with grpc.aio.secure_channel(gateway.address, trusted) as channel:
+            assert len((await InferenceServiceStub(channel).Tokenize(words.tokenize())).tokens) == 3
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            failure = await refusal(InferenceServiceStub(channel).Tokenize(words.tokenize(), timeout=5))
+            assert failure.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_calls_over_the_limit_are_refused_at_once_and_the_others_end_well(words: Any) -> None:
+    async with serving([words], GatewaySettings(port=0, max_calls=3)) as gateway:
+        async with grpc.aio.insecure_channel(gateway.address) as channel:
+            stub = InferenceServiceStub(channel)
+
+            async def texts() -> list[str]:
+                return [message.text async for message in stub.Generate(words.generate("a b c d e f"))]
+
+            results = await asyncio.gather(*(texts() for _ in range(8)), return_exceptions=True)
+    well = [result for result in results if result == list("abcdef")]
+    refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
+    assert len(well) == 3
+    assert {failure.code() for failure in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert len(refused) == 5
