@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core.errors import Incompatible
-from attn_models.decoder import Decoder
+from attn_models.decoder.decoder import Decoder
 
 
 def use_kernel(model: Decoder, name: str | None) -> None:

@@ -61,7 +61,7 @@ class Tokenizer:
         return cls(backend, read_settings(Path(folder)))
 
     @property
-    def vocab_size(self) -> int:
+    def vocabulary(self) -> int:
         """Number of ids: one more than the largest, as an embedding needs it."""
         return self._size
 
@@ -76,7 +76,7 @@ class Tokenizer:
         return self._id_of(self.settings.pad_token)
 
     @property
-    def eos_ids(self) -> frozenset[int]:
+    def end_ids(self) -> frozenset[int]:
         """The ids that end a generation; empty for models that never end by themselves."""
         end = self._id_of(self.settings.eos_token)
         return frozenset(self.settings.eos_ids) | (frozenset() if end is None else {end})
