@@ -16,17 +16,13 @@ from typing import Any
 
 import psutil
 from attn_core.errors import InvalidValue, Unavailable
+from attn_core.home import home_folder
 
 NAMESPACE = "attn"
 """Ray namespace of all named actors."""
 
 EXIT_SECONDS = 5.0
 """How long processes of a local cluster may take to end by themselves."""
-
-
-def default_home() -> Path:
-    """Where models, jobs and their records lie: ATTN_HOME, or ~/.local/share/attn."""
-    return Path(os.environ.get("ATTN_HOME") or Path.home() / ".local" / "share" / "attn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +52,7 @@ class ClusterSettings:
     address: str | None = None
     cpus: int | None = None
     object_store_bytes: int = 256 * 2**20
-    home: Path = field(default_factory=default_home)
+    home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
 
 

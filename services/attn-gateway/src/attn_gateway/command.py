@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_core.home import home_folder
 
-from attn_gateway.cluster import ClusterSettings, ModelToLoad, default_home
+from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.logs import configure_logs
 from attn_gateway.serve import ServeSettings, serve
@@ -63,7 +64,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         cluster=ClusterSettings(
             address=os.environ.get("RAY_ADDRESS") or None,
             cpus=cpus,
-            home=home or default_home(),
+            home=home or home_folder(),
             models=tuple(ModelToLoad.parse(text) for text in model or ()),
         ),
         ready_file=ready_file,

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from attn_core.home import home_folder, models_folder
 
-def attn_home() -> Path:
-    """The folder of everything fetched: $ATTN_HOME, else ~/.cache/attn."""
-    given = os.environ.get("ATTN_HOME")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "attn"
+attn_home = home_folder
 
 
 def model_folder(name: str, home: Path) -> Path:
     """Where the converted model `name` lies under `home`."""
-    return home / "models" / name
+    return models_folder(home) / name
 
 
 def text_file(name: str, home: Path) -> Path:
