@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Listing plugins imports this package, and must not import gRPC with it.
 _HOMES = {
-    "call": ("Call", "call_of"),
+    "call": ("Call", "Context", "call_of"),
     "cluster": ("Cluster", "ClusterSettings", "ModelToLoad"),
     "gateway": ("Gateway", "serving"),
     "paging": ("page_of",),
