@@ -74,7 +74,8 @@ class Full(Mask):
     kind = "full"
 
     def allows(self, query: Positions, key: Positions) -> Any:
-        return (query >= 0) & (key >= 0)
+        # Always true, also for the negative positions of queries that outnumber the keys; broadcasts both.
+        return (query <= key) | (query > key)
 
     def count(self, queries: int, keys: int) -> int:
         return queries * keys
@@ -154,7 +155,7 @@ class Prefix(Mask):
     kind = "prefix"
 
     def allows(self, query: Positions, key: Positions) -> Any:
-        return (key < self.length) & (query >= 0)
+        return (key < self.length) & ((query <= key) | (query > key))
 
 
 @dataclass(frozen=True)

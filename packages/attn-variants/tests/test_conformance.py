@@ -1,0 +1,53 @@
+from attn_testing import MechanismLaws
+
+
+class TestMultiHead(MechanismLaws):
+    mechanism = "mha"
+
+
+class TestGroupedQuery(MechanismLaws):
+    mechanism = "gqa"
+
+
+class TestMultiQuery(MechanismLaws):
+    mechanism = "mqa"
+
+
+class TestSlidingWindow(MechanismLaws):
+    mechanism = "sliding_window"
+    options = {"window": 3}
+
+
+class TestCross(MechanismLaws):
+    mechanism = "cross"
+
+
+class TestAlibi(MechanismLaws):
+    mechanism = "alibi"
+
+
+class TestRope(MechanismLaws):
+    mechanism = "rope"
+
+
+class TestInterleavedPartialRope(MechanismLaws):
+    mechanism = "rope"
+    options = {"interleaved": True, "fraction": 0.5}
+
+
+class TestAdditive(MechanismLaws):
+    mechanism = "additive"
+    options = {"hidden": 5}
+
+
+class TestGeneral(MechanismLaws):
+    mechanism = "general"
+
+
+class TestSparsemax(MechanismLaws):
+    mechanism = "sparsemax"
+
+
+class TestLinear(MechanismLaws):
+    mechanism = "linear"
+    options = {"chunk": 3}
