@@ -14,6 +14,7 @@ from torch import nn
 from attn_models.decoder.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.decoder.weightless import weightless
 from attn_models.families.door import Door
 from attn_models.families.doors import door_of
 from attn_models.families.own import OwnDoor
@@ -54,7 +55,7 @@ def load_model(folder: str | Path, dtype: str = "float32", *, verify: Verify = "
     checkpoint = read_folder(folder, verify=verify)
     door = door_of(checkpoint.config.get("model_type"))
     config = _configured(checkpoint, door)
-    with torch.device("meta"):
+    with weightless():
         model = Decoder(config)
     parameters = read_parameters(checkpoint, door, model.state_dict(), getattr(torch, name))
     model.load_state_dict(parameters, assign=True)

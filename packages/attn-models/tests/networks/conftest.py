@@ -14,7 +14,8 @@ from attn_models.decoder.decoder import Decoder
 from attn_testing import DictionaryStore
 from torch import Tensor, nn
 
-STRANGER = "stranger"
+STRANGER = "attn-testing"
+"""Models say by which installed distribution their mechanisms are offered, so it must be a real one."""
 
 
 @dataclass(frozen=True, kw_only=True)

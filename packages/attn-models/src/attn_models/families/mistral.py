@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 
 from attn_models.decoder.config import DecoderConfig
@@ -27,8 +28,12 @@ class MistralDoor(LlamaDoor):
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """A MistralConfig."""
-        window = config.options.get("window")
         if config.bias:
             raise Incompatible("biases cannot be said in a mistral config.json")
-        plain = super().describe(dataclasses.replace(config, options={}))
-        return plain | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+        window = config.options.get("window")
+        return super().describe(config) | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+
+    def mask(self, config: DecoderConfig) -> Mask:
+        """The window that the options name, else all that came before."""
+        window = config.options.get("window")
+        return Causal() if window is None else Window(left=window - 1)

@@ -1,0 +1,153 @@
+"""Checkpoints that transformers writes, read by us, give transformers' logits; and the other way round."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attn_models.loading import load_model, save_model
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.oracle
+
+LLAMA = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+
+def llama(**fields):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA | fields))
+
+
+def mistral(**fields):
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA | fields))
+
+
+def gpt2(**fields):
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2 | fields))
+
+
+PEERS = {
+    "llama": lambda: llama(num_key_value_heads=4),
+    "llama grouped, tied": lambda: llama(num_key_value_heads=2, tie_word_embeddings=True),
+    "llama multi-query": lambda: llama(num_key_value_heads=1),
+    "llama with biases": lambda: llama(num_key_value_heads=2, attention_bias=True, mlp_bias=True),
+    "llama, wide heads, other base": lambda: llama(
+        num_key_value_heads=2,
+        head_dim=12,
+        rms_norm_eps=1e-3,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    ),
+    "mistral, window of 5": lambda: mistral(num_key_value_heads=2, sliding_window=5),
+    "mistral without a window": lambda: mistral(num_key_value_heads=2, sliding_window=None),
+    "gpt2": gpt2,
+    "gpt2 untied": lambda: gpt2(tie_word_embeddings=False),
+    "gpt2, exact gelu, wide": lambda: gpt2(activation_function="gelu", n_inner=80, layer_norm_epsilon=1e-3),
+}
+
+
+@pytest.fixture(params=PEERS)
+def peer(request):
+    """A random model of transformers, every weight far from its initial value so that each one counts."""
+    torch.manual_seed(0)
+    model = PEERS[request.param]().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=float("norm" in name or "ln_" in name), std=0.2)
+    return model
+
+
+class ExactRotary(torch.nn.Module):
+    """Rotary angles in float64: transformers computes them in float32 whatever the model's type."""
+
+    def __init__(self, base, size):
+        super().__init__()
+        self.frequency = base ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+
+    def forward(self, hidden, position_ids):
+        angles = (position_ids[..., None].double() * self.frequency).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+
+def without_float32(peer):
+    """The model with the two parts of transformers that fall back to float32 replaced by exact ones."""
+    config = peer.config
+    size = config.head_dim or config.hidden_size // config.num_attention_heads
+    peer.model.rotary_emb = ExactRotary(config.rope_parameters["rope_theta"], size)
+    for name, module in list(peer.named_modules()):
+        if type(module).__name__.endswith("RMSNorm"):
+            exact = torch.nn.RMSNorm(len(module.weight), eps=module.variance_epsilon, dtype=torch.float64)
+            exact.weight = module.weight
+            peer.set_submodule(name, exact)
+    return peer
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-10)])
+def test_a_checkpoint_of_transformers_gives_its_logits_whole_and_in_steps(peer, dtype, tolerance, tmp_path, stepwise):
+    peer = peer.to(getattr(torch, dtype))
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path, dtype).model
+    if dtype == "float64" and hasattr(peer, "model"):
+        peer = without_float32(peer)
+    prompts = [torch.randint(61, (length,)).tolist() for length in (20, 7)]
+    plan = [[6, 9, 1, 1, 1, 1, 1], [0, 3, 1, 1, 1, 1, 0]]
+    with torch.no_grad():
+        wholes = [peer(torch.tensor([prompt])).logits[0] for prompt in prompts]
+        for prompt, whole, stepped in zip(prompts, wholes, stepwise(model, prompts, plan), strict=True):
+            torch.testing.assert_close(model(torch.tensor([prompt]))[0], whole, rtol=0, atol=tolerance)
+            torch.testing.assert_close(stepped, whole, rtol=0, atol=tolerance)
+
+
+def test_transformers_reads_what_is_written_in_its_layout(peer, tmp_path):
+    peer.save_pretrained(tmp_path / "theirs")
+    loaded = load_model(tmp_path / "theirs")
+    save_model(tmp_path / "ours", loaded.model, layout=peer.config.model_type)
+    again = type(peer).from_pretrained(tmp_path / "ours").eval()
+    tokens = torch.randint(61, (2, 11))
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, peer(tokens).logits)
+
+
+def test_the_attention_maps_are_those_of_transformers(peer, tmp_path):
+    peer.save_pretrained(tmp_path)
+    peer.set_attn_implementation("eager")
+    tokens = torch.randint(61, (13,))
+    maps = load_model(tmp_path).model.attention_maps(tokens, [0, 1])
+    with torch.no_grad():
+        theirs = peer(tokens[None], output_attentions=True).attentions
+    for layer in (0, 1):
+        torch.testing.assert_close(maps[layer], theirs[layer][0], rtol=0, atol=1e-6)
+
+
+def test_rotary_bases_are_read_from_both_generations_of_configs(tmp_path):
+    llama(num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 5e5}).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    assert load_model(tmp_path).config.rotary_base == 5e5
+    del config["rope_parameters"]
+    path.write_text(json.dumps(config | {"rope_theta": 3e4, "rope_scaling": None}))
+    assert load_model(tmp_path).config.rotary_base == 3e4
+
+
+def test_gpt2_is_read_without_the_prefix_and_with_the_masks_of_old_checkpoints(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    peer = gpt2().eval()
+    peer.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    old |= {f"h.{layer}.attn.bias": torch.ones(1, 1, 64, 64).tril() for layer in (0, 1)}
+    save_file(old, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    tokens = torch.randint(61, (2, 11))
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(tmp_path).model(tokens), peer(tokens).logits, rtol=0, atol=1e-5)

@@ -1,0 +1,60 @@
+"""The published sizes give the published numbers."""
+
+from __future__ import annotations
+
+import pytest
+from attn_core import configure, installed, state_bytes
+
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "gpt3-175b": 174_604_259_328,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "mistral-7b": 7_241_732_096,
+    "smollm2-135m": 134_515_008,
+}
+GPT_CONTEXT = {"gpt2": 1024, "gpt2-medium": 1024, "gpt2-large": 1024, "gpt2-xl": 1024, "gpt3-175b": 2048}
+
+
+def cache_bytes(name, tokens, **shared):
+    shape = installed().shapes.get(name)
+    mechanism = installed().mechanisms.get(shape.mechanism)
+    sizes = {"width": shape.width, "heads": shape.heads, "head_size": shape.head_size}
+    config = configure(mechanism, shape.options, **sizes | {"key_value_heads": shape.key_value_heads} | shared)
+    return shape.layers * state_bytes(mechanism.state(config), tokens=tokens, dtype="bf16")
+
+
+def test_every_shape_is_tested_here():
+    assert {shape.name for shape in installed().shapes} == PARAMETERS.keys()
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_the_sizes_add_up_to_the_published_number_of_parameters(name):
+    shape = installed().shapes.get(name)
+    heads = (shape.heads + shape.key_value_heads) * shape.head_size
+    matrices = 2 * shape.width * heads
+    if name in GPT_CONTEXT:
+        biases = heads + shape.key_value_heads * shape.head_size + shape.width + shape.hidden + shape.width
+        block = matrices + 2 * shape.width * shape.hidden + biases + 4 * shape.width
+        outside = (shape.vocabulary + GPT_CONTEXT[name] + 2) * shape.width
+    else:
+        block = matrices + 3 * shape.width * shape.hidden + 2 * shape.width
+        tied = name == "smollm2-135m"
+        outside = ((1 if tied else 2) * shape.vocabulary + 1) * shape.width
+    assert shape.layers * (block) + outside == PARAMETERS[name]
+
+
+def test_the_cache_of_llama_3_70b_weighs_what_the_courses_say():
+    assert 8 * cache_bytes("llama-3-70b", 1000) == 2_621_440_000
+    assert 8 * cache_bytes("llama-3-70b", 1000, key_value_heads=64) == 20_971_520_000
+
+
+def test_the_cache_of_mistral_stops_growing_at_its_window():
+    assert cache_bytes("mistral-7b", 4096) == cache_bytes("mistral-7b", 32768) == 4096 * 32 * 2 * 8 * 128 * 2
+    assert cache_bytes("mistral-7b", 2048) == cache_bytes("mistral-7b", 4096) // 2
