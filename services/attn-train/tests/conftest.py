@@ -53,7 +53,7 @@ def bigram(text: TextTokens) -> Callable[[], nn.Module]:
 
     def make() -> nn.Module:
         torch.manual_seed(3)
-        return BigramModel(text.tokenizer.vocab_size)
+        return BigramModel(text.tokenizer.vocabulary)
 
     return make
 
@@ -111,6 +111,9 @@ class Record:
 
     def log(self, text: str) -> None:
         self.lines.append(text)
+
+    def flush(self) -> None:
+        pass
 
 
 @pytest.fixture

@@ -22,6 +22,10 @@ class Report(Protocol):
         """A line for people."""
         ...
 
+    def flush(self) -> None:
+        """Return when all of the above has arrived: called before a checkpoint makes it history."""
+        ...
+
 
 class Silence:
     """A report that nobody reads."""
@@ -33,4 +37,7 @@ class Silence:
         """Nothing."""
 
     def log(self, text: str) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
         """Nothing."""

@@ -107,6 +107,7 @@ class Trainer:
         """Write a checkpoint unless the newest is of this step. Raises CheckpointWriteFailed."""
         if self._checkpoints is None or self._saved_step == self.step:
             return
+        report.flush()
         parts = {
             "weights": _kept(self.model),
             "optimizer": moments(self.model, self._optimizer),

@@ -1,0 +1,53 @@
+"""The text that a specification names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from attn_core.errors import InvalidValue, UnknownName
+from attn_models.sources import known_sources, pull
+
+from attn_train.loop.text import CHARACTER, TextTokens, read_text, tokenise
+from attn_train.spec import DataSpec
+
+
+def known_texts() -> list[str]:
+    """The data sets known by name."""
+    return sorted(source.name for source in known_sources() if source.kind == "text")
+
+
+def require_known_text(name: str) -> None:
+    """Raises UnknownName with near names unless there is a data set `name`."""
+    if name not in known_texts():
+        raise UnknownName.of("data set", name, known_texts())
+
+
+def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextTokens:
+    """The tokens of the text; a data set known by name is fetched into `home` the first time.
+
+    Raises InvalidValue or UnknownName for what cannot be read, Unavailable if it cannot be fetched.
+    """
+    return tokenise(
+        read_text(_path(spec, home, log)),
+        tokenizer=tokenizer_folder(spec.tokenizer, home),
+        validation=spec.validation,
+    )
+
+
+def tokenizer_folder(tokenizer: str, home: Path) -> str:
+    """ "character", or the folder of a tokenizer: of the model of that name in `home`, or at that path."""
+    if tokenizer == CHARACTER:
+        return CHARACTER
+    named = home / "models" / tokenizer
+    return str(named if "/" not in tokenizer and named.is_dir() else Path(tokenizer))
+
+
+def _path(spec: DataSpec, home: Path, log: Callable[[str], None]) -> Path:
+    if spec.path is not None:
+        return Path(spec.path)
+    if spec.name is None:
+        raise InvalidValue.of("data", "neither a name nor a path", "one of them")
+    require_known_text(spec.name)
+    log(f"reading {spec.name}")
+    return pull(spec.name, home)

@@ -1,0 +1,124 @@
+"""Supervisors as detached Ray actors, which outlive the server on a cluster that does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from attn_train.attempt import Message
+from attn_train.backends.ray import RayBackend
+from attn_train.supervisor import Supervisor, SupervisorSettings
+
+NAMESPACE = "attn"
+POLL_SECONDS = 0.1
+ANSWER_SECONDS = 30.0
+FOREVER = -1
+
+
+def actor_name(job_id: str) -> str:
+    """The name of the job's supervisor in Ray's namespace `attn`."""
+    return f"train/{job_id}"
+
+
+class RaySupervisorActor:
+    """A supervisor at work in a thread; Ray starts it again if its process dies."""
+
+    def __init__(self, job_id: str, home: str, threads: int | None) -> None:
+        me = ray.get_runtime_context().current_actor
+        settings = SupervisorSettings(home=Path(home), threads=threads)
+        self._supervisor = Supervisor(job_id, RayBackend(me), settings)
+        self._thread = threading.Thread(target=self._run, args=(me,), daemon=True)
+        self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether the job is still being worked on."""
+        return self._thread.is_alive()
+
+    def hear(self, attempt: int, message: Message) -> None:
+        """A worker's message."""
+        self._supervisor.hear(attempt, message)
+
+    def nudge(self) -> None:
+        """Look at the record now."""
+        self._supervisor.nudge()
+
+    def suspend(self) -> None:
+        """Put the job back into the queue."""
+        self._supervisor.suspend()
+
+    def _run(self, me: Any) -> None:
+        self._supervisor.run()
+        # Nothing is left to do, and the process that asked may be long gone.
+        ray.kill(me, no_restart=True)
+
+
+class RayHost:
+    """Runs supervisors on this machine, where the records are. `private`: the cluster ends with this process."""
+
+    def __init__(self, settings: SupervisorSettings, *, private: bool) -> None:
+        self._settings = settings
+        self._private = private
+        self._actors: dict[str, Any] = {}
+
+    def ensure(self, job_id: str) -> None:
+        """Start the actor, or find it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if self.alive(job_id):
+            return
+        node = ray.get_runtime_context().get_node_id()
+        options = {
+            "name": actor_name(job_id),
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": FOREVER,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        actor_type = ray.remote(RaySupervisorActor).options(**options)
+        self._actors[job_id] = actor_type.remote(job_id, str(self._settings.home), self._settings.threads)
+
+    def alive(self, job_id: str) -> bool:
+        """Whether the actor answers that it works."""
+        actor = self._actor(job_id)
+        if actor is None:
+            return False
+        try:
+            answer: bool = ray.get(actor.alive.remote(), timeout=ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            # It is being started, on a busy machine.
+            return True
+        except ray.exceptions.RayError:
+            answer = False
+        if not answer:
+            self._actors.pop(job_id, None)
+        return answer
+
+    def nudge(self, job_id: str) -> None:
+        """Pass it on."""
+        actor = self._actor(job_id)
+        if actor is not None:
+            actor.nudge.remote()
+
+    def stop(self, grace: float) -> None:
+        """Suspend the jobs of a private cluster; on another one they go on."""
+        if not self._private:
+            return
+        for actor in self._actors.values():
+            actor.suspend.remote()
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and any(self.alive(job_id) for job_id in list(self._actors)):
+            time.sleep(POLL_SECONDS)
+
+    def _actor(self, job_id: str) -> Any:
+        if job_id not in self._actors:
+            try:
+                self._actors[job_id] = ray.get_actor(actor_name(job_id), namespace=NAMESPACE)
+            except ValueError:
+                return None
+        return self._actors[job_id]

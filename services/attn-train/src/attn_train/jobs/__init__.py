@@ -1,0 +1,1 @@
+"""Records of jobs that outlive every process."""

@@ -1,0 +1,153 @@
+"""Watches over one job: starts workers, records what they tell, starts another when one is lost."""
+
+from __future__ import annotations
+
+import queue
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_core.errors import Unavailable
+
+from attn_train.attempt import Assignment, Backend, Began, Failed, Finished, Lost, Message, Outcome, Stopped, Worker
+from attn_train.jobs.record import ErrorRecord, Job, JobState, LogLine
+from attn_train.jobs.store import JobStore, Superseded
+from attn_train.layout import Layout
+from attn_train.locks import exclusive
+from attn_train.loop.stop import Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorSettings:
+    """`poll` seconds between looks at the record for a stop; a worker told to stop is killed after `grace`."""
+
+    home: Path
+    threads: int | None = None
+    poll: float = 0.5
+    grace: float = 60.0
+
+
+NUDGE = None
+
+
+class Supervisor:
+    """One job from wherever its record says it is to its end. It keeps nothing that is not in the record."""
+
+    def __init__(self, job_id: str, backend: Backend, settings: SupervisorSettings) -> None:
+        self.job_id = job_id
+        self._backend = backend
+        self._settings = settings
+        self._layout = Layout(settings.home)
+        self._store = JobStore(self._layout.store)
+        self._inbox: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
+        self._suspended = False
+        self._took_over = False
+
+    def run(self) -> None:
+        """Work until the job is final or suspended; returns at once if another supervisor has it.
+
+        Called once.
+        """
+        try:
+            with exclusive(self._layout.supervisor_lock(self.job_id)):
+                while self._attempt():
+                    pass
+        except (Unavailable, Superseded):
+            # Another supervisor has the job, and its word counts.
+            return
+        finally:
+            self._store.close()
+
+    def nudge(self) -> None:
+        """Look at the record now."""
+        self._inbox.put(NUDGE)
+
+    def suspend(self) -> None:
+        """Stop the worker with a checkpoint and put the job back into the queue."""
+        self._suspended = True
+        self.nudge()
+
+    def hear(self, attempt: int, message: Message) -> None:
+        """Record what the worker of `attempt` tells; what comes from an older one is dropped."""
+        try:
+            if not isinstance(message, Began):
+                self._store.append(self.job_id, attempt, [message])
+                return
+            self._store.set_progress(self.job_id, attempt, message.step, message.checkpoint)
+            if self._store.get(self.job_id).state is not JobState.CANCELLING:
+                self._store.change(self.job_id, attempt, JobState.RUNNING)
+        except Superseded:
+            return
+
+    def _attempt(self) -> bool:
+        """One attempt; whether another is to follow."""
+        job = self._begin(self._store.get(self.job_id))
+        if job.state.final:
+            return False
+        assignment = Assignment(
+            job_id=job.id,
+            attempt=job.attempt,
+            spec=job.spec,
+            home=self._settings.home,
+            threads=self._settings.threads,
+        )
+        worker = self._backend.start(
+            assignment,
+            lambda message: self.hear(job.attempt, message),
+            lambda outcome: self._inbox.put((job.attempt, outcome)),
+        )
+        return self._conclude(job.attempt, self._outcome(job.attempt, worker))
+
+    def _begin(self, job: Job) -> Job:
+        if job.state is JobState.CANCELLING:
+            return self._store.change(job.id, job.attempt, JobState.CANCELLED)
+        mine, self._took_over = self._took_over, True
+        if job.state is JobState.QUEUED:
+            return self._store.change(job.id, job.attempt, JobState.STARTING)
+        if mine or job.state.final:
+            return job
+        # Found at work without a supervisor: whoever was at it must not write any more.
+        error = ErrorRecord.of(Unavailable("the server or the machine went away"))
+        return self._store.next_attempt(job.id, job.attempt, error)
+
+    def _outcome(self, attempt: int, worker: Worker) -> Outcome:
+        """Wait for the worker's end, passing on that it should stop."""
+        passed: Stop | None = None
+        deadline = float("inf")
+        while True:
+            try:
+                item = self._inbox.get(timeout=self._settings.poll)
+            except queue.Empty:
+                item = NUDGE
+            if item is not None and item[0] == attempt:
+                return item[1]
+            asked = self._store.get(self.job_id).stop or (Stop.SAVE if self._suspended else None)
+            if asked is not None and asked is not passed:
+                worker.stop(asked)
+                passed = asked
+                deadline = min(deadline, time.monotonic() + self._settings.grace)
+            if time.monotonic() > deadline:
+                worker.kill()
+                return Stopped(stop=Stop.DISCARD)
+
+    def _conclude(self, attempt: int, outcome: Outcome) -> bool:
+        store, job = self._store, self._store.get(self.job_id)
+        if isinstance(outcome, Finished):
+            store.change(job.id, attempt, JobState.SUCCEEDED, model_path=outcome.model_path)
+        elif isinstance(outcome, Failed):
+            store.change(job.id, attempt, JobState.FAILED, error=outcome.error)
+        elif job.state is JobState.CANCELLING:
+            store.change(job.id, attempt, JobState.CANCELLED)
+        elif isinstance(outcome, Stopped):
+            store.append(job.id, attempt, [LogLine(text="the server stops; the job goes on when it starts again")])
+            store.suspend(job.id, attempt)
+        else:
+            return self._recover(job, attempt, outcome)
+        return False
+
+    def _recover(self, job: Job, attempt: int, outcome: Lost) -> bool:
+        if job.failures >= job.spec.max_failures:
+            self._store.change(job.id, attempt, JobState.FAILED, error=outcome.error)
+            return False
+        self._store.next_attempt(job.id, attempt, outcome.error, lost=True)
+        return not self._suspended

@@ -1,0 +1,121 @@
+"""The work of one attempt, in whatever process it runs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core import installed
+from attn_core.errors import AttnError, InternalError, OutOfCapacity
+
+from attn_train.attempt import Assignment, Began, Failed, Finished, Outcome, Stopped, Tell
+from attn_train.data import load_text
+from attn_train.jobs.record import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord
+from attn_train.layout import Layout
+from attn_train.locks import exclusive
+from attn_train.loop.checkpoint import CheckpointFolder
+from attn_train.loop.seeds import derived
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.text import TextTokens
+from attn_train.loop.trainer import Trainer
+from attn_train.spec import TrainingSpec
+
+LOCK_SECONDS = 60.0
+"""How long to wait for a predecessor to be gone."""
+
+log = logging.getLogger(__name__)
+
+
+def work(assignment: Assignment, tell: Tell, stop: StopFlag, flush: Callable[[], None] = lambda: None) -> Outcome:
+    """Do an attempt to its end; never raises for what goes wrong in it.
+
+    `flush` returns when all that was told has arrived.
+    """
+    layout = Layout(assignment.home)
+    try:
+        with exclusive(layout.worker_lock(assignment.job_id), LOCK_SECONDS):
+            return _train(assignment, layout, Teller(tell, flush), stop)
+    except Exception as error:  # whatever a mechanism raises is the job's error, not the worker's end
+        log.exception("job %s failed in attempt %d", assignment.job_id, assignment.attempt)
+        return Failed(error=ErrorRecord.of(as_attn_error(error)))
+
+
+def as_attn_error(error: Exception) -> AttnError:
+    """The error as one that can be kept and sent."""
+    if isinstance(error, AttnError):
+        return error
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return OutOfCapacity(f"not enough memory for this model and batch: {error}")
+    return InternalError(f"{type(error).__name__}: {error}")
+
+
+class Teller:
+    """The loop's report, as messages."""
+
+    def __init__(self, tell: Tell, flush: Callable[[], None]) -> None:
+        self.tell = tell
+        self.flush = flush
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """As a record."""
+        self.tell(MetricsRecord(step=step, values=dict(values)))
+
+    def checkpoint(self, step: int, path: Path, size: int) -> None:
+        """As a record."""
+        self.tell(CheckpointRecord(step=step, path=str(path), size=size, time=time.time()))
+
+    def log(self, text: str) -> None:
+        """As a line."""
+        self.tell(LogLine(text=text))
+
+
+def _train(assignment: Assignment, layout: Layout, teller: Teller, stop: StopFlag) -> Outcome:
+    if assignment.threads is not None:
+        torch.set_num_threads(assignment.threads)
+    spec = assignment.spec
+    text = load_text(spec.data, assignment.home, teller.log)
+    model = build_model(spec, text)
+    checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
+    checkpoints.sweep()
+    trainer = Trainer(model, text, spec, checkpoints=checkpoints)
+    trainer.resume()
+    teller.log(_description(model, text))
+    teller.tell(Began(step=trainer.step, checkpoint=_newest(checkpoints)))
+    stopped = trainer.run(teller, stop)
+    if stopped is not None:
+        teller.flush()
+        return Stopped(stop=stopped)
+    from attn_models.loading import save_model
+
+    path = save_model(layout.model(assignment.job_id), model.cpu(), text.tokenizer)
+    teller.flush()
+    return Finished(model_path=str(path))
+
+
+def build_model(spec: TrainingSpec, text: TextTokens) -> Any:
+    """The decoder of `spec` with its first weights, on the GPU if there is one."""
+    family = installed().models.get("decoder")
+    config = family.configure(spec.model.decoder_values(text.tokenizer.vocabulary))
+    torch.manual_seed(derived(spec.seed, "weights"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return family.build(config).to(device)
+
+
+def _newest(checkpoints: CheckpointFolder) -> CheckpointRecord | None:
+    newest = checkpoints.newest()
+    if newest is None:
+        return None
+    written = newest.path.stat().st_mtime
+    return CheckpointRecord(step=newest.step, path=str(newest.path), size=newest.size, time=written)
+
+
+def _description(model: Any, text: TextTokens) -> str:
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{parameters} parameters, {model.vocabulary} token ids, {len(text.training)} training and"
+        f" {len(text.validation)} validation tokens, {torch.get_num_threads()} threads"
+    )
