@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from serving import assert_empty, make_engine, run, some_requests
@@ -10,7 +12,15 @@ from small_models import KINDS, small_model
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
-def alone(model, requests):
+@cache
+def model_and_requests(kind, count=8, seed=0):
+    model = small_model(kind)
+    return model, some_requests(model, count, seed)
+
+
+@cache
+def alone(kind, count=8, seed=0):
+    model, requests = model_and_requests(kind, count, seed)
     return {request.id: run(make_engine(model), [request])[request.id].ids for request in requests}
 
 
@@ -21,7 +31,7 @@ def ids_of(outcomes):
 @EVERY_KIND
 def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
     model = small_model(kind)
-    for request in some_requests(model, 3):
+    for request in some_requests(model, 2):
         tokens = list(request.token_ids)
         for _ in range(request.new_tokens):
             # The whole sequence from the start, as one prompt, for every single token.
@@ -51,31 +61,28 @@ def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
     ],
 )
 def test_a_crowd_changes_nothing(kind, cache, setting):
-    model = small_model(kind)
-    requests = some_requests(model)
+    model, requests = model_and_requests(kind)
     engine = make_engine(model, cache, **setting)
-    assert ids_of(run(engine, requests)) == alone(model, requests)
+    assert ids_of(run(engine, requests)) == alone(kind)
     assert_empty(engine)
 
 
 @EVERY_KIND
 @pytest.mark.parametrize("cache", ["contiguous", "paged"])
 def test_joining_and_leaving_a_running_batch_changes_nothing(kind, cache):
-    model = small_model(kind)
-    requests = some_requests(model, seed=3)
+    model, requests = model_and_requests(kind)
     engine = make_engine(model, cache, step_tokens=20)
-    assert ids_of(run(engine, requests, every=3)) == alone(model, requests)
+    assert ids_of(run(engine, requests, every=3)) == alone(kind)
     assert_empty(engine)
 
 
 @pytest.mark.parametrize("kind", ["paged", "window", "source", "replay", "hybrid"])
 def test_preemption_changes_nothing(kind):
-    model = small_model(kind)
-    requests = some_requests(model, count=12, seed=1)
+    model, requests = model_and_requests(kind, 12, 1)
     engine = make_engine(model, "paged", tokens=96, step_tokens=40)
     outcomes = run(engine, requests)
     assert engine.load().preemptions > 0
-    assert ids_of(outcomes) == alone(model, requests)
+    assert ids_of(outcomes) == alone(kind, 12, 1)
     assert_empty(engine)
 
 

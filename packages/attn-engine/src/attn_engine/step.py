@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
-from attn_core import LanguageModel, RaggedBatch, Source, StateStore
+from attn_core import LanguageModel, RaggedBatch, Source, SourceModel, StateStore
 from torch import Tensor
 
 from attn_engine.scheduler import Chunk
@@ -25,8 +26,8 @@ class Forward:
     def enter(self, number: int, source_ids: Sequence[int] | None) -> None:
         """Encode the source of a request that was just admitted, where the model has one."""
         if self.has_source and source_ids is not None:
-            source = self.model.encode(self._tensor(list(source_ids)))
-            self.store.write_source(number, source)
+            model = cast("SourceModel", self.model)
+            self.store.write_source(number, model.encode(self._tensor(list(source_ids))))
 
     def run(self, chunks: Sequence[Chunk]) -> tuple[list[Chunk], Tensor]:
         """Compute the chunks; returns them in batch order and their hidden rows [tokens, width]."""

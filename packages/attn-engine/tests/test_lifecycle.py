@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from attn_engine import FinishReason, Request, Sampling
+from serving import Outcome, assert_empty, make_engine, run, some_requests
+from small_models import LETTERS, VOCABULARY, small_model
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(i % VOCABULARY for i in range(length))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3], ids=["while waiting", "while its prompt is read", "while it decodes"])
+def test_cancelling_frees_everything_before_the_next_step(steps):
+    engine = make_engine(small_model("hybrid"), "paged", step_tokens=20)
+    engine.submit(
+        Request(id="x", token_ids=prompt(30), source_ids=(1, 2), task=Sampling(max_new_tokens=40, ignore_end=True))
+    )
+    for _ in range(steps):
+        engine.step()
+    assert engine.cancel("x")
+    assert_empty(engine)
+    (event,) = engine.step()
+    assert event.finish.reason is FinishReason.CANCELLED
+    assert event.finish.usage.new_tokens == max(0, steps - 1)
+    assert not engine.cancel("x")
+    assert engine.idle
+
+
+def test_cancelling_one_leaves_the_others_as_they_were():
+    model = small_model("hybrid")
+    requests = some_requests(model, 4, seed=9)
+    undisturbed = run(make_engine(model), requests)
+    engine = make_engine(model)
+    outcomes = {request.id: Outcome() for request in requests}
+    for request in requests:
+        engine.submit(request)
+    for step in range(100):
+        if step == 2:
+            engine.cancel("r1")
+        for event in engine.step():
+            outcomes[event.request].take(event)
+    assert outcomes["r1"].ids == undisturbed["r1"].ids[: len(outcomes["r1"].ids)]
+    for name in ("r0", "r2", "r3"):
+        assert outcomes[name].ids == undisturbed[name].ids
+
+
+def test_a_deadline_that_has_passed_in_the_queue_computes_nothing():
+    clock = Clock()
+    engine = make_engine(small_model("paged"), clock=clock)
+    engine.submit(Request(id="x", token_ids=prompt(5), deadline=clock.now - 1, task=Sampling(max_new_tokens=9)))
+    (event,) = engine.step()
+    assert event.finish.reason is FinishReason.DEADLINE
+    assert engine.load().computed_tokens == 0
+    assert_empty(engine)
+
+
+def test_a_deadline_ends_a_running_request_with_what_it_has():
+    clock = Clock()
+    engine = make_engine(small_model("paged"), clock=clock)
+    engine.submit(
+        Request(id="x", token_ids=prompt(5), deadline=clock.now + 1, task=Sampling(max_new_tokens=40, ignore_end=True))
+    )
+    outcome = Outcome()
+    for _ in range(3):
+        for event in engine.step():
+            outcome.take(event)
+    clock.now += 1
+    for event in engine.step():
+        outcome.take(event)
+    assert outcome.finish.reason is FinishReason.DEADLINE
+    assert len(outcome.ids) == outcome.finish.usage.new_tokens == 3
+    assert outcome.text == LETTERS.decode(outcome.ids)
+    assert_empty(engine)
+
+
+def test_an_end_token_ends_the_text_unless_it_is_ignored():
+    model = small_model("paged")
+    (end,) = LETTERS.end_ids
+    with torch.no_grad():
+        model.head.bias[end] += 100
+    ended, ignoring = (Sampling(max_new_tokens=5, ignore_end=ignore) for ignore in (False, True))
+    outcomes = run(
+        make_engine(model),
+        [Request(id=n, token_ids=(1,), task=t) for n, t in (("ended", ended), ("ignoring", ignoring))],
+    )
+    assert outcomes["ended"].finish.reason is FinishReason.END_OF_SEQUENCE
+    assert (outcomes["ended"].ids, outcomes["ended"].text) == ([end], "")
+    assert outcomes["ignoring"].finish.reason is FinishReason.LENGTH
+    assert outcomes["ignoring"].ids == [end] * 5
+
+
+def test_usage_counts_prompt_new_and_computed_tokens():
+    outcome = run(
+        make_engine(small_model("paged")),
+        [Request(id="x", token_ids=prompt(7), task=Sampling(max_new_tokens=4, ignore_end=True))],
+    )
+    usage = outcome["x"].finish.usage
+    assert (usage.prompt_tokens, usage.new_tokens, usage.computed_tokens) == (7, 4, 10)
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+def test_nothing_leaks_after_a_random_program_of_submits_and_cancels(cache):
+    rng = random.Random(4)
+    model = small_model("hybrid")
+    engine = make_engine(model, cache, tokens=192, requests=4, step_tokens=24)
+    ended: list[str] = []
+    requests = [r for r in some_requests(model, 60, seed=4) if engine._store.fits(len(r.token_ids) + r.new_tokens)]
+    for step, request in enumerate(requests):
+        engine.submit(request)
+        for _ in range(rng.randrange(4)):
+            ended += [event.request for event in engine.step() if event.finish]
+        if step % 3 == 0:
+            engine.cancel(rng.choice(requests[: step + 1]).id)
+    while not engine.idle:
+        ended += [event.request for event in engine.step() if event.finish]
+    assert sorted(ended) == sorted(request.id for request in requests)
+    assert_empty(engine)
+
+
+def test_a_request_whose_logits_are_not_numbers_fails_alone():
+    model = small_model("paged")
+    requests = some_requests(model, 3, seed=2)
+    undisturbed = run(make_engine(model), requests)
+    with torch.no_grad():
+        model.embed.weight[VOCABULARY - 1] = torch.nan
+    sick = Request(id="sick", token_ids=(VOCABULARY - 1,), task=Sampling(max_new_tokens=3))
+    warm = Request(id="warm", token_ids=(VOCABULARY - 1,), task=Sampling(max_new_tokens=3, temperature=1.0))
+    healthy = [r for r in requests if VOCABULARY - 1 not in (*r.token_ids, *undisturbed[r.id].ids)]
+    assert healthy
+    outcomes = run(make_engine(model), [*healthy, sick, warm])
+    for name in ("sick", "warm"):
+        assert outcomes[name].finish.reason is FinishReason.FAILED
+        assert "not finite" in str(outcomes[name].finish.error)
+    assert all(outcomes[r.id].ids == undisturbed[r.id].ids for r in healthy)
+
+
+def test_a_source_that_cannot_be_encoded_fails_alone():
+    model = small_model("source")
+    requests = some_requests(model, 3, seed=2)
+    encode = model.encode
+
+    def moody(source):
+        if len(source) == 12:
+            raise RuntimeError("no such source")
+        return encode(source)
+
+    model.encode = moody
+    bad = Request(id="bad", token_ids=(1,), source_ids=(1,) * 12, task=Sampling(max_new_tokens=9))
+    outcomes = run(make_engine(model), [bad, *requests])
+    assert outcomes["bad"].finish.reason is FinishReason.FAILED
+    assert all(outcomes[r.id].finish.reason is FinishReason.LENGTH for r in requests)
+
+
+def test_load_tells_what_runs_and_what_waits():
+    model = small_model("paged")
+    engine = make_engine(model, requests=2)
+    for request in some_requests(model, 5):
+        engine.submit(request)
+    assert (engine.load().running, engine.load().waiting) == (0, 5)
+    engine.step()
+    load = engine.load()
+    assert load.running <= 2
+    assert load.waiting == 3
+    assert 0 < load.state_tokens_used <= load.state_tokens_total
+    assert load.generated_tokens == 2

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import StoreSize, installed
+from attn_engine import Engine, EngineLimits, FinishReason, Request, Scoring
+from serving import make_engine, run, some_requests
+from small_models import VOCABULARY, small_model
+
+
+def logits_by_prefixes(model, ids):
+    """Logits [tokens, vocabulary], each from a fresh store that saw only the tokens up to there."""
+    from attn_core import RaggedBatch
+
+    rows = []
+    for n in range(1, len(ids) + 1):
+        store = (
+            installed()
+            .caches.get("contiguous")
+            .create(model.state_specs(), StoreSize(tokens=96, requests=1, dtype="float64"))
+        )
+        store.admit(0)
+        store.reserve(0, n)
+        batch = RaggedBatch.of([n], [0], torch.tensor)
+        with torch.no_grad():
+            hidden = model.step(torch.tensor(ids[:n]), batch, store.view(batch, [0]))
+            rows.append(model.logits(hidden[-1:])[0])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("kind", ["paged", "window", "slot", "replay"])
+@pytest.mark.parametrize("step_tokens", [1, 4, 256])
+def test_scores_are_the_log_softmax_of_what_precedes_each_token(kind, step_tokens):
+    model = small_model(kind)
+    ids = [(7 * i + 3) % VOCABULARY for i in range(14)]
+    outcome = run(
+        make_engine(model, step_tokens=step_tokens), [Request(id="x", token_ids=ids, task=Scoring(alternatives=3))]
+    )["x"]
+    expected = logits_by_prefixes(model, ids).log_softmax(-1)
+    assert outcome.ids == ids
+    assert outcome.finish.reason is FinishReason.SCORED
+    assert outcome.finish.usage.new_tokens == 0
+    assert outcome.tokens[0].logprob is None
+    for i in range(1, len(ids)):
+        token = outcome.tokens[i]
+        assert token.logprob == pytest.approx(float(expected[i - 1, ids[i]]), abs=1e-5)
+        assert [t for t, _ in token.alternatives] == expected[i - 1].topk(3).indices.tolist()
+
+
+def test_scoring_one_token_says_that_nothing_precedes_it():
+    outcome = run(make_engine(small_model("paged")), [Request(id="x", token_ids=(5,), task=Scoring())])["x"]
+    assert [(t.id, t.logprob) for t in outcome.tokens] == [(5, None)]
+    assert outcome.finish.reason is FinishReason.SCORED
+
+
+def test_scoring_and_generating_share_a_batch_without_touching_each_other():
+    model = small_model("hybrid")
+    requests = some_requests(model, 4, seed=8)
+    scored = [Request(id=f"s{r.id}", token_ids=r.token_ids, source_ids=r.source_ids, task=Scoring()) for r in requests]
+    apart = run(make_engine(model), requests) | run(make_engine(model), scored)
+    together = run(make_engine(model, step_tokens=9), [*requests, *scored])
+    for name, outcome in together.items():
+        assert outcome.ids == apart[name].ids
+        for token, other in zip(outcome.tokens, apart[name].tokens, strict=True):
+            assert (token.logprob is None) == (other.logprob is None)
+            if token.logprob is not None:
+                assert token.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
+def test_a_whole_context_can_be_scored():
+    model = small_model("paged")
+    store = (
+        installed().caches.get("paged").create(model.state_specs(), StoreSize(tokens=96, requests=1, dtype="float64"))
+    )
+    engine = Engine(model, store, limits=EngineLimits(step_tokens=10))
+    outcome = run(engine, [Request(id="x", token_ids=(1,) * 96, task=Scoring())])["x"]
+    assert len(outcome.tokens) == 96
