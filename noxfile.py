@@ -1,0 +1,300 @@
+"""Every check of this repository; `nox -l` lists them.
+
+`demo`, `tests`, `types`, `imports` and `docs` need every package. They share one environment, `dev`, which is made once
+(torch is large) and made anew when a manifest or a pin changes. Packages are never listed here: tools/workspace.py
+reads them from the tree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import workspace  # noqa: E402 -- lies in the folder that the line above adds
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"  # uv does not see a torch wheel that pip finds through find-links
+nox.options.download_python = "never"
+nox.options.error_on_missing_interpreters = True
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "imports", "protos", "tests"]
+
+PACKAGES = workspace.packages()
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
+PYTHON = "3.11"  # the only one for which torch's CPU wheel is at hand; packages without torch run on all of PYTHONS
+PYTHONS = ["3.11", "3.12", "3.13"]
+CONSTRAINTS = ROOT / "constraints.txt"
+WHEELS = ROOT / "dist"
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def group(*names: str) -> tuple[str, ...]:
+    """The requirements of dependency groups of the root pyproject.toml."""
+    return nox.project.dependency_groups(GROUPS, *names)
+
+
+def install(session: nox.Session, *requirements: str) -> None:
+    """Install under the pins of constraints.txt."""
+    session.install("-qq", "-c", str(CONSTRAINTS), *requirements)
+
+
+def install_torch(session: nox.Session) -> None:
+    """Install torch before anything that merely asks for torch>=..., which would bring another one with CUDA."""
+    install(session, *group("torch"))
+
+
+def refuse_cuda(session: nox.Session) -> None:
+    """Fail if a requirement dragged in gigabytes of CUDA; set ATTN_ALLOW_CUDA=1 where that is wanted."""
+    if os.environ.get("ATTN_ALLOW_CUDA") == "1":
+        return
+    found = [name for name in installed(session) if name.startswith("nvidia-") or name in {"triton", "torchvision"}]
+    if found:
+        session.error(
+            f"{', '.join(found)}: these must not be installed here; constraints.txt pins torch, install it first"
+        )
+
+
+def installed(session: nox.Session) -> set[str]:
+    """The names of the distributions in the session's environment."""
+    listed = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
+    return {workspace.canonicalize_name(line.split("==")[0]) for line in listed.splitlines() if "==" in line}
+
+
+def install_everything(session: nox.Session, packages: list[workspace.Package], *groups: str) -> None:
+    """Make packages importable from the tree, with tools; do nothing if the environment has just that."""
+    wanted = hashlib.sha256()
+    for path in [
+        ROOT / "pyproject.toml",
+        CONSTRAINTS,
+        Path(__file__),
+        *(p.folder / "pyproject.toml" for p in packages),
+    ]:
+        wanted.update(path.read_bytes())
+    stamp = Path(session.virtualenv.location) / "workspace.sha256"
+    if stamp.exists() and stamp.read_text() == wanted.hexdigest():
+        session.log("the environment is up to date")
+        return
+    stamp.unlink(missing_ok=True)
+    install_torch(session)
+    install(session, *group("build"))
+    test_needs = {str(need) for package in packages for need in package.test_needs if need.name not in PACKAGES}
+    editables = [argument for package in packages for argument in ("-e", str(package.folder))]
+    # One command, so that the packages find one another here and never on an index.
+    install(session, "--no-build-isolation", *editables, *group(*groups), *sorted(test_needs))
+    refuse_cuda(session)
+    session.run("python", "-m", "pip", "check")
+    stamp.write_text(wanted.hexdigest())
+
+
+def run_in_dev(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
+    """Run a program of the environment that the session `dev` made."""
+    folder = Path(session.cache_dir).parent / "dev"
+    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
+    path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
+    session.run(str(scripts / program), *arguments, env={**ENVIRONMENT, "PATH": path, **env}, external=True)
+
+
+@nox.session(python=PYTHON)
+def dev(session: nox.Session) -> None:
+    """The environment for working here: every package, editable, and every tool, in .nox/dev."""
+    groups = ("test", "peers", "lint", "types", "imports")
+    install_everything(session, list(PACKAGES.values()), *groups)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def tests(session: nox.Session) -> None:
+    """All tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
+    run_in_dev(session, "python", "-m", "pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile"]))
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def types(session: nox.Session) -> None:
+    """Mypy, strict, over the sources of every package."""
+    modules = [module for package in PACKAGES.values() for module in package.imports]
+    run_in_dev(session, "mypy", *(argument for module in modules for argument in ("-p", module)))
+    run_in_dev(session, "mypy", "noxfile.py", "tools")
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def imports(session: nox.Session) -> None:
+    """Who may import whom (.importlinter)."""
+    run_in_dev(session, "lint-imports", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format. `nox -s lint -- --fix` repairs what it can."""
+    install(session, *group("lint"))
+    fix = "--fix" in session.posargs
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", *([] if fix else ["--check"]))
+
+
+@nox.session(python=PYTHON)
+def protos(session: nox.Session) -> None:
+    """The checked-in stubs are what the .proto files generate. `nox -s protos -- --write` generates them."""
+    generate = nox.project.dependency_groups(nox.project.load_toml(ROOT / "proto" / "pyproject.toml"), "generate")
+    session.install("-qq", *generate)  # pinned there: the generator's version decides who can import the stubs
+    session.run("python", "proto/generate.py", *([] if "--write" in session.posargs else ["--check"]))
+
+
+@nox.session(python=PYTHON)
+def oracles(session: nox.Session) -> None:
+    """Tests that compare with independent implementations too rare to install every time."""
+    install_everything(session, list(PACKAGES.values()), "test", "peers", "oracles")
+    session.run("python", "-m", "pytest", "-m", "oracle", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(python=PYTHON)
+def demo(session: nox.Session) -> None:
+    """The main job, from a fresh environment to a trained and served model; arguments after -- go to it."""
+    install_everything(session, [package for package in PACKAGES.values() if not package.is_plugin])
+    plugins = [package.name for package in PACKAGES.values() if package.is_plugin]
+    if present := sorted(set(plugins) & installed(session)):
+        # The demo installs a stranger's plugin itself; an earlier run must not have done it already.
+        session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *present)
+    session.run("python", "demo/run.py", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def docs(session: nox.Session) -> None:
+    """The tutorial runs as written, and the generated pages are what the tree generates."""
+    run_in_dev(session, "python", "-m", "pytest", "tests/docs", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def lock(session: nox.Session) -> None:
+    """Write constraints.txt anew from the newest releases that the manifests allow."""
+    session.install("-qq", "packaging")
+    session.run("python", "tools/lock.py", *session.posargs)
+
+
+@nox.session(python=PYTHON)
+def wheels(session: nox.Session) -> None:
+    """Every package's wheel, in dist/."""
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    install(session, *group("build"))
+    folders = [str(package.folder) for package in PACKAGES.values()]
+    build_wheels(session, WHEELS, *folders)
+
+
+def build_wheels(session: nox.Session, target: Path, *folders: str) -> None:
+    """Build folders' wheels into `target` with the session's own hatchling."""
+    options = ["-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(target)]
+    session.run("python", "-m", "pip", "wheel", *options, *folders)
+
+
+def wheel_of(name: str, folder: Path = WHEELS) -> str:
+    """The path of the one wheel of a package in a folder."""
+    (wheel,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
+    return str(wheel)
+
+
+def supported(names: list[str]) -> list[nox.param]:
+    """(python, package): all Pythons for packages that come without torch, one for the others."""
+    return [
+        nox.param(python, name, id=name if python == PYTHON else f"{name}-{python}")
+        for name in names
+        for python in PYTHONS
+        if python == PYTHON or not workspace.needs_torch(workspace.closure({name}, PACKAGES), PACKAGES)
+    ]
+
+
+def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:
+    """Install the wheels of the packages and what they declare, and nothing else of ours."""
+    declared = workspace.closure(names, PACKAGES)
+    if strays := (installed(session) & set(PACKAGES)) - declared:
+        session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *sorted(strays))
+    if workspace.needs_torch(declared, PACKAGES):
+        install_torch(session)
+    local = [wheels.get(name) or wheel_of(name) for name in sorted(declared)]
+    # pip keeps a wheel of the same version in a reused environment: the stale one would be tested.
+    session.install("-qq", "--force-reinstall", "--no-deps", *local)
+    install(session, *local)
+    session.run("python", "-m", "pip", "check")
+    refuse_cuda(session)
+    if (present := installed(session) & set(PACKAGES)) != declared:
+        session.error(f"{', '.join(sorted(names))}: declared {sorted(declared)}, installed {sorted(present)}")
+
+
+def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[str, str]) -> None:
+    """Import every module with the declared needs only, then add what its tests need and run them."""
+    session.run("python", "tools/import_all.py", *package.imports, env=ENVIRONMENT)
+    siblings = workspace.local_names(package.test_needs, PACKAGES)
+    if siblings:
+        install_exactly(session, {package.name} | siblings, wheels)
+    others = [str(need) for need in package.test_needs if need.name not in siblings]
+    install(session, *group("test"), *others)
+    session.run("python", "-m", "pytest", str(package.tests.relative_to(ROOT)), *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(requires=["wheels"], default=False)
+@nox.parametrize("python,package", supported([name for name, package in PACKAGES.items() if not package.is_plugin]))
+def alone(session: nox.Session, package: str) -> None:
+    """One package's wheel with only its declared needs: this is what "install only what you need" means."""
+    install_exactly(session, {package}, {})
+    run_tests_of(session, PACKAGES[package], {})
+
+
+@nox.session(requires=["wheels"], default=False)
+@nox.parametrize("core", ["min", "latest"])
+@nox.parametrize("python,plugin", supported([name for name, package in PACKAGES.items() if package.is_plugin]))
+def plugin(session: nox.Session, plugin: str, core: str) -> None:
+    """One plugin against the oldest core that it admits (min), and against this tree's (latest)."""
+    wheels = {"attn-core": oldest_core(session, PACKAGES[plugin])} if core == "min" else {}
+    install_exactly(session, {plugin}, wheels)
+    run_tests_of(session, PACKAGES[plugin], wheels)
+
+
+def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
+    """The wheel of the oldest attn-core that a plugin's range admits: a release of releases.toml, else this tree's."""
+    (need,) = (need for need in plugin.needs if need.name == "attn-core")
+    releases = nox.project.load_toml(ROOT / "releases.toml").get("attn-core", {})
+    admitted = sorted(need.specifier.filter([*releases, PACKAGES["attn-core"].version]), key=Version)
+    if not admitted:
+        session.error(f"{plugin.name} asks for {need}, but neither releases.toml nor this tree has such a core")
+    if admitted[0] not in releases:
+        return wheel_of("attn-core")
+    commit = releases[admitted[0]]
+    target = Path(session.create_tmp()) / f"attn-core-{admitted[0]}"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    session.run("git", "archive", "-o", str(target / "core.tar"), commit, "packages/attn-core", external=True)
+    shutil.unpack_archive(target / "core.tar", target)
+    install(session, *group("build"))
+    build_wheels(session, target, str(target / "packages" / "attn-core"))
+    return wheel_of("attn-core", target)
+
+
+@nox.session(python=PYTHON, default=False)
+def changelog(session: nox.Session) -> None:
+    """The next changelog entry of the packages after --, as a draft: nox -s changelog -- attn-core."""
+    install(session, *group("changelog"))
+    for name in session.posargs or [name for name in PACKAGES if (ROOT / "changelog.d" / name).is_dir()]:
+        settings = Path(session.create_tmp()) / "towncrier.toml"
+        settings.write_text(towncrier_settings(PACKAGES[name]), encoding="utf-8")
+        session.run("towncrier", "build", "--draft", "--config", str(settings), "--dir", str(ROOT))
+
+
+def towncrier_settings(package: workspace.Package) -> str:
+    """The root's towncrier table with what belongs to one package."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    table = re.sub(r"\A.*?(?=^\[tool\.towncrier\])", "", text, flags=re.DOTALL | re.MULTILINE)
+    own = {
+        "name": package.name,
+        "version": package.version,
+        "directory": f"changelog.d/{package.name}",
+        "filename": str((package.folder / "CHANGELOG.md").relative_to(ROOT)),
+    }
+    lines = "".join(f'{key} = "{value}"\n' for key, value in own.items())
+    return table.replace("[tool.towncrier]\n", f"[tool.towncrier]\n{lines}", 1)

@@ -1,0 +1,99 @@
+"""The packages of this repository, read from their manifests: the one list that every check uses."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PLACES = ("packages", "proto", "services", "plugins")
+TEST_GROUP = "test"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """One folder that builds one wheel.
+
+    `imports` are the import names it owns (`attn_core`; `attn.v1` for the wire format), `needs` its run-time
+    requirements, `test_needs` its dependency group `test`: what its tests need beside the test runner.
+    """
+
+    name: str
+    folder: Path
+    version: str
+    imports: tuple[str, ...]
+    needs: tuple[Requirement, ...]
+    test_needs: tuple[Requirement, ...]
+
+    @property
+    def source(self) -> Path:
+        """The folder below which the import names lie."""
+        return self.folder / "src"
+
+    @property
+    def tests(self) -> Path:
+        """The folder of its own tests; it may not exist yet."""
+        return self.folder / "tests"
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether it is written as a stranger would write it, against the contract only."""
+        return self.folder.parent.name == "plugins"
+
+
+def packages() -> dict[str, Package]:
+    """Every package of the tree by distribution name, sorted by name."""
+    found = [_read(manifest) for place in PLACES for manifest in _manifests(ROOT / place)]
+    return {package.name: package for package in sorted(found, key=lambda package: package.name)}
+
+
+def closure(names: set[str], tree: dict[str, Package]) -> set[str]:
+    """The local packages that installing `names` brings along, themselves included."""
+    reached: set[str] = set()
+    waiting = set(names)
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        waiting |= local_names(tree[name].needs, tree) - reached
+    return reached
+
+
+def local_names(requirements: tuple[Requirement, ...], tree: dict[str, Package]) -> set[str]:
+    """Those of the requirements that this tree builds, by distribution name."""
+    return {canonicalize_name(requirement.name) for requirement in requirements} & set(tree)
+
+
+def needs_torch(names: set[str], tree: dict[str, Package]) -> bool:
+    """Whether any of the packages asks for torch, whose wheel exists for few Pythons and is large."""
+    return any(requirement.name == "torch" for name in names for requirement in tree[name].needs)
+
+
+def _manifests(place: Path) -> list[Path]:
+    """A place is a package itself (proto/) or a folder of packages (packages/)."""
+    return sorted([*place.glob("pyproject.toml"), *place.glob("*/pyproject.toml")])
+
+
+def _read(manifest: Path) -> Package:
+    table = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    project: dict[str, Any] = table["project"]
+    group = [entry for entry in table.get("dependency-groups", {}).get(TEST_GROUP, []) if isinstance(entry, str)]
+    return Package(
+        name=canonicalize_name(project["name"]),
+        folder=manifest.parent,
+        version=project["version"],
+        imports=_import_names(manifest.parent / "src"),
+        needs=tuple(map(Requirement, project.get("dependencies", []))),
+        test_needs=tuple(map(Requirement, group)),
+    )
+
+
+def _import_names(source: Path) -> tuple[str, ...]:
+    """The top-most regular packages and the single modules below a src folder."""
+    inits = [path.parent for path in source.rglob("__init__.py") if not (path.parents[1] / "__init__.py").exists()]
+    modules = [path.with_suffix("") for path in source.glob("*.py")]
+    return tuple(sorted(".".join(path.relative_to(source).parts) for path in inits + modules))
