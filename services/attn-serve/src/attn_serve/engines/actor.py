@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -42,6 +43,10 @@ class EngineActor:
             while not self._news.empty():
                 chunks = chunks + self._news.get_nowait()
             yield chunks
+
+    async def pid(self) -> int:
+        """The process that holds the model, for those who watch or kill processes."""
+        return os.getpid()
 
     async def submit(self, generation: Generation) -> None:
         """Begin a completion."""

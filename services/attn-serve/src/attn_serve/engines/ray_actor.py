@@ -70,6 +70,10 @@ class RayEngine:
         """How busy the engine is."""
         return cast(LoadAnswer, await self._call("load"))
 
+    async def pid(self) -> int:
+        """The process that holds the model."""
+        return cast(int, await self._call("pid"))
+
     async def stop(self, grace: float) -> None:
         """Let running work finish, then end the actor."""
         import ray

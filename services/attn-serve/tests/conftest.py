@@ -1,0 +1,102 @@
+"""Small real models in a home of their own, and the inference service behind a real door."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+import pytest
+import torch
+from attn.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
+from attn.v1.model_pb2_grpc import ModelServiceStub, add_ModelServiceServicer_to_server
+from attn_gateway import Gateway, serving
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import save_model
+from attn_models.tokenizers import character_tokenizer
+from attn_serve.engines import EngineClient, InProcessEngine
+from attn_serve.fleet import Fleet
+from attn_serve.requests import EngineSettings
+from attn_serve.servicers.inference import InferenceServicer
+from attn_serve.servicers.model import ModelServicer
+
+# With importlib mode a test file cannot import its neighbour.
+sys.path.insert(0, str(Path(__file__).parent))
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz ?.ABCDEFGHIJKLMNOPQRSTUVWXYZ\n"
+CONTEXT = 256
+
+
+def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
+    """A random model, so small that a test takes milliseconds."""
+    torch.manual_seed(seed)
+    tokenizer = character_tokenizer(ALPHABET)
+    config = DecoderConfig(
+        vocabulary=tokenizer.vocabulary, context=CONTEXT, width=32, layers=2, heads=4, mechanism=mechanism
+    )
+    model = Decoder(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(8.0)  # as drawn, every token is about as likely as every other
+    save_model(folder, model, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with the models "tiny" and "tiny-linear"."""
+    folder = tmp_path_factory.mktemp("home")
+    save_tiny(folder / "models" / "tiny", "mha", seed=1)
+    save_tiny(folder / "models" / "tiny-linear", "linear", seed=2)
+    return folder
+
+
+class LocalInference:
+    """The inference and model services with engines in this process."""
+
+    names = ("attn.v1.InferenceService", "attn.v1.ModelService")
+
+    def __init__(self, home: Path) -> None:
+        self.fleet = Fleet(home, self._make)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        add_InferenceServiceServicer_to_server(InferenceServicer(self.fleet), server)
+        add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
+
+    async def start(self) -> None:
+        await self.fleet.load("tiny", "", EngineSettings(threads=1))
+
+    async def stop(self, grace: float) -> None:
+        await self.fleet.stop(grace)
+
+    @staticmethod
+    def _make(name: str, folder: Path, settings: EngineSettings) -> EngineClient:
+        return InProcessEngine(folder, settings)
+
+
+@pytest.fixture
+async def inference(home: Path) -> LocalInference:
+    return LocalInference(home)
+
+
+@pytest.fixture
+async def gateway(inference: LocalInference) -> AsyncIterator[Gateway]:
+    async with serving([inference]) as running:
+        yield running
+
+
+@pytest.fixture
+async def channel(gateway: Gateway) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(gateway.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def stub(channel: grpc.aio.Channel) -> InferenceServiceStub:
+    return InferenceServiceStub(channel)
+
+
+@pytest.fixture
+async def models(channel: grpc.aio.Channel) -> ModelServiceStub:
+    return ModelServiceStub(channel)

@@ -1,0 +1,114 @@
+"""Completions over gRPC: the same tokens as ever, whoever else is served."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+from asking_inference import ask, complete, drained, refused
+from attn.v1 import common_pb2, inference_pb2
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+
+
+async def test_the_texts_of_a_stream_joined_are_the_decoded_tokens(stub: InferenceServiceStub) -> None:
+    messages = [message async for message in stub.Generate(ask(max_new_tokens=24))]
+    spelled = "".join(token.text for message in messages for token in message.tokens)
+    assert "".join(message.text for message in messages) == spelled
+    assert len(spelled) == 24
+    assert messages[-1].finish_reason == inference_pb2.FINISH_REASON_LENGTH
+    assert all(message.finish_reason == 0 for message in messages[:-1])
+    usage = messages[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (5, 24)
+
+
+async def test_a_completion_in_a_crowd_is_the_completion_alone(stub: InferenceServiceStub) -> None:
+    requests = [ask(f"{word} in a crowd", max_new_tokens=16 + place) for place, word in enumerate("abcdefghijkl")]
+    alone = [await complete(stub, request) for request in requests]
+    crowd = await asyncio.gather(*(complete(stub, request) for request in requests))
+    assert crowd == alone
+    assert len({tuple(tokens) for tokens in alone}) > 6
+
+
+async def test_a_seed_repeats_a_sampled_completion(stub: InferenceServiceStub) -> None:
+    sampled = [await complete(stub, ask(max_new_tokens=20, temperature=1.5, seed=seed)) for seed in (7, 7, 8)]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+
+async def test_a_stop_string_ends_the_text_before_it_appears(stub: InferenceServiceStub) -> None:
+    whole = "".join([message.text async for message in stub.Generate(ask(max_new_tokens=40))])
+    stop = whole[10:13]
+    messages = [message async for message in stub.Generate(ask(max_new_tokens=40, stop=[stop]))]
+    assert "".join(message.text for message in messages) == whole[: whole.index(stop)]
+    assert messages[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
+    assert messages[-1].stop == stop
+
+
+async def test_the_likeliest_alternative_of_a_greedy_token_is_the_token(stub: InferenceServiceStub) -> None:
+    async for message in stub.Generate(ask(max_new_tokens=5, top_logprobs=3)):
+        for token in message.tokens:
+            assert token.alternatives[0].id == token.id
+            assert abs(token.alternatives[0].logprob - token.logprob) < 1e-6
+            assert len(token.alternatives) == 3
+
+
+async def test_scores_of_a_completion_are_the_log_probabilities_it_was_made_with(stub: InferenceServiceStub) -> None:
+    made = [
+        token
+        for message in [m async for m in stub.Generate(ask(max_new_tokens=8, top_logprobs=0))]
+        for token in message.tokens
+    ]
+    text = "To be" + "".join(token.text for token in made)
+    request = inference_pb2.ScoreRequest(model="tiny", prompts=[common_pb2.Prompt(text=text)])
+    (score,) = (await stub.Score(request)).scores
+    assert not score.tokens[0].HasField("logprob")
+    for token, scored in zip(made, score.tokens[5:], strict=True):
+        assert scored.id == token.id
+        assert abs(scored.logprob - token.logprob) < 1e-4
+
+
+async def test_a_dropped_call_frees_all_it_held(stub: InferenceServiceStub) -> None:
+    for read in (1, 3):
+        call = stub.Generate(ask(max_new_tokens=240))
+        for _ in range(read):
+            await call.read()
+        call.cancel()
+        load = await drained(stub)
+        assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+
+
+async def test_a_deadline_ends_the_work_and_what_was_sent_stands(stub: InferenceServiceStub) -> None:
+    received = 0
+    async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
+        # Many at once, so that none can be done within the deadline.
+        calls = [stub.Generate(ask("x" * 20, max_new_tokens=230), timeout=0.25) for _ in range(24)]
+        async for message in calls[0]:
+            received += len(message.tokens)
+    assert received > 0
+    for call in calls:
+        call.cancel()
+    assert (await drained(stub)).running == 0
+
+
+async def test_a_model_of_another_mechanism_is_served_beside_the_first(
+    stub: InferenceServiceStub, models: object
+) -> None:
+    from attn.v1 import model_pb2
+
+    answer = await models.LoadModel(model_pb2.LoadModelRequest(name="tiny-linear"))  # type: ignore[attr-defined]
+    assert list(answer.model.mechanisms) == ["attn-variants/linear"]
+    both = await asyncio.gather(
+        complete(stub, ask(max_new_tokens=12)), complete(stub, ask(model="tiny-linear", max_new_tokens=12))
+    )
+    assert both[0] != both[1]
+    assert [len(tokens) for tokens in both] == [12, 12]
+
+
+async def test_a_completion_goes_on_while_another_model_is_loaded(stub: InferenceServiceStub, models: object) -> None:
+    from attn.v1 import model_pb2
+
+    begun = time.monotonic()
+    running = asyncio.create_task(complete(stub, ask(max_new_tokens=200)))
+    await models.LoadModel(model_pb2.LoadModelRequest(name="tiny-linear"))  # type: ignore[attr-defined]
+    assert len(await running) == 200
+    assert time.monotonic() - begun < 60
