@@ -22,6 +22,24 @@ from attn_core import errors
 from attn_gateway import Gateway, TlsFiles, call_of, serving
 
 
+class Received:
+    """What a stream brought before it ended, and how it ended."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.failure: grpc.aio.AioRpcError | None = None
+
+    @classmethod
+    async def all_of(cls, call: Any) -> Received:
+        received = cls()
+        try:
+            async for message in call:
+                received.texts.append(message.text)
+        except grpc.aio.AioRpcError as failure:
+            received.failure = failure
+        return received
+
+
 class Words(InferenceServiceServicer):
     """Splits text into words: Tokenize returns them, Generate streams them slowly; some models are errors."""
 
@@ -30,6 +48,7 @@ class Words(InferenceServiceServicer):
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.freed = asyncio.Event()
+        self.asked_to_start = asyncio.Event()
         self.let_start = asyncio.Event()
         self.let_start.set()
         self.stopped_with: float | None = None
@@ -38,6 +57,7 @@ class Words(InferenceServiceServicer):
         add_InferenceServiceServicer_to_server(self, server)
 
     async def start(self) -> None:
+        self.asked_to_start.set()
         await self.let_start.wait()
 
     async def stop(self, grace: float) -> None:
@@ -80,6 +100,11 @@ class Words(InferenceServiceServicer):
 
 
 @pytest.fixture
+def receive() -> Any:
+    return Received.all_of
+
+
+@pytest.fixture
 async def words() -> Words:
     return Words()
 
@@ -106,11 +131,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     """A key and a self-signed certificate for localhost."""
     folder: Path = tmp_path_factory.mktemp("tls")
     files = TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1"]
-        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        + ["-keyout", str(files.key), "-out", str(files.certificate)],
-        check=True,
-        capture_output=True,
-    )
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    paths = ["-keyout", str(files.key), "-out", str(files.certificate)]
+    subprocess.run([*command.split(), *names, *paths], check=True, capture_output=True)
     return files

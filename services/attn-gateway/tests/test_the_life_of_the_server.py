@@ -36,9 +36,9 @@ async def test_every_service_and_the_server_say_that_they_serve(channel: grpc.ai
 
 
 async def test_health_needs_no_token_for_probes_have_none(words: Any) -> None:
-    async with serving([words], GatewaySettings(port=0, token="right")) as gateway:
-        async with grpc.aio.insecure_channel(gateway.address) as channel:
-            assert await health(channel, NAME) == SERVING
+    settings = GatewaySettings(port=0, token="right")
+    async with serving([words], settings) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
+        assert await health(channel, NAME) == SERVING
 
 
 async def test_reflection_describes_the_services(gateway: Gateway) -> None:
@@ -58,8 +58,7 @@ async def test_while_a_service_starts_the_door_says_so(words: Any) -> None:
     words.let_start.clear()
     gateway = Gateway(GatewaySettings(port=0), [words])
     starting = asyncio.create_task(gateway.start())
-    while gateway.address.endswith(":0"):
-        await asyncio.sleep(0.01)
+    await words.asked_to_start.wait()
     async with grpc.aio.insecure_channel(gateway.address) as channel:
         assert await health(channel, NAME) == NOT_SERVING
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -176,7 +175,7 @@ def test_two_services_of_one_name_are_refused(words: Any) -> None:
         Gateway(GatewaySettings(port=0), [words, words])
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.1", "example.org"])  # noqa: S104
 def test_a_door_open_to_strangers_needs_token_and_tls(host: str, certificate: TlsFiles) -> None:
     for lacking in ({}, {"token": "t"}, {"tls": certificate}):
         with pytest.raises(InvalidValue, match="--insecure"):

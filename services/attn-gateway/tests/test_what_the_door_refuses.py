@@ -50,11 +50,10 @@ async def test_a_stream_refuses_wrong_bytes_too(channel: grpc.aio.Channel) -> No
 
 async def test_random_bytes_never_look_like_a_fault_of_ours(channel: grpc.aio.Channel) -> None:
     draw = random.Random(7)
-    for _ in range(200):
-        try:
-            await send(channel, TOKENIZE, draw.randbytes(draw.randrange(1, 40)))
-        except grpc.aio.AioRpcError as failure:
-            assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT, failure
+    calls = [channel.unary_unary(TOKENIZE)(draw.randbytes(draw.randrange(1, 40))) for _ in range(200)]
+    codes = {await call.code() for call in calls}
+    # Some random bytes are a message with unknown fields only, which is allowed.
+    assert codes == {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.OK}
 
 
 async def test_unknown_fields_are_let_through(channel: grpc.aio.Channel) -> None:
@@ -89,23 +88,27 @@ async def test_headers_of_a_megabyte_are_refused(stub: InferenceServiceStub, wor
     ],
 )
 async def test_without_the_token_no_call_gets_in(words: Any, metadata: Any) -> None:
-    async with serving([words], GatewaySettings(port=0, token="right")) as gateway:
-        async with grpc.aio.insecure_channel(gateway.address) as channel:
-            stub = InferenceServiceStub(channel)
-            failure = await refusal(stub.Tokenize(words.tokenize(), metadata=metadata))
-            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
-            failure = await refusal(stub.Generate(words.generate(), metadata=metadata).read())
-            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
-            failure = await refusal(send(channel, "/attn.v1.No/No", b"", metadata=metadata))
-            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+    async with (
+        serving([words], GatewaySettings(port=0, token="right")) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        stub = InferenceServiceStub(channel)
+        failure = await refusal(stub.Tokenize(words.tokenize(), metadata=metadata))
+        assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+        failure = await refusal(stub.Generate(words.generate(), metadata=metadata).read())
+        assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+        failure = await refusal(send(channel, "/attn.v1.No/No", b"", metadata=metadata))
+        assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
     assert not words.calls
 
 
 async def test_the_token_opens_the_door(words: Any) -> None:
-    async with serving([words], GatewaySettings(port=0, token="right")) as gateway:
-        async with grpc.aio.insecure_channel(gateway.address) as channel:
-            metadata = (("authorization", "Bearer right"),)
-            answer = await InferenceServiceStub(channel).Tokenize(words.tokenize(), metadata=metadata)
+    async with (
+        serving([words], GatewaySettings(port=0, token="right")) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        metadata = (("authorization", "Bearer right"),)
+        answer = await InferenceServiceStub(channel).Tokenize(words.tokenize(), metadata=metadata)
     assert len(answer.tokens) == 3
 
 
@@ -120,14 +123,16 @@ async def test_with_tls_a_trusted_caller_gets_in_and_plain_text_does_not(words: 
 
 
 async def test_calls_over_the_limit_are_refused_at_once_and_the_others_end_well(words: Any) -> None:
-    async with serving([words], GatewaySettings(port=0, max_calls=3)) as gateway:
-        async with grpc.aio.insecure_channel(gateway.address) as channel:
-            stub = InferenceServiceStub(channel)
+    async with (
+        serving([words], GatewaySettings(port=0, max_calls=3)) as gateway,
+        grpc.aio.insecure_channel(gateway.address) as channel,
+    ):
+        stub = InferenceServiceStub(channel)
 
-            async def texts() -> list[str]:
-                return [message.text async for message in stub.Generate(words.generate("a b c d e f"))]
+        async def texts() -> list[str]:
+            return [message.text async for message in stub.Generate(words.generate("a b c d e f"))]
 
-            results = await asyncio.gather(*(texts() for _ in range(8)), return_exceptions=True)
+        results = await asyncio.gather(*(texts() for _ in range(8)), return_exceptions=True)
     well = [result for result in results if result == list("abcdef")]
     refused = [result for result in results if isinstance(result, grpc.aio.AioRpcError)]
     assert len(well) == 3

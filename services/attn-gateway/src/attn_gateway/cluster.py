@@ -7,7 +7,10 @@ import logging
 import os
 import secrets
 import shutil
+import signal
+import socket
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,9 @@ from attn_core.home import home_folder
 
 NAMESPACE = "attn"
 """Ray namespace of all named actors."""
+
+KNOCK_SECONDS = 5.0
+"""How long a cluster may take to accept a connection."""
 
 EXIT_SECONDS = 5.0
 """How long processes of a local cluster may take to end by themselves."""
@@ -93,6 +99,7 @@ class Cluster:
                 raise Unavailable(f"Ray cannot be reached or started {where}: {error}") from error
             finally:
                 self._started = True
+                _take_signals_back()
 
     async def stop(self) -> None:
         """Leave the cluster; end a private one with all its processes and remove its folder."""
@@ -119,8 +126,9 @@ class Cluster:
             "include_dashboard": False,
             "object_store_memory": self.settings.object_store_bytes,
             "_temp_dir": str(self._folder),
-            "_node_ip_address": "127.0.0.1",
         }
+        if not local:
+            _knock(str(self.settings.address))
         before = set(psutil.Process().children())
         try:
             self._join(ray, private if local else {})
@@ -149,6 +157,20 @@ class Cluster:
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+def _take_signals_back() -> None:
+    """Put Python's handlers in force again: Ray's native code takes SIGTERM, and aborts the process at it."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.getsignal(number))
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` if nothing listens at `address`: Ray would end this process after a minute of trying."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _family(parent: psutil.Process) -> list[psutil.Process]:

@@ -33,16 +33,23 @@ class ServeSettings:
     grace: float = 10.0
 
 
-async def serve(settings: ServeSettings, announce: Callable[[Gateway], None]) -> signal.Signals:
+Offer = Callable[[Cluster], Sequence[GrpcService]]
+"""Makes the services, given the cluster they run on."""
+
+
+async def serve(
+    settings: ServeSettings, announce: Callable[[Gateway], None], offer: Offer | None = None
+) -> signal.Signals:
     """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when calls are answered.
 
-    A second signal does not wait: it kills what was started and ends this process with code 130.
+    The services are those of all plugins, or what `offer` makes. A second signal does not wait: it kills what was
+    started and ends this process with code 130.
     """
     ready = ReadyFile(settings.ready_file)
     ready.clear()
-    signals = _Signals(on_second=ready.remove)
     cluster = Cluster(settings.cluster)
-    gateway = Gateway(settings.gateway, offered_services(cluster))
+    signals = _Signals(on_second=ready.remove)
+    gateway = Gateway(settings.gateway, (offer or offered_services)(cluster))
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():

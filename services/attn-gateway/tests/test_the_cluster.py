@@ -1,0 +1,78 @@
+"""Ray is started when it is needed and leaves nothing behind."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from attn_core.errors import InvalidValue, Unavailable
+from attn_gateway import Cluster, ClusterSettings, ModelToLoad
+
+
+def below() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+async def test_a_private_cluster_computes_and_then_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    before = below()
+    cluster = Cluster(ClusterSettings(cpus=1))
+    try:
+        await cluster.start()
+        await cluster.start()
+        import ray
+        from ray._raylet import AuthenticationMode, get_authentication_mode
+
+        @ray.remote(num_cpus=0)
+        def double(number: int) -> int:
+            return 2 * number
+
+        assert await double.remote(21) == 42
+        assert ray.get_runtime_context().namespace == "attn"
+        assert ray.cluster_resources()["CPU"] == 1
+        folder = Path(ray._private.worker._global_node.get_session_dir_path()).parent
+        assert folder.is_dir()
+        assert get_authentication_mode() == AuthenticationMode.TOKEN
+    finally:
+        await cluster.stop()
+    assert below() == before
+    assert not folder.exists()
+    assert not (tmp_path / ".ray").exists()
+    assert not ray.is_initialized()
+
+
+async def test_a_cluster_that_nobody_needed_starts_nothing() -> None:
+    before = below()
+    cluster = Cluster(ClusterSettings())
+    await cluster.stop()
+    assert below() == before
+
+
+async def test_a_cluster_that_is_not_there_is_named() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    cluster = Cluster(ClusterSettings(address=address))
+    try:
+        with pytest.raises(Unavailable, match=address):
+            await cluster.start()
+    finally:
+        await cluster.stop()
+
+
+def test_a_model_option_is_a_name_or_a_name_and_a_source() -> None:
+    assert ModelToLoad.parse("smollm2") == ModelToLoad(name="smollm2", source="smollm2")
+    assert ModelToLoad.parse("mine=runs/a=b") == ModelToLoad(name="mine", source="runs/a=b")
+    for bad in ("", "=path", "name="):
+        with pytest.raises(InvalidValue, match="NAME=PATH"):
+            ModelToLoad.parse(bad)
+
+
+def test_home_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTN_HOME", str(tmp_path))
+    assert ClusterSettings().home == tmp_path
+    monkeypatch.delenv("ATTN_HOME")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert ClusterSettings().home == Path("/somewhere/.local/share/attn")

@@ -1,0 +1,122 @@
+"""However a server process ends, it leaves no process, no port and no file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+SCRIPT = Path(__file__).with_name("ray_server.py")
+MARK = "ATTN_TEST_MARK"
+
+
+class Server:
+    """A process of its own, found again by a mark in the environment of all it starts."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.ready_file = folder / "ready.json"
+        environment = {**os.environ, MARK: self.mark, "TMPDIR": "/tmp", "ATTN_HOME": str(folder / "home")}
+        environment["ATTN_PLUGINS"] = "attn-cli,attn-gateway"
+        environment.pop("RAY_ADDRESS", None)
+        self.process = subprocess.Popen([*command, str(self.ready_file)], env=environment, stderr=subprocess.PIPE)
+
+    def wait_ready(self) -> dict[str, Any]:
+        while not self.ready_file.exists():
+            assert self.process.poll() is None, self.process.stderr.read().decode()
+            time.sleep(0.05)
+        return json.loads(self.ready_file.read_text())
+
+    def family(self) -> list[str]:
+        return [process.name() for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(MARK) == self.mark
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return False
+
+    def kill(self) -> None:
+        for process in psutil.process_iter():
+            if self._is_ours(process):
+                process.kill()
+        self.process.wait()
+
+
+def ray_folders() -> set[Path]:
+    return set(Path("/tmp").glob("attn-ray-*"))
+
+
+@pytest.fixture
+def on_ray(tmp_path: Path) -> Iterator[Server]:
+    server = Server([sys.executable, str(SCRIPT)], tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Server]:
+    code = "from attn_cli.main import main; main()"
+    server = Server([sys.executable, "-c", code, "serve", "--port", "0", "--ready-file"], tmp_path)
+    yield server
+    server.kill()
+
+
+def test_the_command_says_where_it_is_and_cleans_up(command: Server) -> None:
+    facts = command.wait_ready()
+    assert facts["pid"] == command.process.pid
+    assert facts["tls"] is False
+    assert "attn.v1.CatalogService" in facts["services"]
+    host, _, port = facts["address"].rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.wait(timeout=60) == 0
+    assert not command.ready_file.exists()
+    assert command.family() == []
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        again.bind((host, int(port)))
+
+
+def test_a_signal_while_serving_ends_ray_and_all(on_ray: Server) -> None:
+    folders = ray_folders()
+    on_ray.wait_ready()
+    assert len(on_ray.family()) > 3
+    on_ray.process.send_signal(signal.SIGTERM)
+    assert on_ray.process.wait(timeout=60) == 0
+    assert on_ray.family() == []
+    assert not on_ray.ready_file.exists()
+    assert ray_folders() <= folders
+
+
+@pytest.mark.parametrize("moment", [1.0, 2.5])
+def test_a_signal_while_starting_ends_ray_and_all(on_ray: Server, moment: float) -> None:
+    folders = ray_folders()
+    time.sleep(moment)
+    on_ray.process.send_signal(signal.SIGINT)
+    code = on_ray.process.wait(timeout=60)
+    assert code in (130, -signal.SIGINT, 1)
+    assert on_ray.family() == []
+    assert not on_ray.ready_file.exists()
+    assert ray_folders() <= folders
+
+
+def test_a_second_signal_does_not_wait(on_ray: Server) -> None:
+    on_ray.wait_ready()
+    on_ray.process.send_signal(signal.SIGINT)
+    time.sleep(0.05)
+    on_ray.process.send_signal(signal.SIGINT)
+    assert on_ray.process.wait(timeout=60) == 130
+    assert on_ray.family() == []
+    assert not on_ray.ready_file.exists()
