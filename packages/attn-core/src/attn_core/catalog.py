@@ -58,7 +58,7 @@ class Catalog:
             try:
                 chosen = {name: arguments[name] for name in implementation.argnames}
                 offered: list[Any] = list(implementation.function(**chosen))  # type: ignore[call-overload]
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
                 self._mark_broken(key, hook, error)
                 continue
             yield from ((key.partition(":")[0], item) for item in offered)
@@ -73,7 +73,7 @@ class Catalog:
         for owner, item in self.offers(hook):
             try:
                 registry.register(item, owner)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
                 for key in [key for key in self._records if key.partition(":")[0] == owner]:
                     self._mark_broken(key, hook, error)
 

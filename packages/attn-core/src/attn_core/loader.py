@@ -88,7 +88,7 @@ def _load(manager: pluggy.PluginManager, dist: Distribution, point: EntryPoint, 
         _register(manager, plugin, f"{owner}:{point.name}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plugin may raise anything at import, SystemExit too
+    except BaseException as error:  # noqa: BLE001  # a plugin may raise anything at import, SystemExit too
         return record(PluginStatus.BROKEN, f"{type(error).__name__}: {error}")
     return record(PluginStatus.OK)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from attn_core import Capability, Mechanism, MechanismConfig, StateSpecs
+from torch import Tensor
 
 JITTER = 0.1
 """Added to fresh weights, so that nothing that starts at zero stays untested."""
@@ -17,10 +17,11 @@ JITTER = 0.1
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A mechanism at one config; layers and inputs are float64 unless a law asks for less."""
+    """A mechanism at the config of one setting; layers and inputs are float64 unless a law asks for less."""
 
     mechanism: Mechanism
     config: MechanismConfig
+    setting: Mapping[str, Any]
     label: str
 
     @cached_property

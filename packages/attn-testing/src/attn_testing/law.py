@@ -41,7 +41,7 @@ class Law:
         most = cls.cases_at_most or len(chosen)
         if most >= len(chosen):
             return chosen, ""
-        return [chosen[i * len(chosen) // most] for i in range(most)], ""
+        return [chosen[i * (len(chosen) - 1) // max(1, most - 1)] for i in range(most)], ""
 
 
 class MechanismLaw(Law):

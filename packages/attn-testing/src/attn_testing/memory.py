@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from attn_core import Field, ModelSpecs, ModelState, Paged, RaggedBatch, Rows, Slot, Source, StateSpec, Usage
 from attn_core.batch import Fields
+from torch import Tensor
 
 Address = tuple[str, str]
 """A layer and one of its states."""
@@ -63,6 +62,10 @@ class DictionaryStore:
     def release(self, request: int) -> None:
         """Forget the request."""
         del self._held[request]
+
+    def order(self, requests: Sequence[int]) -> list[int]:
+        """As they come."""
+        return list(requests)
 
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
         """The views of one step."""

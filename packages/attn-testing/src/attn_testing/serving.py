@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from attn_core import Capability, LayerState, RaggedBatch, StateStore
+from torch import Tensor
 
 from attn_testing.case import Case
 from attn_testing.memory import DictionaryStore
@@ -21,7 +20,7 @@ class Serving:
 
     def __init__(self, case: Case, store: StateStore | None = None) -> None:
         self.case = case
-        self.store: StateStore = store or DictionaryStore({LAYER: case.specs})
+        self.store: StateStore = DictionaryStore({LAYER: case.specs}) if store is None else store
         self.done: dict[int, int] = {}
 
     def open(self, request: int, source: Tensor | None = None) -> None:

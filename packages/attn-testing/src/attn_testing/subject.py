@@ -25,8 +25,8 @@ SETTINGS: tuple[Setting, ...] = (
     {"width": 16, "heads": 2, "rotary": Rotary()},
     {"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
 )
-"""The first must be accepted by every mechanism; the others may be refused with a `UserError` where no declared
-capability promises them."""
+"""The first must be taken by every mechanism; others may be refused with a `UserError`, as long as what is declared
+is taken in some setting."""
 
 CONTEXT = 64
 """The longest sequence that any law uses fits well into this."""
@@ -74,19 +74,21 @@ class Subject:
 
     @cached_property
     def _tried(self) -> list[Case | Refusal]:
-        return [self._try(setting | mode) for setting in self._promised() for mode in self.modes]
+        return [self._try({**setting, **mode}) for setting in self._promised() for mode in self.modes]
 
     def _promised(self) -> Iterator[dict[str, Any]]:
         for setting in self.settings:
             grouped = setting.get("key_value_heads") in {None, setting.get("heads", 1)}
             turned = setting.get("rotary") is None
-            if (grouped or self.mechanism.can(Capability.GROUPED)) and (turned or self.mechanism.can(Capability.ROTARY)):
+            if (grouped or self.mechanism.can(Capability.GROUPED)) and (
+                turned or self.mechanism.can(Capability.ROTARY)
+            ):
                 yield {"context": CONTEXT, **setting}
 
     def _try(self, setting: Setting) -> Case | Refusal:
         label = label_of(setting)
         try:
-            case = Case(self.mechanism, configure(self.mechanism, self.options, **setting), label)
+            case = Case(self.mechanism, configure(self.mechanism, self.options, **setting), setting, label)
             case.layer  # noqa: B018  # building may refuse what the config alone could not
         except UserError as error:
             return Refusal(label, setting, error)
@@ -95,7 +97,7 @@ class Subject:
 
 def label_of(setting: Setting) -> str:
     """A short word for a setting, such as `causal-width16-heads4-kv2`."""
-    words = {True: ["causal"], False: ["full"]}.get(setting.get("causal"), [])  # type: ignore[call-overload]
+    words = ["causal" if setting["causal"] else "full"] if "causal" in setting else []
     words += [f"width{setting['width']}"]
     names = {"heads": "heads", "key_value_heads": "kv", "head_size": "size"}
     words += [f"{word}{setting[name]}" for name, word in names.items() if setting.get(name)]

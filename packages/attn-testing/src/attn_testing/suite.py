@@ -85,4 +85,7 @@ def excused(test: Any) -> bool:
 def marks(item: Any) -> list[pytest.Mark]:
     """The marks on a class or function."""
     found = getattr(item, "pytestmark", [])
-    return [mark.mark if isinstance(mark, pytest.MarkDecorator) else mark for mark in (found if isinstance(found, list) else [found])]
+    return [
+        mark.mark if isinstance(mark, pytest.MarkDecorator) else mark
+        for mark in (found if isinstance(found, list) else [found])
+    ]

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
-
 from attn_core import (
     Capability,
     ComputedMechanism,
     Cost,
     Field,
+    Fields,
     LayerState,
     MechanismConfig,
     Paged,
+    PagedView,
     Paper,
     RaggedBatch,
     Shape,
     StateSpecs,
 )
 from attn_core.errors import InvalidValue
+from torch import Tensor, nn
 
 VASWANI = Paper(title="Attention is all you need", authors="Vaswani et al.", year=2017, arxiv="1706.03762")
 
@@ -42,7 +43,7 @@ class SoundLayer(nn.Module):
         """Rows [batch, query, width] over whole sequences."""
         weights = self._weights(query, source, keep)
         value = self._split(self.value(query), self.heads.key_value)
-        return self.out(self._mix(weights, value))
+        return self._project(weights, value)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Weights [batch, heads, query, key]."""
@@ -54,15 +55,20 @@ class SoundLayer(nn.Module):
         out = []
         for span in batch.spans():
             new = slice(span.start, span.stop)
-            held = state["kv"].rows([span.request])
-            out.append(self._one(query[new], batch.positions[new], held.fields, held.positions[0]))
+            fields, key_places = self._read(state["kv"], span.request, batch.requests)
+            out.append(self._one(query[new], batch.positions[new], fields, key_places))
         return torch.cat(out)
 
-    def _one(self, query: Tensor, places: Tensor, fields: Any, key_places: Tensor) -> Tensor:
+    def _read(self, view: PagedView, request: int, requests: int) -> tuple[Fields, Tensor]:
+        """What one of the `requests` remembers, [1, rows, ...] each, and where it stands, [rows]."""
+        held = view.rows([request])
+        return held.fields, held.positions[0]
+
+    def _one(self, query: Tensor, places: Tensor, fields: Fields, key_places: Tensor) -> Tensor:
         key, value = fields["key"].transpose(1, 2), fields["value"].transpose(1, 2)
         scores = self._scores(self._split(self.query(query[None]), self.heads.query), key)
         allowed = self._allowed(places[:, None], key_places[None, :])
-        return self.out(self._mix(self._share(scores, allowed[None, None]), value))[0]
+        return self._project(self._share(scores, allowed[None, None]), value)[0]
 
     def _weights(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Tensor:
         if source is not None:
@@ -85,17 +91,18 @@ class SoundLayer(nn.Module):
         some = allowed.any(-1, keepdim=True)
         return torch.softmax(scores.masked_fill(~some, 0.0), -1) * some
 
-    def _mix(self, weights: Tensor, value: Tensor) -> Tensor:
-        return (weights @ self._spread(value)).transpose(1, 2).flatten(2)
+    def _project(self, weights: Tensor, value: Tensor) -> Tensor:
+        out: Tensor = self.out((weights @ self._spread(value)).transpose(1, 2).flatten(2))
+        return out
 
     def _spread(self, rows: Tensor) -> Tensor:
         return rows.repeat_interleave(self.heads.query // self.heads.key_value, 1)
 
     def _split(self, rows: Tensor, heads: int) -> Tensor:
-        return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
+        return rows.reshape(*rows.shape[:-1], heads, -1).transpose(1, 2)
 
     def _rows(self, rows: Tensor) -> Tensor:
-        return rows.unflatten(-1, (self.heads.key_value, -1))
+        return rows.reshape(*rows.shape[:-1], self.heads.key_value, -1)
 
 
 class Sound(ComputedMechanism):
@@ -130,6 +137,7 @@ class Sound(ComputedMechanism):
         pairs = shape.query * shape.key
         return Cost(
             flops=tokens + shape.batch * pairs * pair,
-            allowed_flops=tokens + shape.batch * (shape.query * (shape.query + 1) // 2 if config.causal else pairs) * pair,
+            allowed_flops=tokens
+            + shape.batch * (shape.query * (shape.query + 1) // 2 if config.causal else pairs) * pair,
             parameters=config.width * columns + biases,
         )

@@ -42,3 +42,26 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     SavedAndLoaded,
     Compiles,
 )
+
+__all__ = [
+    "MECHANISM_LAWS",
+    "BatchInvariance",
+    "Bidirectionality",
+    "CausalityByGradient",
+    "CausalityByPerturbation",
+    "ChunkedPrefill",
+    "Compiles",
+    "DeclaredCost",
+    "DecodeEqualsForward",
+    "Described",
+    "Gradients",
+    "MechanismLaw",
+    "NoAllowedKey",
+    "PaddingInvariance",
+    "Precision",
+    "RowSums",
+    "SavedAndLoaded",
+    "Settings",
+    "StateBytes",
+    "Undeclared",
+]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
 
+import torch
 from attn_core import Capability
 
 from attn_testing.case import Case
@@ -14,7 +15,7 @@ from attn_testing.law import MechanismLaw
 class Bidirectionality(MechanismLaw):
     """Configured not causal, outputs do depend on later inputs."""
 
-    needs = (Capability.BIDIRECTIONAL,)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.BIDIRECTIONAL,)
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
 
+import torch
 from attn_core import Capability
 
 from attn_testing.case import Case
@@ -14,7 +15,7 @@ from attn_testing.law import MechanismLaw
 class CausalityByGradient(MechanismLaw):
     """The gradient of an output with respect to every later input is exactly zero, and to its own input it is not."""
 
-    needs = (Capability.CAUSAL,)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.CAUSAL,)
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:

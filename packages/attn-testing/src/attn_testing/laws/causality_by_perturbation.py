@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from typing import ClassVar
 
+import torch
 from attn_core import Capability
 
 from attn_testing.case import Case
@@ -17,7 +18,7 @@ SIZES = (1.0, 1e3)
 class CausalityByPerturbation(MechanismLaw):
     """Changing later inputs, a little or a lot, changes no output before them."""
 
-    needs = (Capability.CAUSAL,)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.CAUSAL,)
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:

@@ -36,5 +36,3 @@ def feed(case: Case, lengths: tuple[int, ...], rows: torch.Tensor, source: torch
         out.append(serving.step({0: rows[start : start + length]})[0])
         start += length
     return torch.cat(out)
-
-

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from attn_core import Shape
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-
-from attn_core import Shape
 
 from attn_testing.case import Case
 from attn_testing.expect import require
@@ -36,7 +35,14 @@ class DeclaredCost(MechanismLaw):
 
 
 def flops(case: Case, batch: int, queries: int, keys: int) -> int:
-    """FLOPs of the matrix products of one forward; torch's fused attention is taken apart, so that it is counted."""
+    """FLOPs of the matrix products of one forward of the plain computation.
+
+    A layer that chooses among kernels is told to use the plain one; torch's fused attention is taken apart, so that
+    its products are counted.
+    """
+    layer = case.build()
+    if hasattr(layer, "use_kernel"):
+        layer.use_kernel("plain")
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        case.attend(case.rows(batch, queries), case.source(batch, keys))
-    return counter.get_total_flops()
+        case.attend(case.rows(batch, queries), case.source(batch, keys), None, layer)
+    return int(counter.get_total_flops())

@@ -18,7 +18,9 @@ class Described(MechanismLaw):
     def test_a_mechanism_says_what_it_is(self, subject: Subject) -> None:
         mechanism = subject.mechanism
         name = getattr(mechanism, "name", "")
-        require(re.fullmatch(r"[a-z][a-z0-9_]*", name), f"name {name!r} is not of small letters, digits and underscores")
+        require(
+            re.fullmatch(r"[a-z][a-z0-9_]*", name), f"name {name!r} is not of small letters, digits and underscores"
+        )
         summary = getattr(mechanism, "summary", "")
         require(summary.strip() and "\n" not in summary, f"summary {summary!r} is not one line")
         require(getattr(mechanism, "equation", "").strip(), "there is no equation")

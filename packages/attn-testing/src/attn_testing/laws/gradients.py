@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-from torch.autograd import gradcheck
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 from torch.func import functional_call
 
 from attn_testing.case import Case
@@ -29,5 +28,5 @@ class Gradients(MechanismLaw):
 
         try:
             gradcheck(compute, [value.clone().requires_grad_() for value in values], fast_mode=True)
-        except torch.autograd.gradcheck.GradcheckError as error:  # type: ignore[attr-defined]
+        except GradcheckError as error:
             raise LawBroken(str(error).strip()) from error

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import ClassVar
 
+import torch
 from attn_core import Capability
+from torch import Tensor
 
 from attn_testing.case import Case
 from attn_testing.expect import require
@@ -15,7 +16,7 @@ from attn_testing.law import MechanismLaw
 class NoAllowedKey(MechanismLaw):
     """Without any allowed key, output, weights and gradients are zero, and all gradients are finite."""
 
-    needs = (Capability.PADDING,)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
 
     def test_a_sequence_without_real_keys_gives_zeros(self, case: Case) -> None:
         query, source, keep = blocked(case)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import ClassVar
 
+import torch
 from attn_core import Capability
+from torch import Tensor
 
 from attn_testing.case import Case
 from attn_testing.expect import require_same
@@ -17,7 +18,7 @@ TOKENS, PADDED = 5, 8
 class PaddingInvariance(MechanismLaw):
     """Padding at the end changes no real output, and the content of padding anywhere is never seen."""
 
-    needs = (Capability.PADDING,)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
 
     def test_padding_at_the_end_changes_nothing(self, case: Case) -> None:
         query, source, keep = padded_batch(case)

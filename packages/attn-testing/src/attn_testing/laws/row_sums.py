@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import ClassVar
 
+import torch
 from attn_core import Capability
+from torch import Tensor
 
 from attn_testing.case import Case
 from attn_testing.expect import require, require_same
@@ -15,7 +16,7 @@ from attn_testing.law import MechanismLaw
 class RowSums(MechanismLaw):
     """Weights are not negative, sum to one over the allowed keys and are zero on all others."""
 
-    needs = (Capability.WEIGHTS, Capability.NORMALISED)
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
 
     def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
         query, source = case.rows(2, 7), case.source(2, 5)
@@ -46,7 +47,9 @@ def check_weights(case: Case, weights: Tensor, keep: Tensor | None) -> None:
 
 def allowed_pairs(case: Case, queries: int, keys: int) -> Tensor:
     """Which pairs [query, key] are allowed, by the spec's mask where the mechanism has one."""
-    rows = torch.arange(keys - queries, keys)[:, None]
+    # Queries of cross attention count from the start: they have no place among the keys.
+    first = 0 if case.cross else keys - queries
+    rows = torch.arange(first, first + queries)[:, None]
     columns = torch.arange(keys)[None, :]
     spec = case.mechanism.spec(case.config)
     if spec is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from attn_core import Capability, Rotary, configure
 from attn_core.errors import UserError
 

@@ -1,0 +1,31 @@
+"""Every law has a mechanism that is broken on purpose, and finds it; every other law finds nothing there."""
+
+import pytest
+
+from attn_testing.broken import BROKEN
+from attn_testing.broken.sound import Sound
+from attn_testing.check import judge
+from attn_testing.laws import MECHANISM_LAWS, Compiles
+from attn_testing.subject import Subject
+
+SETTINGS = ({"width": 16, "heads": 4}, {"width": 16, "heads": 4, "key_value_heads": 2, "bias": True})
+
+
+def test_there_is_a_broken_mechanism_for_every_law():
+    assert set(BROKEN) == set(MECHANISM_LAWS)
+
+
+@pytest.mark.parametrize("law", MECHANISM_LAWS, ids=lambda law: law.title())
+def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
+    subject = Subject(BROKEN[law], settings=SETTINGS)
+    # Compiling takes seconds, so it is judged where it is what breaks, and for the sound mechanism.
+    judged = [one for one in MECHANISM_LAWS if one is not Compiles or law is Compiles]
+    results = [judge(one, subject) for one in judged]
+    found = {result.law: result.detail for result in results if not result.passed}
+    assert set(found) == {law.title()}, found
+    assert "LawBroken" in found[law.title()]
+
+
+def test_the_sound_mechanism_breaks_no_law():
+    results = [judge(law, Subject(Sound(), settings=SETTINGS)) for law in MECHANISM_LAWS]
+    assert [result for result in results if not (result.passed and result.applied)] == []
