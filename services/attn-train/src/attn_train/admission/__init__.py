@@ -1,0 +1,1 @@
+"""Checks that a job passes before it is accepted."""

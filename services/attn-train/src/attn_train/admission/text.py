@@ -1,0 +1,63 @@
+"""Checks of the text to train on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from attn_core.errors import InvalidValue
+
+from attn_train.data import require_known_text, tokenizer_folder
+from attn_train.layout import Layout
+from attn_train.loop.text import CHARACTER
+from attn_train.settings import TrainSettings
+from attn_train.spec import DataSpec
+
+MOST_BYTES = 4 << 30
+"""A text is held in memory."""
+
+
+def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+    """Raises the error of the first thing that would keep the text from being read; it is not read yet.
+
+    `local` says whether the caller is on this machine.
+    """
+    if data.name is not None:
+        require_known_text(data.name)
+    else:
+        _check_path(Path(data.path or ""), roots=_roots(home, settings, local=local))
+    if data.tokenizer != CHARACTER:
+        folder = Path(tokenizer_folder(data.tokenizer, home))
+        roots = _roots(home, settings, local=local)
+        _require_inside(folder, "spec.data.tokenizer", None if roots is None else (*roots, home / "models"))
+        if not (folder / "tokenizer.json").is_file():
+            allowed = "'character', a model on this server, or a folder with a tokenizer.json"
+            raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, allowed)
+
+
+def _roots(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
+    if settings.data_roots is not None:
+        return settings.data_roots
+    return None if local else (Layout(home).data,)
+
+
+def _check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
+    field = "spec.data.path"
+    if not path.is_absolute():
+        raise InvalidValue.of(field, str(path), "an absolute path on the server")
+    # Whether a file outside exists is nobody's business, so this comes first.
+    _require_inside(path, field, roots)
+    files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
+    if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
+        raise InvalidValue.of(field, str(path), "a text file, or a folder of text files, that the server can read")
+    size = sum(file.stat().st_size for file in files)
+    if not 0 < size <= MOST_BYTES:
+        raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MOST_BYTES} bytes")
+
+
+def _require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> None:
+    if roots is None:
+        return
+    if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):
+        allowed = f"a path below {' or '.join(str(root) for root in roots) or 'no folder: paths are switched off'}"
+        raise InvalidValue.of(field, str(path), allowed)

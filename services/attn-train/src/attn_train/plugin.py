@@ -1,0 +1,19 @@
+"""What this package offers to attn. Imports neither torch nor Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attn_core.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from attn_gateway import Cluster
+    from attn_gateway.service import GrpcService
+
+
+@hookimpl
+def attn_services(cluster: Cluster) -> list[GrpcService]:
+    """TrainingService."""
+    from attn_train.service.grpc_service import TrainingGrpc
+
+    return [TrainingGrpc(cluster)]

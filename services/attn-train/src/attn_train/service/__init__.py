@@ -1,0 +1,1 @@
+"""TrainingService over gRPC."""

@@ -1,0 +1,167 @@
+"""Specifications as messages of the wire, and back."""
+
+from __future__ import annotations
+
+from attn.v1 import common_pb2
+from attn.v1 import training_pb2 as pb
+from attn_core.errors import InvalidValue
+from google.protobuf import json_format
+
+from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+
+NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
+ACTIVATIONS = {"gelu": "gelu", "swiglu": "swiglu"}
+PLACES = {"pre": "pre", "post": "post"}
+POSITIONS = {"learned": "learned", "rotary": "rotary", "none": "none"}
+
+
+def spec_of(message: pb.TrainingSpec) -> TrainingSpec:
+    """The specification of a message, with defaults filled in; raises InvalidValue for a word or choice."""
+    given = CheckpointSpec()
+    checkpoint = message.checkpoint
+    return TrainingSpec(
+        model=_model(message.model),
+        data=_data(message.data),
+        optimizer=_optimizer(message.optimizer),
+        checkpoint=CheckpointSpec(
+            interval=checkpoint.interval_steps or given.interval,
+            keep=checkpoint.keep or given.keep,
+            evaluation_interval=checkpoint.evaluation_interval_steps or given.evaluation_interval,
+            evaluation_batches=checkpoint.evaluation_batches or given.evaluation_batches,
+        ),
+        seed=message.seed,
+        max_failures=message.max_failures if message.HasField("max_failures") else 3,
+        workers=message.workers or 1,
+    )
+
+
+def spec_message(spec: TrainingSpec) -> pb.TrainingSpec:
+    """The message of a specification, with every default written out."""
+    return pb.TrainingSpec(
+        model=_model_message(spec.model),
+        data=_data_message(spec.data),
+        optimizer=pb.OptimizerConfig(
+            steps=spec.optimizer.steps,
+            batch_size=spec.optimizer.batch,
+            learning_rate=spec.optimizer.learning_rate,
+            min_learning_rate=spec.optimizer.min_learning_rate,
+            warmup_steps=spec.optimizer.warmup,
+            weight_decay=spec.optimizer.weight_decay,
+            beta1=spec.optimizer.beta1,
+            beta2=spec.optimizer.beta2,
+            gradient_clip=spec.optimizer.clip,
+        ),
+        checkpoint=pb.CheckpointPolicy(
+            interval_steps=spec.checkpoint.interval,
+            keep=spec.checkpoint.keep,
+            evaluation_interval_steps=spec.checkpoint.evaluation_interval,
+            evaluation_batches=spec.checkpoint.evaluation_batches,
+        ),
+        seed=spec.seed,
+        max_failures=spec.max_failures,
+        workers=spec.workers,
+    )
+
+
+def _model(message: pb.ModelConfig) -> ModelSpec:
+    if not message.mechanism.name:
+        raise InvalidValue.of("spec.model.mechanism.name", "", "the name of a mechanism")
+    return ModelSpec(
+        width=message.width,
+        layers=message.layers,
+        heads=message.heads,
+        context=message.context_length,
+        mechanism=message.mechanism.name,
+        options=json_format.MessageToDict(message.mechanism.options),
+        key_value_heads=message.kv_heads or None,
+        head_size=message.head_size or None,
+        norm=_word("norm", message.norm, NORMS),
+        norm_place=_word("norm_placement", message.norm_placement, PLACES),
+        feed_forward=_word("activation", message.activation, ACTIVATIONS),
+        hidden=message.feed_forward_size or None,
+        positions=_word("positions", message.positions, POSITIONS),
+        dropout=message.dropout,
+        tied=message.tie_embeddings if message.HasField("tie_embeddings") else True,
+    )
+
+
+def _model_message(model: ModelSpec) -> pb.ModelConfig:
+    mechanism = common_pb2.MechanismRef(name=model.mechanism)
+    mechanism.options.update(model.options)
+    return pb.ModelConfig(
+        width=model.width,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=model.key_value_heads or 0,
+        head_size=model.head_size or 0,
+        context_length=model.context,
+        mechanism=mechanism,
+        norm=_spelled(model.norm, NORMS),
+        norm_placement=model.norm_place,
+        activation=model.feed_forward,
+        feed_forward_size=model.hidden or 0,
+        positions=model.positions,
+        dropout=model.dropout,
+        tie_embeddings=model.tied,
+    )
+
+
+def _data(message: pb.DataSource) -> DataSpec:
+    kind = message.WhichOneof("kind")
+    if kind is None or not getattr(message, kind):
+        raise InvalidValue.of("spec.data", "neither name nor path", "one of them")
+    given = DataSpec()
+    return DataSpec(
+        name=message.name if kind == "name" else None,
+        path=message.path if kind == "path" else None,
+        tokenizer=message.tokenizer or given.tokenizer,
+        validation=message.validation_fraction if message.HasField("validation_fraction") else given.validation,
+    )
+
+
+def _data_message(data: DataSpec) -> pb.DataSource:
+    message = pb.DataSource(tokenizer=data.tokenizer, validation_fraction=data.validation)
+    if data.name is not None:
+        message.name = data.name
+    else:
+        message.path = data.path or ""
+    return message
+
+
+def _optimizer(message: pb.OptimizerConfig) -> OptimizerSpec:
+    absent = {
+        "min_learning_rate": message.learning_rate / 10,
+        "warmup_steps": 0,
+        "weight_decay": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "gradient_clip": 1.0,
+    }
+    values = {
+        name: getattr(message, name) if message.HasField(name) else default  # type: ignore[arg-type]
+        for name, default in absent.items()
+    }
+    return OptimizerSpec(
+        steps=message.steps,
+        batch=message.batch_size,
+        learning_rate=message.learning_rate,
+        min_learning_rate=values["min_learning_rate"],
+        warmup=int(values["warmup_steps"]),
+        weight_decay=values["weight_decay"],
+        beta1=values["beta1"],
+        beta2=values["beta2"],
+        clip=values["gradient_clip"],
+    )
+
+
+def _word(field: str, given: str, words: dict[str, str]) -> str:
+    """The decoder's word for the wire's; the first is the default."""
+    if not given:
+        return next(iter(words.values()))
+    if given not in words:
+        raise InvalidValue.of(f"spec.model.{field}", given, " or ".join(repr(word) for word in words))
+    return words[given]
+
+
+def _spelled(ours: str, words: dict[str, str]) -> str:
+    return next(wire for wire, word in words.items() if word == ours)

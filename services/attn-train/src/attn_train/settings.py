@@ -1,0 +1,47 @@
+"""What the operator decides, from the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_core.errors import InvalidValue
+
+JOBS_AT_ONCE = "ATTN_TRAIN_JOBS"
+DATA_ROOTS = "ATTN_TRAIN_DATA"
+THREADS = "ATTN_TRAIN_THREADS"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """`jobs_at_once` train, the others wait; each on `threads` CPU threads.
+
+    Texts named by path must lie below one of `data_roots`; None lets callers on this machine name any file and
+    others only what lies in the home's folder `data`.
+    """
+
+    jobs_at_once: int = 1
+    threads: int = 1
+    data_roots: tuple[Path, ...] | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
+        """ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS and ATTN_TRAIN_DATA (folders, separated as in PATH).
+
+        Raises InvalidValue for what is no number.
+        """
+        roots = environ.get(DATA_ROOTS)
+        return cls(
+            jobs_at_once=_count(environ, JOBS_AT_ONCE, 1),
+            threads=_count(environ, THREADS, len(os.sched_getaffinity(0))),
+            data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
+        )
+
+
+def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise InvalidValue.of(name, text, "a whole number from 1")
+    return int(text)

@@ -1,0 +1,75 @@
+"""A real door on loopback with training behind it, and a real client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from attn.v1 import common_pb2
+from attn.v1 import training_pb2 as pb
+from attn.v1.training_pb2_grpc import TrainingServiceStub
+from attn_gateway import Cluster, ClusterSettings, serving
+from attn_train.service.grpc_service import InProcessTrainingGrpc
+from attn_train.settings import TrainSettings
+
+
+@pytest.fixture
+def home(tmp_path: Path, words: str) -> Path:
+    folder = tmp_path / "home"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "words.txt").write_text(words)
+    return folder
+
+
+@pytest.fixture
+def wire_spec(home: Path) -> pb.TrainingSpec:
+    """Twenty steps of a small decoder."""
+    return pb.TrainingSpec(
+        model=pb.ModelConfig(
+            width=16, layers=1, heads=2, context_length=8, mechanism=common_pb2.MechanismRef(name="mha")
+        ),
+        data=pb.DataSource(path=str(home / "data" / "words.txt")),
+        optimizer=pb.OptimizerConfig(steps=20, batch_size=4, learning_rate=1e-2, warmup_steps=2),
+        checkpoint=pb.CheckpointPolicy(interval_steps=10, evaluation_interval_steps=10, evaluation_batches=2),
+        seed=5,
+    )
+
+
+@pytest.fixture
+def server(home: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[TrainingServiceStub]]:
+    """`async with server() as stub`: a server over the same home each time."""
+
+    @contextlib.asynccontextmanager
+    async def serve(**settings: object) -> AsyncIterator[TrainingServiceStub]:
+        cluster = Cluster(ClusterSettings(home=home))
+        service = InProcessTrainingGrpc(cluster, TrainSettings(**settings))
+        async with (
+            serving([service], grace=20.0) as gateway,
+            grpc.aio.insecure_channel(gateway.address) as channel,
+        ):
+            yield TrainingServiceStub(channel)
+
+    return serve
+
+
+async def submit(stub: TrainingServiceStub, spec: pb.TrainingSpec, job_id: str = "") -> pb.TrainingJob:
+    return (await stub.SubmitTrainingJob(pb.SubmitTrainingJobRequest(job_id=job_id, spec=spec))).job
+
+
+async def watch(stub: TrainingServiceStub, job_id: str, after: int = 0) -> list[pb.WatchTrainingJobResponse]:
+    """Everything until the stream ends."""
+    request = pb.WatchTrainingJobRequest(id=job_id, after_event_id=after)
+    return [response async for response in stub.WatchTrainingJob(request)]
+
+
+@pytest.fixture(name="submit")
+def submit_fixture():
+    return submit
+
+
+@pytest.fixture(name="watch")
+def watch_fixture():
+    return watch

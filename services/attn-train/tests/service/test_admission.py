@@ -1,0 +1,201 @@
+"""What cannot work is refused before it is recorded, with the field and what is allowed."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from attn.v1 import training_pb2 as pb
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NAN = float("nan")
+
+
+def violated(error: grpc.aio.AioRpcError) -> str:
+    """The field that the error's details name."""
+    for detail in rpc_status.from_call(error).details:
+        request = error_details_pb2.BadRequest()
+        if detail.Unpack(request):
+            return request.field_violations[0].field
+    return ""
+
+
+def set_field(spec: pb.TrainingSpec, path: str, value: object) -> None:
+    *parents, leaf = path.split(".")
+    for parent in parents:
+        spec = getattr(spec, parent)
+    setattr(spec, leaf, value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model.width", 0),
+        ("model.width", -8),
+        ("model.layers", 0),
+        ("model.heads", 3),
+        ("model.kv_heads", -1),
+        ("model.context_length", 0),
+        ("model.norm", "batchnorm"),
+        ("model.norm_placement", "middle"),
+        ("model.activation", "tanh"),
+        ("model.positions", "absolute"),
+        ("model.dropout", 1.0),
+        ("model.dropout", NAN),
+        ("model.feed_forward_size", -1),
+        ("data.path", "relative.txt"),
+        ("data.path", "/no/such/file.txt"),
+        ("data.tokenizer", "nobody/has-this"),
+        ("data.validation_fraction", 1.0),
+        ("optimizer.steps", 0),
+        ("optimizer.batch_size", -1),
+        ("optimizer.learning_rate", 0.0),
+        ("optimizer.learning_rate", NAN),
+        ("optimizer.learning_rate", float("inf")),
+        ("optimizer.min_learning_rate", 1.0),
+        ("optimizer.warmup_steps", 21),
+        ("optimizer.weight_decay", -0.1),
+        ("optimizer.beta1", 1.0),
+        ("optimizer.beta2", -0.1),
+        ("optimizer.gradient_clip", NAN),
+        ("checkpoint.interval_steps", -1),
+        ("checkpoint.keep", -1),
+        ("checkpoint.evaluation_batches", -1),
+        ("max_failures", -1),
+        ("workers", 2),
+    ],
+)
+async def test_a_bad_value_is_refused_with_its_field_and_nothing_is_recorded(server, wire_spec, submit, path, value):
+    set_field(wire_spec, path, value)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec, "bad")
+        assert caught.value.code() is INVALID
+        assert violated(caught.value) == f"spec.{path}"
+        assert "allowed" in caught.value.details()
+        assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
+
+
+async def test_an_unknown_mechanism_is_not_found_with_near_names(server, wire_spec, submit):
+    wire_spec.model.mechanism.name = "gpa"
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec)
+    assert caught.value.code() is NOT_FOUND
+    assert "'gqa'" in caught.value.details()
+
+
+async def test_an_unknown_option_of_a_mechanism_is_not_found(server, wire_spec, submit):
+    wire_spec.model.mechanism.options["no_such_option"] = 3
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec)
+    assert caught.value.code() is NOT_FOUND
+    assert "no_such_option" in caught.value.details()
+
+
+async def test_a_mechanism_that_cannot_be_causal_is_refused_with_those_that_can(server, wire_spec, submit):
+    from attn_core import Capability, installed
+
+    blind = [m.name for m in installed().mechanisms if not m.can(Capability.CAUSAL)]
+    if not blind:
+        pytest.skip("every installed mechanism can be causal")
+    wire_spec.model.mechanism.name = blind[0]
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec)
+    assert caught.value.code() is INVALID
+    assert violated(caught.value) == "spec.model.mechanism"
+    assert "causal" in caught.value.details()
+    assert "mha" in caught.value.details()
+
+
+async def test_an_unknown_data_set_is_not_found_with_near_names(server, wire_spec, submit):
+    wire_spec.data.name = "shakespear"
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec)
+    assert caught.value.code() is NOT_FOUND
+    assert "'shakespeare'" in caught.value.details()
+
+
+async def test_a_specification_without_data_or_mechanism_is_refused(server, wire_spec, submit):
+    for part, field in (("data", "spec.data"), ("model", "spec.model.mechanism.name")):
+        spec = pb.TrainingSpec()
+        spec.CopyFrom(wire_spec)
+        spec.ClearField(part)
+        async with server() as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await submit(stub, spec)
+        assert violated(caught.value) == field
+
+
+async def test_a_model_larger_than_the_memory_is_refused_at_once(server, wire_spec, submit):
+    wire_spec.model.width = 1 << 20
+    wire_spec.model.layers = 8
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_files_outside_the_allowed_folders_are_refused_whether_they_exist_or_not(
+    server, wire_spec, submit, tmp_path, home
+):
+    (tmp_path / "secret.txt").write_text("secret " * 100)
+    (home / "data" / "link.txt").symlink_to(tmp_path / "secret.txt")
+    messages = set()
+    async with server(data_roots=(home / "data",)) as stub:
+        for path in (
+            "/etc/passwd",
+            "/no/such/file",
+            tmp_path / "secret.txt",
+            home / "data" / ".." / ".." / "secret.txt",
+        ):
+            wire_spec.data.path = str(path)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await submit(stub, wire_spec)
+            assert violated(caught.value) == "spec.data.path"
+            messages.add(caught.value.details().replace(str(path), "PATH"))
+        wire_spec.data.path = str(home / "data" / "link.txt")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await submit(stub, wire_spec)
+        assert len(messages) == 1
+        wire_spec.data.path = str(home / "data" / "words.txt")
+        assert (await submit(stub, wire_spec)).id
+
+
+async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server, wire_spec):
+    async with server() as stub:
+        request = pb.SubmitTrainingJobRequest(spec=wire_spec, validate_only=True)
+        job = (await stub.SubmitTrainingJob(request)).job
+        assert job.id == ""
+        assert job.spec.data.tokenizer == "character"
+        assert job.spec.model.positions
+        assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
+
+
+@pytest.mark.parametrize("job_id", ["a b", "../up", "x" * 65, "naïve"])
+async def test_an_id_that_is_no_plain_word_is_refused(server, wire_spec, submit, job_id):
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec, job_id)
+    assert violated(caught.value) == "job_id"
+
+
+async def test_a_job_does_not_take_the_name_of_a_model_that_is_there(server, wire_spec, submit, home):
+    (home / "models" / "smollm2").mkdir(parents=True)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await submit(stub, wire_spec, "smollm2")
+    assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+
+@pytest.mark.parametrize(("size", "token"), [(-1, ""), (1001, ""), (0, "x"), (0, "-3"), (0, "9" * 30)])
+async def test_a_bad_page_is_refused(server, size, token):
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.ListTrainingJobs(pb.ListTrainingJobsRequest(page_size=size, page_token=token))
+    assert caught.value.code() is INVALID
