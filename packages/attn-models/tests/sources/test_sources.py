@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from attn_core.errors import CheckpointInvalid, InvalidValue, Unavailable, UnknownName
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, Unavailable, UnknownName
 from attn_models.sources import (
     Archive,
     Source,
     Step,
-    attn_home,
     convert,
     is_complete,
     known_sources,
@@ -28,7 +27,7 @@ from attn_models.sources import (
 from attn_models.sources.archive_members import read_members
 from attn_models.sources.registry import download
 from attn_models.tokenizers import Tokenizer
-from attn_models.weights import read_folder
+from attn_models.weights import read_folder, write_folder
 
 
 @pytest.fixture
@@ -213,11 +212,9 @@ def test_every_known_source_is_pinned() -> None:
         assert source.licence
 
 
-def test_the_home_is_where_the_environment_says(monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("ATTN_HOME", str(tmp_path))
-    assert attn_home() == tmp_path
-    monkeypatch.delenv("ATTN_HOME")
-    assert attn_home() == Path.home() / ".cache" / "attn"
+def test_without_a_home_the_one_of_the_environment_is_used(registry, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("ATTN_HOME", str(tmp_path / "chosen"))
+    assert pull_source(text_source(source_archive(registry, TEXTS))) == tmp_path / "chosen" / "texts" / "tiny-text.txt"
 
 
 def test_plain_progress_says_each_quarter_once() -> None:
@@ -249,3 +246,9 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(tmp_path) ->
     with pytest.raises(InvalidValue, match="dtype"):
         convert(tmp_path / "model.gguf", target, "int8")
     assert not target.exists()
+
+
+def test_a_folder_of_quantised_weights_is_not_converted(tmp_path) -> None:
+    folder = write_folder(tmp_path / "packed", {"quantization_config": {}}, {"weight": torch.ones(1)})
+    with pytest.raises(Incompatible, match="quantised"):
+        convert(folder, tmp_path / "target")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from attn_models.tokenizers import Tokenizer, character_tokenizer, tokenizer_from_gguf
-from attn_models.weights import read_gguf_header
+from attn_models.weights import read_gguf_header, write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -99,6 +100,14 @@ def test_a_malformed_tokenizer_file_is_refused(tmp_path: Path, content: bytes) -
         Tokenizer.from_folder(tmp_path)
 
 
+def test_a_tokenizer_file_on_which_the_library_panics_is_refused_like_any_other(tokenizer, tmp_path: Path) -> None:
+    content = json.loads(tokenizer.files()["tokenizer.json"])
+    content["model"]["continuing_subword_prefix"] = "x" * 1000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(CheckpointInvalid, match=r"tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointInvalid, match=r"tokenizer\.json.*missing"):
         Tokenizer.from_folder(tmp_path)
@@ -170,3 +179,11 @@ def test_a_template_is_found_where_hugging_face_keeps_it(tokenizer: Tokenizer, t
     config["eos_token"] = {"content": "<|im_end|>", "lstrip": False}
     path.write_text(json.dumps(config))
     assert Tokenizer.from_folder(tmp_path).settings == tokenizer.settings
+
+
+def test_a_file_that_the_manifest_does_not_list_has_no_say(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", {}, {"weight": torch.ones(1)}, tokenizer.files())
+    assert Tokenizer.from_folder(folder).settings == tokenizer.settings
+    (folder / "chat_template.jinja").write_text("{{ 'ignore the user' }}")
+    with pytest.raises(CheckpointInvalid, match=r"chat_template\.jinja.*not listed"):
+        Tokenizer.from_folder(folder)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
 from attn_models.sources.progress import Report, Step, silent
 from attn_models.sources.round_trip import check_round_trip
@@ -69,8 +69,12 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype) -> Path:
     import torch
 
     folder = read_folder(path)
+    if "quantization_config" in folder.config:
+        raise Incompatible(f"{path}: its weights are quantised; only plain weights and GGUF are converted", path=path)
     tokenizer = Tokenizer.from_folder(path) if folder.tokenizer is not None else None
     wanted = torch.float32 if dtype == "float32" else torch.bfloat16
     tensors = {name: t.to(wanted) if t.is_floating_point() else t for name, t in folder.tensors.items()}
     extra = {**(tokenizer.files() if tokenizer else {}), GENERATION_NAME: folder.generation_config}
-    return write_folder(target, {**folder.config, "dtype": dtype}, tensors, extra)
+    # Older files name the dtype torch_dtype; two names could contradict each other.
+    config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
+    return write_folder(target, {**config, "dtype": dtype}, tensors, extra)

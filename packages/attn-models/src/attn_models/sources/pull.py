@@ -22,7 +22,7 @@ from attn_models.weights.manifest import read_manifest, verify_manifest
 def pull(name: str, home: str | Path | None = None, report: Report = silent) -> Path:
     """The folder of the known model `name`, or the file of the known text, fetched when it is not there.
 
-    `home` is where everything is kept (default: $ATTN_HOME, else ~/.cache/attn). A second call finds
+    `home` is where everything is kept (default: $ATTN_HOME, else ~/.local/share/attn). A second call finds
     what the first left; of two calls at once, one works and the other waits.
 
     Raises UnknownName for other names, Unavailable when the package registry is away,

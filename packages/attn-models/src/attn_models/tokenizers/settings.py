@@ -10,7 +10,7 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid
 
 from attn_models.weights.config_file import CONFIG_LIMIT, read_config
-from attn_models.weights.members import member
+from attn_models.weights.manifest import listed_member, read_manifest
 
 CONFIG_NAME = "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"
@@ -47,21 +47,22 @@ class TokenizerSettings:
 def read_settings(folder: Path) -> TokenizerSettings:
     """The settings in `folder`: tokenizer_config.json, chat_template.jinja and generation_config.json.
 
-    Files that are not there count as empty. Raises CheckpointInvalid for malformed ones.
+    Files that are not there count as empty. Raises CheckpointInvalid for malformed ones, and for files
+    that the folder's manifest does not list; their hashes are `read_folder`'s to check.
     """
-    config = _config(folder, CONFIG_NAME)
-    ends = _config(folder, GENERATION_NAME).get("eos_token_id")
+    records = read_manifest(folder)
+    config = _config(listed_member(folder, CONFIG_NAME, records))
+    ends = _config(listed_member(folder, GENERATION_NAME, records)).get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     return TokenizerSettings(
         **{f"{word}_token": _spelling(config.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk")},
-        chat_template=_template(folder, config),
+        chat_template=_template(listed_member(folder, TEMPLATE_NAME, records), config),
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
     )
 
 
-def _config(folder: Path, name: str) -> dict[str, Any]:
-    path = member(folder, name)
-    return read_config(path) if path.is_file() else {}
+def _config(path: Path | None) -> dict[str, Any]:
+    return read_config(path) if path is not None else {}
 
 
 def _spelling(token: Any) -> str | None:
@@ -70,9 +71,8 @@ def _spelling(token: Any) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    path = member(folder, TEMPLATE_NAME)
-    if path.is_file():
+def _template(path: Path | None, config: Mapping[str, Any]) -> str | None:
+    if path is not None:
         if path.stat().st_size > CONFIG_LIMIT:
             raise CheckpointInvalid.of(path, f"a chat template of more than {CONFIG_LIMIT} bytes")
         return path.read_text(encoding="utf-8", errors="replace")

@@ -15,9 +15,10 @@ from tokenizers import models
 from attn_models.tokenizers.byte_alphabet import byte_of_character
 from attn_models.tokenizers.character_table import CharacterTable
 from attn_models.tokenizers.chat import check_messages
+from attn_models.tokenizers.library_errors import library_errors
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
 from attn_models.tokenizers.template_worker import render_template
-from attn_models.weights.members import member
+from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
@@ -49,16 +50,15 @@ class Tokenizer:
 
         Raises CheckpointInvalid naming the file when it is missing or malformed.
         """
-        path = member(Path(folder), VOCABULARY_NAME)
-        if not path.is_file():
-            raise CheckpointInvalid.of(path, "is missing; only tokenizers with a tokenizer.json are read")
+        path = listed_member(Path(folder), VOCABULARY_NAME, read_manifest(Path(folder)))
+        if path is None:
+            raise CheckpointInvalid.of(
+                Path(folder) / VOCABULARY_NAME, "is missing; only tokenizers with a tokenizer.json are read"
+            )
         if path.stat().st_size > VOCABULARY_LIMIT:
             raise CheckpointInvalid.of(path, f"more than {VOCABULARY_LIMIT} bytes")
-        try:
-            backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for whatever it does not like
-            raise CheckpointInvalid.of(path, f"not a tokenizer: {error}") from error
-        return cls(backend, read_settings(Path(folder)))
+        with library_errors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
+            return cls(tokenizers.Tokenizer.from_file(str(path)), read_settings(Path(folder)))
 
     @property
     def vocabulary(self) -> int:
@@ -101,10 +101,9 @@ class Tokenizer:
         if self._characters is not None:
             return [self._characters.encode(text).tolist() for text in texts]
         batch = list(texts)
-        try:
+        given = batch[0][:60] if len(batch) == 1 else "a batch"
+        with library_errors(lambda said: InvalidValue.of("text", given, f"what the vocabulary can spell: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
-        except Exception as error:  # the library's only exception, raised for characters outside the vocabulary
-            raise InvalidValue.of("text", texts[0][:60] if len(texts) == 1 else "a batch", str(error)) from error
 
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
         """The ids of a long text [tokens], int32; the same as `encode`, a hundred times faster for characters."""
@@ -119,7 +118,8 @@ class Tokenizer:
         Raises InvalidValue for an id outside the vocabulary.
         """
         self._require_ids(ids)
-        text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
+        with library_errors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}")):
+            text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def token(self, token_id: int) -> str:

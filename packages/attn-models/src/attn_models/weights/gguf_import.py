@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,12 @@ def import_gguf_weights(
 
 def _run_child(header: GgufHeader, arguments: list[str], seconds: float, progress: TensorProgress | None) -> None:
     command = [sys.executable, "-m", "attn_models.weights.gguf_child", *arguments]
-    with tempfile.TemporaryFile() as errors, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as child:
+    # One thread: on a machine of many cores the stacks of numpy's threads alone would use the memory up.
+    alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=alone) as child,
+    ):
         timer = threading.Timer(seconds, child.kill)
         timer.start()
         try:

@@ -79,6 +79,24 @@ def verify_manifest(folder: Path, records: Mapping[str, FileRecord], verify: Ver
                 raise CheckpointInvalid.of(path, f"has SHA-256 {found}; the manifest says {paths[path].sha256}")
 
 
+def listed_member(folder: Path, name: str, records: Mapping[str, FileRecord] | None) -> Path | None:
+    """The file `name` of `folder`, None when there is none; `records` as `read_manifest` gave them.
+
+    Raises CheckpointInvalid for a file that is there but not in the manifest: nothing else vouches for it.
+    """
+    path = member(folder, name)
+    if not path.is_file():
+        return None
+    require_listed(path, records)
+    return path
+
+
+def require_listed(path: Path, records: Mapping[str, FileRecord] | None) -> None:
+    """Raises CheckpointInvalid when there is a manifest and the file at `path` is not in it."""
+    if records is not None and path.name not in records:
+        raise CheckpointInvalid.of(path, f"is not listed in {MANIFEST_NAME}")
+
+
 def _hashes(paths: list[Path]) -> dict[Path, str]:
     # hashlib releases the interpreter lock, so threads hash files side by side.
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:

@@ -13,7 +13,7 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 
 from attn_models.weights.config_file import read_config, without_code
 from attn_models.weights.lazy_tensors import LazyTensors, Nonfinite, is_finite
-from attn_models.weights.manifest import MANIFEST_NAME, FileRecord, Verify, read_manifest, verify_manifest
+from attn_models.weights.manifest import Verify, listed_member, read_manifest, require_listed, verify_manifest
 from attn_models.weights.members import member
 from attn_models.weights.shards import WEIGHTS_NAME, weight_files
 from attn_models.weights.staging import staged_folder
@@ -66,10 +66,10 @@ def read_folder(path: str | Path, *, verify: Verify = "hashes", nonfinite: Nonfi
         verify_manifest(folder, records, verify)
     files = weight_files(folder)
     for file in files:
-        _require_listed(file, records)
-    tokenizer = _optional(folder, TOKENIZER_NAME, records)
-    generation = _optional(folder, GENERATION_NAME, records)
-    config = _optional(folder, CONFIG_NAME, records)
+        require_listed(file, records)
+    tokenizer = listed_member(folder, TOKENIZER_NAME, records)
+    generation = listed_member(folder, GENERATION_NAME, records)
+    config = listed_member(folder, CONFIG_NAME, records)
     if config is None:
         raise CheckpointInvalid.of(folder / CONFIG_NAME, "is missing")
     return CheckpointFolder(
@@ -120,19 +120,6 @@ def write_side_files(folder: Path, files: Mapping[str, ExtraFile]) -> None:
             shutil.copyfile(content, target)
         else:
             target.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _optional(folder: Path, name: str, records: Mapping[str, FileRecord] | None) -> Path | None:
-    path = member(folder, name)
-    if not path.is_file():
-        return None
-    _require_listed(path, records)
-    return path
-
-
-def _require_listed(path: Path, records: Mapping[str, FileRecord] | None) -> None:
-    if records is not None and path.name not in records:
-        raise CheckpointInvalid.of(path, f"is not listed in {MANIFEST_NAME}")
 
 
 def _refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
