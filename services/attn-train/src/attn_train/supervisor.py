@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from attn_core.errors import Unavailable
+from attn_core.errors import Unavailable, WrongState
 
 from attn_train.attempt import Assignment, Backend, Began, Failed, Finished, Lost, Message, Outcome, Stopped, Worker
 from attn_train.jobs.record import ErrorRecord, Job, JobState, LogLine
@@ -70,18 +72,16 @@ class Supervisor:
     def hear(self, attempt: int, message: Message) -> None:
         """Record what the worker of `attempt` tells; what comes from an older one is dropped."""
         try:
-            if not isinstance(message, Began):
+            if isinstance(message, Began):
+                self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
+            else:
                 self._store.append(self.job_id, attempt, [message])
-                return
-            self._store.set_progress(self.job_id, attempt, message.step, message.checkpoint)
-            if self._store.get(self.job_id).state is not JobState.CANCELLING:
-                self._store.change(self.job_id, attempt, JobState.RUNNING)
         except Superseded:
             return
 
     def _attempt(self) -> bool:
         """One attempt; whether another is to follow."""
-        job = self._begin(self._store.get(self.job_id))
+        job = _again(lambda: self._begin(self._store.get(self.job_id)))
         if job.state.final:
             return False
         assignment = Assignment(
@@ -96,7 +96,8 @@ class Supervisor:
             lambda message: self.hear(job.attempt, message),
             lambda outcome: self._inbox.put((job.attempt, outcome)),
         )
-        return self._conclude(job.attempt, self._outcome(job.attempt, worker))
+        outcome = self._outcome(job.attempt, worker)
+        return _again(lambda: self._conclude(job.attempt, outcome))
 
     def _begin(self, job: Job) -> Job:
         if job.state is JobState.CANCELLING:
@@ -151,3 +152,16 @@ class Supervisor:
             return False
         self._store.next_attempt(job.id, attempt, outcome.error, lost=True)
         return not self._suspended
+
+
+Result = TypeVar("Result")
+
+
+def _again(decide: Callable[[], Result]) -> Result:
+    """What `decide` comes to; it decides anew if the job was asked to stop while it did."""
+    try:
+        return decide()
+    except Superseded:
+        raise
+    except WrongState:
+        return decide()

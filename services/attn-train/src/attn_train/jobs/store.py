@@ -144,12 +144,14 @@ class JobStore:
                 elif isinstance(payload, CheckpointRecord):
                     run("UPDATE jobs SET checkpoint = ? WHERE id = ?", to_json(payload), job_id)
 
-    def set_progress(self, job_id: str, attempt: int, step: int, checkpoint: CheckpointRecord | None) -> None:
-        """Say from where an attempt goes on. Raises Superseded."""
+    def begin(self, job_id: str, attempt: int, step: int, checkpoint: CheckpointRecord | None) -> None:
+        """`attempt` trains, from `step`: the job is RUNNING unless it was asked to stop. Raises Superseded."""
         with self._transaction() as run:
-            _fenced(run, job_id, attempt)
+            job = _fenced(run, job_id, attempt)
             text = to_json(checkpoint) if checkpoint else None
             run("UPDATE jobs SET step = ?, checkpoint = ?, started = ? WHERE id = ?", step, text, time.time(), job_id)
+            if job.state is not S.CANCELLING:
+                _move(run, job, S.RUNNING, None)
 
     def request_stop(self, job_id: str, stop: Stop) -> Job:
         """Ask a job to stop; one in a final state stays as it is."""

@@ -1,0 +1,188 @@
+"""A supervisor brings a job to its end whatever its workers do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from attn_core.errors import Unavailable
+from attn_train.attempt import Began, Failed, Finished, Lost, Stopped
+from attn_train.jobs.record import ErrorRecord, JobState, LogLine, MetricsRecord
+from attn_train.jobs.store import JobStore
+from attn_train.layout import Layout
+from attn_train.locks import exclusive
+from attn_train.loop.stop import Stop
+from attn_train.supervisor import Supervisor, SupervisorSettings
+
+LOST = Lost(error=ErrorRecord.of(Unavailable("killed")))
+
+
+class Scripted:
+    """A back end whose workers do as the script says: each is a function of the assignment, tell and stop event."""
+
+    def __init__(self, *scripts):
+        self.scripts = list(scripts)
+        self.attempts = []
+        self.killed = 0
+
+    def start(self, assignment, tell, ended):
+        self.attempts.append(assignment.attempt)
+        script = self.scripts.pop(0)
+        worker = ScriptedWorker(self)
+        threading.Thread(target=lambda: ended(script(assignment, tell, worker)), daemon=True).start()
+        return worker
+
+
+class ScriptedWorker:
+    def __init__(self, backend):
+        self.backend = backend
+        self.asked = None
+        self.stopped = threading.Event()
+
+    def stop(self, stop):
+        self.asked = stop
+        self.stopped.set()
+
+    def kill(self):
+        self.backend.killed += 1
+
+
+def finish(assignment, tell, worker):
+    tell(Began(step=0, checkpoint=None))
+    tell(MetricsRecord(step=1, values={"loss": 1.0}))
+    return Finished(model_path="/model")
+
+
+def lose(assignment, tell, worker):
+    tell(Began(step=0, checkpoint=None))
+    return LOST
+
+
+def wait_for_stop(assignment, tell, worker):
+    tell(Began(step=0, checkpoint=None))
+    worker.stopped.wait(20)
+    return Stopped(stop=worker.asked)
+
+
+@pytest.fixture
+def job(tmp_path, spec, changed):
+    store = JobStore(Layout(tmp_path).store)
+    store.submit("job", changed(spec, max_failures=2))
+    yield store
+    store.close()
+
+
+def supervise(tmp_path, backend, **settings):
+    supervisor = Supervisor("job", backend, SupervisorSettings(home=tmp_path, poll=0.01, **settings))
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    return supervisor, thread
+
+
+def test_a_lost_worker_is_replaced_and_the_next_attempt_finishes(tmp_path, job):
+    backend = Scripted(lose, lose, finish)
+    supervise(tmp_path, backend)[1].join(20)
+    found = job.get("job")
+    assert (found.state, found.attempt, found.failures, found.model_path) == (JobState.SUCCEEDED, 3, 2, "/model")
+    assert backend.attempts == [1, 2, 3]
+
+
+def test_one_loss_more_than_allowed_fails_the_job_with_its_reason(tmp_path, job):
+    supervise(tmp_path, Scripted(lose, lose, lose))[1].join(20)
+    found = job.get("job")
+    assert (found.state, found.error) == (JobState.FAILED, LOST.error)
+
+
+def test_an_error_of_the_job_itself_is_not_tried_again(tmp_path, job):
+    error = ErrorRecord(reason="X", message="y")
+    backend = Scripted(lambda *_: Failed(error=error))
+    supervise(tmp_path, backend)[1].join(20)
+    assert (job.get("job").state, job.get("job").error, backend.attempts) == (JobState.FAILED, error, [1])
+
+
+def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
+    begun, silent = threading.Event(), threading.Event()
+
+    def deaf(assignment, tell, worker):
+        begun.set()
+        silent.wait(20)
+        return LOST
+
+    backend = Scripted(deaf)
+    _, thread = supervise(tmp_path, backend, grace=0.05)
+    assert begun.wait(20)
+    job.request_stop("job", Stop.SAVE)
+    thread.join(20)
+    silent.set()
+    assert (job.get("job").state, backend.killed) == (JobState.CANCELLED, 1)
+
+
+def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):
+    supervisor, thread = supervise(tmp_path, Scripted(wait_for_stop))
+    supervisor.suspend()
+    thread.join(20)
+    found = job.get("job")
+    assert (found.state, found.attempt, found.failures) == (JobState.QUEUED, 2, 0)
+    other = Supervisor("job", Scripted(), SupervisorSettings(home=tmp_path))
+    other.hear(1, LogLine(text="ghost"))
+    assert job.get("job").last_event == found.last_event
+
+
+def test_a_second_supervisor_leaves_the_job_to_the_first(tmp_path, job):
+    backend = Scripted()
+    with exclusive(Layout(tmp_path).supervisor_lock("job")):
+        supervise(tmp_path, backend)[1].join(20)
+    assert (backend.attempts, job.get("job").state) == ([], JobState.QUEUED)
+
+
+def test_a_job_found_at_work_without_a_supervisor_goes_on_under_a_new_attempt(tmp_path, job):
+    job.change("job", 1, JobState.STARTING)
+    job.change("job", 1, JobState.RUNNING)
+    backend = Scripted(finish)
+    supervise(tmp_path, backend)[1].join(20)
+    assert backend.attempts == [2]
+    assert (job.get("job").state, job.get("job").failures) == (JobState.SUCCEEDED, 0)
+
+
+def test_a_cancel_that_nobody_heard_is_done_by_the_next_supervisor(tmp_path, job):
+    job.change("job", 1, JobState.STARTING)
+    job.request_stop("job", Stop.SAVE)
+    backend = Scripted()
+    supervise(tmp_path, backend)[1].join(20)
+    assert (backend.attempts, job.get("job").state) == ([], JobState.CANCELLED)
+
+
+@pytest.mark.parametrize("ending", [finish, lose, lambda *_: Failed(error=LOST.error)])
+def test_a_stop_that_comes_while_the_worker_ends_leaves_the_job_final(tmp_path, job, ending):
+    def end_after_stop(assignment, tell, worker):
+        job.request_stop("job", Stop.SAVE)
+        return ending(assignment, tell, worker)
+
+    supervise(tmp_path, Scripted(end_after_stop))[1].join(20)
+    assert job.get("job").state.final
+
+
+def test_a_lock_is_free_once_its_holder_was_killed_and_not_before(tmp_path):
+    path = tmp_path / "lock"
+    program = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from attn_train.locks import exclusive
+        with exclusive(Path(sys.argv[1])):
+            print("held", flush=True)
+            time.sleep(60)
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(Unavailable, match="lock"), exclusive(path):
+            pass
+        os.kill(holder.pid, signal.SIGKILL)
+        with exclusive(path, wait=10):
+            pass

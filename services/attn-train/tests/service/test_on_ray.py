@@ -1,0 +1,78 @@
+"""Jobs on a real Ray: detached supervisors, workers that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import grpc.aio
+import psutil
+import pytest
+from attn.v1 import training_pb2 as pb
+from attn.v1.training_pb2_grpc import TrainingServiceStub
+from attn_gateway import Cluster, ClusterSettings, serving
+from attn_train.service.grpc_service import TrainingGrpc
+from attn_train.settings import TrainSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def process_of(word: str) -> psutil.Process:
+    """The Ray worker process whose title names the actor class `word`."""
+    children = psutil.Process().children(recursive=True)
+    return next(child for child in children if f"ray::{word}" in " ".join(child.cmdline()))
+
+
+async def follow(stub, job_id, on_step):
+    """Watch to the end, calling `on_step` for each measured step; all events."""
+    events = []
+    async for response in stub.WatchTrainingJob(pb.WatchTrainingJobRequest(id=job_id)):
+        if response.HasField("event"):
+            events.append(response.event)
+            if response.event.HasField("metrics"):
+                on_step(response.event.metrics.step)
+    return events
+
+
+def losses(events):
+    metrics = [event.metrics for event in events if event.HasField("metrics")]
+    return [(item.step, item.values["loss"]) for item in metrics if "loss" in item.values]
+
+
+async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(home, wire_spec, submit):
+    wire_spec.optimizer.steps = 600
+    wire_spec.checkpoint.interval_steps = 50
+    wire_spec.max_failures = 2
+    victims = {120: "RayWorkerActor", 260: "RaySupervisorActor", 380: "RayWorkerActor"}
+
+    def strike(step: int) -> None:
+        due = [at for at in victims if step >= at]
+        for at in due:
+            os.kill(process_of(victims.pop(at)).pid, signal.SIGKILL)
+
+    cluster = Cluster(ClusterSettings(home=home, cpus=2))
+    try:
+        async with (
+            serving([TrainingGrpc(cluster, TrainSettings(threads=1))], grace=20.0) as gateway,
+            grpc.aio.insecure_channel(gateway.address) as channel,
+        ):
+            stub = TrainingServiceStub(channel)
+            await submit(stub, wire_spec, "undisturbed")
+            reference = dict(losses(await follow(stub, "undisturbed", lambda step: None)))
+            await submit(stub, wire_spec, "struck")
+            events = await follow(stub, "struck", strike)
+            job = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="struck"))).job
+            await asyncio.sleep(1)
+            assert not [child for child in psutil.Process().children(recursive=True) if "ray::Ray" in child.name()]
+    finally:
+        await cluster.stop()
+    assert not victims
+    assert job.state == pb.JOB_STATE_SUCCEEDED
+    assert job.attempt == 4
+    assert dict(losses(events)) == reference
+    assert all(loss == reference[step] for step, loss in losses(events))
+    recoveries = [event for event in events if event.state_change.current == pb.JOB_STATE_RECOVERING]
+    assert len(recoveries) == 3
+    assert all(event.state_change.error.message for event in recoveries)
+    assert not psutil.Process().children(recursive=True)
