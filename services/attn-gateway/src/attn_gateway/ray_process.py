@@ -1,0 +1,120 @@
+"""Ray in this process: started or joined, and ended without a trace. Everything here blocks, in one thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import structlog
+
+log = structlog.get_logger()
+
+NAMESPACE = "attn"
+"""Ray namespace of all named actors."""
+
+ATTEMPTS = 2
+"""How often a private Ray is started: it gives up after 30 seconds, which a busy machine can need."""
+
+KNOCK_SECONDS = 5.0
+"""How long a cluster may take to accept a connection."""
+
+EXIT_SECONDS = 5.0
+"""How long processes of a private Ray may take to end by themselves."""
+
+
+class RayProcess:
+    """A private Ray when `address` is None, else the one there; call `start` and `stop` from the same thread."""
+
+    def __init__(self, address: str | None, cpus: int | None, object_store_bytes: int) -> None:
+        self._address = address
+        self._cpus = cpus
+        self._object_store_bytes = object_store_bytes
+        self._touched = False
+        self._folder: Path | None = None
+        self._processes: list[psutil.Process] = []
+
+    def start(self) -> None:
+        """Start or join Ray; raises whatever Ray raises."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if self._address is not None:
+            knock(self._address)
+            self._init(address=self._address)
+        else:
+            self._start_private()
+
+    def _start_private(self) -> None:
+        # A token of its own keeps other users of this machine out; it must be set before ray is imported.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._try_private()
+                break
+            except Exception as error:
+                self.stop()
+                if attempt == ATTEMPTS:
+                    raise
+                log.warning("Ray did not start, trying again", reason=str(error))
+
+    def stop(self) -> None:
+        """Leave Ray; a private one ends with all its processes and its folder."""
+        if not self._touched:
+            return
+        import ray
+
+        below = [process for parent in self._processes for process in _family(parent)]
+        ray.shutdown()
+        _, alive = psutil.wait_procs(below, timeout=EXIT_SECONDS)
+        for process in alive:
+            process.kill()
+        psutil.wait_procs(alive, timeout=EXIT_SECONDS)
+        self._processes = []
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder, self._touched = None, False
+
+    def _try_private(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="attn-ray-"))
+        before = set(psutil.Process().children())
+        try:
+            self._init(
+                address="local",
+                num_cpus=self._cpus,
+                include_dashboard=False,
+                object_store_memory=self._object_store_bytes,
+                _temp_dir=str(self._folder),
+            )
+        finally:
+            self._processes = [child for child in psutil.Process().children() if child not in before]
+
+    def _init(self, **arguments: Any) -> None:
+        import ray
+
+        module: ModuleType = ray
+        if module.is_initialized():
+            raise RuntimeError("this process has started Ray already")
+        self._touched = True
+        module.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **arguments)
+
+
+def knock(address: str) -> None:
+    """Raise `OSError` if nothing listens at `address`: Ray would end this process after a minute of trying."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+
+
+def _family(parent: psutil.Process) -> list[psutil.Process]:
+    """A process and all below it; nothing if it has ended."""
+    try:
+        return [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
