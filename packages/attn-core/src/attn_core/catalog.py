@@ -58,7 +58,9 @@ class Catalog:
             try:
                 chosen = {name: arguments[name] for name in implementation.argnames}
                 offered: list[Any] = list(implementation.function(**chosen))  # type: ignore[call-overload]
-            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
                 self._mark_broken(key, hook, error)
                 continue
             yield from ((key.partition(":")[0], item) for item in offered)
@@ -77,7 +79,7 @@ class Catalog:
                 for key in [key for key in self._records if key.partition(":")[0] == owner]:
                     self._mark_broken(key, hook, error)
 
-    def _mark_broken(self, key: str, hook: str, error: Exception) -> None:
+    def _mark_broken(self, key: str, hook: str, error: BaseException) -> None:
         reason = f"{hook}: {type(error).__name__}: {error}"
         self._records[key] = dataclasses.replace(self._records[key], status=PluginStatus.BROKEN, reason=reason)
 

@@ -38,7 +38,7 @@ class OneOf:
         entries = value if isinstance(value, tuple) else (value,)
         if all(entry in self.values for entry in entries):
             return None
-        return f"{value!r} is not of {', '.join(map(repr, self.values))}"
+        return f"{value!r} is not of {', '.join(map(repr, self.values)) or 'nothing'}"
 
 
 @dataclass(frozen=True)

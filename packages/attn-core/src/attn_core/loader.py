@@ -7,10 +7,10 @@ stops all after it; so entry points are read here and only then registered.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distributions, version
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, distributions, version
 from types import ModuleType
 from typing import Any
 
@@ -57,35 +57,60 @@ def load_plugins(manager: pluggy.PluginManager, environ: Mapping[str, str] = os.
     """Load every plugin that fits into `manager`, registered under its distribution; never raises for one."""
     selected = environ.get(SELECTION)
     names = None if selected is None else {canonicalize_name(n.strip()) for n in selected.split(",") if n.strip()}
-    return [_load(manager, dist, point, names) for dist, point in _entry_points()]
+    return [record for owner in _owners() for record in _load_all(manager, owner, names)]
 
 
-def _entry_points() -> Iterable[tuple[Distribution, EntryPoint]]:
-    found = {}
+def _owners() -> list[str]:
+    """Distributions that offer plugins, sorted.
+
+    Only their entry points are read: the metadata of some hundred others would take most of a second.
+    """
+    names = set()
     for dist in distributions():
-        # The first distribution of a name on the path is the one that imports; later ones are shadowed.
-        name = canonicalize_name(dist.metadata["Name"] or "")
-        if name and name not in found:
-            found[name] = [(dist, point) for point in dist.entry_points if point.group == GROUP]
-    return [pair for name in sorted(found) for pair in sorted(found[name], key=lambda pair: pair[1].name)]
+        if GROUP in _entry_points_text(dist):
+            names.add(canonicalize_name(dist.metadata["Name"] or ""))
+    return sorted(names - {""})
 
 
-def _load(manager: pluggy.PluginManager, dist: Distribution, point: EntryPoint, names: set[Any] | None) -> PluginRecord:
-    owner = canonicalize_name(dist.metadata["Name"])
+def _entry_points_text(dist: Distribution) -> str:
+    try:
+        return dist.read_text("entry_points.txt") or ""
+    except (OSError, UnicodeError):  # somebody's damaged file, of which nothing says that it concerns us
+        return ""
 
+
+def _load_all(manager: pluggy.PluginManager, owner: str, names: set[Any] | None) -> list[PluginRecord]:
+    # Of two distributions of one name, the first on the path is the one that imports; the other is shadowed.
+    dist = distribution(owner)
+    try:
+        points = sorted(point for point in dist.entry_points if point.group == GROUP)
+    except Exception as error:  # noqa: BLE001  # whatever the parser makes of a damaged file
+        reason = f"entry_points.txt: {type(error).__name__}: {error}"
+        broken = PluginStatus.BROKEN
+        return [PluginRecord(distribution=owner, version="", name="", target="", status=broken, reason=reason)]
+    return [_load(manager, owner, dist, point, names) for point in points]
+
+
+def _load(
+    manager: pluggy.PluginManager, owner: str, dist: Distribution, point: EntryPoint, names: set[Any] | None
+) -> PluginRecord:
     def record(status: PluginStatus, reason: str = "") -> PluginRecord:
         return PluginRecord(
-            distribution=owner, version=dist.version, name=point.name, target=point.value, status=status, reason=reason
+            distribution=owner,
+            version=dist.metadata["Version"] or "",
+            name=point.name,
+            target=point.value,
+            status=status,
+            reason=reason,
         )
 
     if names is not None and owner not in names:
         return record(PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
-    misfit = _misfit(dist)
-    if misfit:
-        return record(*misfit)
     try:
-        plugin = point.load()
-        _register(manager, plugin, f"{owner}:{point.name}")
+        misfit = _misfit(dist)
+        if misfit:
+            return record(*misfit)
+        _register(manager, point.load(), f"{owner}:{point.name}")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001  # a plugin may raise anything at import, SystemExit too
@@ -112,11 +137,13 @@ def _misfit(dist: Distribution) -> tuple[PluginStatus, str] | None:
 
 
 def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: str) -> None:
-    manager.register(plugin, name=name)
     try:
+        manager.register(plugin, name=name)
         manager.check_pending()
     except BaseException:
-        manager.unregister(plugin)
+        # pluggy keeps what it registered before it found the fault.
+        if manager.get_plugin(name) is plugin:
+            manager.unregister(plugin)
         raise
 
 

@@ -140,10 +140,12 @@ class Window(Mask):
     def count(self, queries: int, keys: int) -> int:
         """Exact; linear in `queries`."""
         pairs = 0
-        for row in range(max(0, keys - queries), keys):
-            back = row // self.dilation if self.left is None else min(self.left, row // self.dilation)
-            room = (keys - 1 - row) // self.dilation
-            pairs += back + 1 + (room if self.right is None else min(self.right, room))
+        for row in range(keys - queries, keys):
+            # Steps of the dilation from the row's own position to the first and the last key.
+            first, last = -(row // self.dilation), (keys - 1 - row) // self.dilation
+            first = first if self.left is None else max(first, -self.left)
+            last = last if self.right is None else min(last, self.right)
+            pairs += max(0, last - first + 1)
         return pairs
 
 

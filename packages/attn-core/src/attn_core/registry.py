@@ -29,6 +29,9 @@ class Registry(Generic[Item]):
 
     def register(self, item: Item, owner: str) -> None:
         """Add an item of the distribution `owner`."""
+        given: object = item.name
+        if not isinstance(given, str) or not given or "/" in given:
+            raise InvalidValue.of(f"name of a {self.kind} of {owner}", given, "a word without '/'")
         full = f"{owner}/{item.name}"
         if full in self._items:
             raise InvalidValue(f"{owner} registers the {self.kind} {item.name!r} twice", name=full)

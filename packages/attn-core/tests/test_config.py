@@ -1,0 +1,93 @@
+"""Configs of mechanisms: shared fields, own options, and what is wrong with them."""
+
+from dataclasses import MISSING, dataclass
+
+import pytest
+
+from attn_core import ComputedMechanism, MechanismConfig, Paper, configure, option_fields
+from attn_core.errors import InvalidValue, UnknownName
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig(MechanismConfig):
+    window: int
+    dilation: int = 1
+    slope: float = 0.5
+
+
+class Windowed(ComputedMechanism):
+    name = "windowed"
+    summary = "for these tests"
+    paper = Paper(title="None", authors="Nobody", year=2000)
+    equation = "x"
+    capabilities = frozenset()
+    Config = WindowConfig
+
+    def build(self, config):
+        raise NotImplementedError
+
+    def cost(self, config, shape):
+        raise NotImplementedError
+
+
+def test_a_config_holds_what_the_model_and_the_user_say():
+    config = configure(Windowed(), {"window": 4}, width=16, heads=2, causal=False)
+    assert config == WindowConfig(width=16, heads=2, causal=False, window=4)
+
+
+def test_own_options_are_told_from_shared_fields():
+    assert option_fields(Windowed()) == {"window": MISSING, "dilation": 1, "slope": 0.5}
+
+
+def test_an_unknown_option_is_answered_with_near_ones():
+    with pytest.raises(UnknownName, match="option of mechanism 'windowed' 'windw'; did you mean 'window'"):
+        configure(Windowed(), {"windw": 4}, width=16)
+
+
+def test_a_missing_option_is_named():
+    with pytest.raises(InvalidValue, match=r"mechanism 'windowed'.*'window'"):
+        configure(Windowed(), {}, width=16)
+
+
+def test_whole_floats_become_integers_since_the_wire_has_only_floats():
+    config = configure(Windowed(), {"window": 4.0, "slope": 0.25}, width=16)
+    assert (config.window, type(config.window), config.slope) == (4, int, 0.25)
+
+
+@pytest.mark.parametrize("field", ["width", "heads", "key_value_heads", "head_size", "context"])
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "4"])
+def test_sizes_are_whole_numbers_from_one(field, wrong):
+    with pytest.raises(InvalidValue, match=f"{field}: .* is not allowed; allowed: a whole number from 1"):
+        MechanismConfig(**{"width": 16, field: wrong})
+
+
+def test_heads_divide_the_width_unless_their_size_is_given():
+    with pytest.raises(InvalidValue, match="divisor of the width 10"):
+        MechanismConfig(width=10, heads=3)
+    layout = MechanismConfig(width=10, heads=3, head_size=4).head_layout
+    assert (layout.query, layout.key_value, layout.key_size, layout.value_size) == (3, 3, 4, 4)
+
+
+def test_key_value_heads_that_do_not_divide_are_refused_when_the_layout_is_asked_for():
+    with pytest.raises(InvalidValue, match=r"heads\.key_value: 3"):
+        _ = MechanismConfig(width=16, heads=4, key_value_heads=3).head_layout
+
+
+class Undecorated(MechanismConfig):
+    window: int = 4
+
+
+@dataclass(frozen=True)
+class Positional(MechanismConfig):
+    window: int = 4
+
+
+@dataclass(kw_only=True)
+class Thawed:
+    width: int
+
+
+@pytest.mark.parametrize("config", [Undecorated, Positional, Thawed])
+def test_a_config_that_is_not_frozen_and_keyword_only_is_refused_when_the_class_is_made(config):
+    with pytest.raises(TypeError, match="must be decorated with @dataclass"):
+        type("Loose", (Windowed,), {"Config": config})

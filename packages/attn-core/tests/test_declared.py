@@ -1,0 +1,108 @@
+"""State and price that follow from a spec."""
+
+import pytest
+
+from attn_core import (
+    Additive,
+    AttentionSpec,
+    Causal,
+    DeclaredMechanism,
+    General,
+    Heads,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Shape,
+    Source,
+    Window,
+)
+
+
+def declared(build_spec):
+    class Declared(DeclaredMechanism):
+        name = "declared"
+        summary = "for these tests"
+        paper = Paper(title="None", authors="Nobody", year=2000)
+        equation = "x"
+        capabilities = frozenset()
+
+        def spec(self, config):
+            return build_spec(config)
+
+    return Declared()
+
+
+CONFIG = MechanismConfig(width=10, heads=4, key_value_heads=2, head_size=3)
+
+
+def test_keys_and_values_are_remembered_per_token():
+    state = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal())).state(CONFIG)
+    assert set(state) == {"kv"}
+    assert isinstance(state["kv"], Paged)
+    assert state["kv"].window is None
+    assert {name: field.shape for name, field in state["kv"].fields.items()} == {"key": (2, 3), "value": (2, 3)}
+
+
+def test_no_more_is_remembered_than_the_mask_can_look_back():
+    mechanism = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal() & Window(left=4)))
+    assert mechanism.state(CONFIG)["kv"].window == 5
+
+
+def test_cross_attention_remembers_its_source():
+    state = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True)).state(CONFIG)
+    assert isinstance(state["source"], Source)
+    assert set(state) == {"source"}
+
+
+def products(*sizes):
+    """FLOPs of matrix products given as (rows, inner, columns)."""
+    return sum(2 * rows * inner * columns for rows, inner, columns in sizes)
+
+
+def test_the_price_of_grouped_heads_is_that_of_their_matrix_products():
+    mechanism = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal()))
+    cost = mechanism.cost(CONFIG, Shape(batch=2, query=5, key=5))
+    projections = [(5, 10, 12), (5, 10, 6), (5, 10, 6), (5, 12, 10)]
+    pairs = [(5, 3, 5), (5, 5, 3)] * 4
+    assert cost.flops == 2 * products(*projections, *pairs)
+    assert cost.allowed_flops == 2 * (products(*projections) + 4 * 15 * 2 * (3 + 3))
+    assert cost.parameters == 10 * 12 + 10 * 6 * 2 + 12 * 10
+
+
+def test_biases_are_counted_as_parameters_and_cost_nothing():
+    mechanism = declared(lambda config: AttentionSpec(heads=config.head_layout))
+    plain = mechanism.cost(CONFIG, Shape(query=4, key=4))
+    config = MechanismConfig(width=10, heads=4, key_value_heads=2, head_size=3, bias=True)
+    biased = mechanism.cost(config, Shape(query=4, key=4))
+    assert biased.flops == plain.flops
+    assert biased.parameters == plain.parameters + 12 + 6 + 6 + 10
+
+
+def test_a_decode_step_projects_the_new_token_only_unless_the_keys_are_of_a_source():
+    own = declared(lambda config: AttentionSpec(heads=config.head_layout, mask=Causal()))
+    cross = declared(lambda config: AttentionSpec(heads=config.head_layout, cross=True))
+    shape = Shape(query=1, key=7)
+    difference = cross.cost(CONFIG, shape).flops - own.cost(CONFIG, shape).flops
+    assert difference == products((6, 10, 12))
+
+
+@pytest.mark.parametrize(
+    ("score", "own", "learned"),
+    [
+        (General(), [(5, 3, 3)] * 4 + [(5, 3, 5)] * 4, 4 * 9),
+        (Additive(hidden=6), [(5, 3, 6)] * 4 + [(5, 3, 6)] * 2 + [(25, 6, 1)] * 4, 4 * 18 + 2 * 18 + 2 * 4 * 6),
+    ],
+)
+def test_learned_scores_are_priced(score, own, learned):
+    mechanism = declared(lambda config: AttentionSpec(heads=config.head_layout, score=score))
+    cost = mechanism.cost(CONFIG, Shape(query=5, key=5))
+    projections = [(5, 10, 12), (5, 10, 6), (5, 10, 6), (5, 12, 10)]
+    assert cost.flops == products(*projections, *own, *[(5, 5, 3)] * 4)
+    assert cost.parameters == 10 * 12 + 10 * 6 * 2 + 12 * 10 + learned
+
+
+def test_the_equation_of_a_spec_names_its_score_and_distribution():
+    heads = Heads(query=1, key_value=1, key_size=2, value_size=2)
+    equation = AttentionSpec(heads=heads, score=General()).equation
+    assert General.equation in equation
+    assert "softmax" in equation

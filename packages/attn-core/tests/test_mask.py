@@ -1,0 +1,135 @@
+"""Everything that follows from a mask agrees with its predicate, pair by pair."""
+
+import importlib.util
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attn_core import Causal, Full, Predicate, Prefix, Window
+from attn_core.errors import InvalidValue
+
+POSITIONS = range(-4, 14)
+
+bounds = st.none() | st.integers(0, 6)
+windows = st.builds(
+    lambda left, right, step: Window(left=left, right=right, dilation=step), bounds, bounds, st.integers(1, 4)
+)
+leaves = st.one_of(
+    st.just(Full()),
+    st.just(Causal()),
+    windows,
+    st.builds(Prefix, st.integers(0, 8)),
+    st.just(Predicate(lambda query, key: (query + key) % 3 == 0)),
+    st.just(Predicate(lambda query, key: (key <= query + 1) & (key >= query - 2), back=2, ahead=1)),
+)
+masks = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.builds(lambda a, b: a & b, inner, inner),
+        st.builds(lambda a, b: a | b, inner, inner),
+        st.builds(lambda a: ~a, inner),
+    ),
+    max_leaves=4,
+)
+sizes = st.tuples(st.integers(0, 9), st.integers(0, 9))
+
+
+def allowed_pairs(mask, queries, keys):
+    """The pairs by brute force: query i of n over S keys stands at S - n + i."""
+    return {(q, k) for q in range(keys - queries, keys) for k in range(keys) if mask.allows(q, k)}
+
+
+@given(masks, sizes)
+def test_count_is_the_number_of_allowed_pairs(mask, size):
+    queries, keys = size
+    assert mask.count(queries, keys) == len(allowed_pairs(mask, queries, keys))
+
+
+@given(masks, sizes)
+def test_keys_of_covers_every_key_that_a_query_sees_and_stays_among_the_keys(mask, size):
+    queries, keys = size
+    for query, key in allowed_pairs(mask, queries, keys):
+        assert key in mask.keys_of(query, keys)
+    for query in range(keys - queries, keys):
+        assert set(mask.keys_of(query, keys)) <= set(range(keys))
+
+
+@given(masks)
+def test_lookback_and_lookahead_bound_what_is_seen(mask):
+    for query in POSITIONS:
+        for key in POSITIONS:
+            if mask.allows(query, key):
+                assert mask.lookback is None or query - key <= mask.lookback
+                assert mask.lookahead is None or key - query <= mask.lookahead
+
+
+@given(masks)
+def test_a_causal_mask_shows_nothing_later(mask):
+    if mask.causal:
+        assert not any(mask.allows(q, k) for q in POSITIONS for k in POSITIONS if k > q)
+
+
+@given(masks, masks)
+def test_and_or_and_not_mean_what_they_mean_for_pairs(one, other):
+    for q in POSITIONS:
+        for k in POSITIONS:
+            a, b = bool(one.allows(q, k)), bool(other.allows(q, k))
+            assert bool((one & other).allows(q, k)) == (a and b)
+            assert bool((one | other).allows(q, k)) == (a or b)
+            assert bool((~one).allows(q, k)) == (not a)
+
+
+@given(masks, masks, sizes)
+def test_de_morgan_holds(one, other, size):
+    assert (~(one & other)).count(*size) == ((~one) | (~other)).count(*size)
+    assert (~(one | other)).count(*size) == ((~one) & (~other)).count(*size)
+
+
+@given(masks, sizes)
+def test_a_mask_and_its_negation_share_out_all_pairs(mask, size):
+    assert mask.count(*size) + (~mask).count(*size) == size[0] * size[1]
+
+
+@given(masks)
+def test_tensors_of_positions_give_what_integers_give(mask):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed, and attn-core does not need it")
+    import torch
+
+    places = torch.tensor(list(POSITIONS))
+    dense = mask.allows(places[:, None], places[None, :])
+    assert dense.dtype == torch.bool
+    assert dense.shape == (len(POSITIONS), len(POSITIONS))
+    assert dense.tolist() == [[bool(mask.allows(q, k)) for k in POSITIONS] for q in POSITIONS]
+
+
+def test_a_window_of_mistral_sees_w_keys_with_itself():
+    mistral = Causal() & Window(left=3)
+    assert [k for k in range(10) if mistral.allows(7, k)] == [4, 5, 6, 7]
+    assert mistral.lookback == 3
+    assert mistral.causal
+
+
+def test_a_dilated_window_sees_every_second_key():
+    dilated = Window(left=2, right=1, dilation=2)
+    assert [k for k in range(12) if dilated.allows(6, k)] == [2, 4, 6, 8]
+
+
+def test_a_causal_mask_over_more_keys_is_aligned_at_the_bottom_right():
+    assert [Causal().allows(3 + i, k) for i in range(2) for k in range(5)] == [True] * 4 + [False] + [True] * 5
+
+
+def test_masks_that_say_the_same_are_equal_and_hash_alike():
+    assert (Causal() & Window(left=3)) == (Causal() & Window(left=3))
+    assert hash(Causal() | Prefix(2)) == hash(Causal() | Prefix(2))
+    assert Window(left=3) != Window(left=4)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("left", {"left": -1}), ("right", {"left": 1, "right": -2}), ("dilation", {"left": 1, "dilation": 0})],
+)
+def test_a_window_that_means_nothing_is_refused_by_the_name_of_its_field(field, wrong):
+    with pytest.raises(InvalidValue, match=rf"window\.{field}: -?\d is not allowed"):
+        Window(**wrong)

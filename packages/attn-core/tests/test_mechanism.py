@@ -1,0 +1,50 @@
+"""The base of mechanisms."""
+
+import subprocess
+import sys
+
+import pytest
+
+from attn_core import Capability, ComputedMechanism, Field, MechanismConfig, Paged, Paper
+
+
+class Replayed(ComputedMechanism):
+    name = "replayed"
+    summary = "for these tests"
+    paper = Paper(title="None", authors="Nobody", year=2000, arxiv="1706.03762")
+    equation = "x"
+    capabilities = frozenset({Capability.CAUSAL})
+
+    def build(self, config):
+        raise NotImplementedError
+
+    def cost(self, config, shape):
+        raise NotImplementedError
+
+
+def test_a_mechanism_without_a_step_remembers_its_inputs():
+    assert Replayed().state(MechanismConfig(width=6)) == {"inputs": Paged({"x": Field((6,))})}
+
+
+def test_a_mechanism_with_a_step_must_say_what_it_remembers():
+    class Forgetful(Replayed):
+        capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL})
+
+    with pytest.raises(TypeError, match="Forgetful declares INCREMENTAL"):
+        Forgetful().state(MechanismConfig(width=6))
+
+
+def test_capabilities_are_asked_for_together():
+    assert Replayed().can(Capability.CAUSAL)
+    assert not Replayed().can(Capability.CAUSAL, Capability.WEIGHTS)
+
+
+def test_a_paper_on_arxiv_has_a_page():
+    assert Replayed.paper.url == "https://arxiv.org/abs/1706.03762"
+    assert Paper(title="None", authors="Nobody", year=2000).url is None
+
+
+def test_the_contract_imports_no_tensor_library():
+    code = "import sys, attn_core; attn_core.installed(); print({'torch', 'numpy', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,63 @@
+"""Names and their owners."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from attn_core import Registry
+from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: str
+
+
+@pytest.fixture
+def registry():
+    registry = Registry("mechanism")
+    registry.register(Thing("mha"), "attn-variants")
+    registry.register(Thing("twin"), "attn-one")
+    registry.register(Thing("twin"), "attn-two")
+    return registry
+
+
+def test_a_short_name_finds_its_only_owner(registry):
+    assert registry.full_name("mha") == "attn-variants/mha"
+    assert registry.get("mha") is registry.get("attn-variants/mha")
+    assert registry.owner("mha") == "attn-variants"
+
+
+def test_a_name_with_two_owners_names_both_and_needs_the_full_name(registry):
+    with pytest.raises(AmbiguousName, match="attn-one/twin, attn-two/twin"):
+        registry.get("twin")
+    assert registry.get("attn-two/twin") == Thing("twin")
+    assert registry.owner("attn-two/twin") == "attn-two"
+
+
+def test_names_are_those_one_can_call(registry):
+    assert registry.names() == ["attn-one/twin", "attn-two/twin", "mha"]
+    assert len(registry) == len(list(registry)) == 3
+    assert all(registry.get(name) for name in registry.names())
+
+
+def test_an_unknown_name_is_answered_with_near_ones(registry):
+    with pytest.raises(UnknownName, match="unknown mechanism 'mah'; did you mean 'mha'"):
+        registry.get("mah")
+
+
+def test_an_empty_registry_says_that_nothing_is_installed():
+    with pytest.raises(UnknownName, match="no kernel is installed"):
+        Registry("kernel").get("flash")
+
+
+def test_one_owner_registers_a_name_once(registry):
+    with pytest.raises(InvalidValue, match="attn-one registers the mechanism 'twin' twice"):
+        registry.register(Thing("twin"), "attn-one")
+    assert len(registry) == 3
+
+
+@pytest.mark.parametrize("name", ["", "a/b", None])
+def test_a_name_that_could_not_be_called_is_refused(registry, name):
+    with pytest.raises(InvalidValue, match="without '/'"):
+        registry.register(Thing(name), "attn-one")
