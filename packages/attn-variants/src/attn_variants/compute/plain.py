@@ -10,6 +10,7 @@ from attn_variants.compute.distribution import distribute
 from attn_variants.compute.modifiers import modify
 from attn_variants.compute.operands import allowed_pairs, nothing, positions
 from attn_variants.score.compute import scores
+from attn_variants.score.heads import of_query_heads
 
 
 def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
@@ -19,28 +20,19 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     """
     if operands.key.shape[1] == 0:
         return nothing(operands)
-    weights = attention_weights(spec, operands)
-    value = heads_of(spec, wide(operands.value))
-    return torch.einsum("bhqk,bkhd->bqhd", weights, value).to(operands.value.dtype)
+    value = of_query_heads(spec.heads, wide(operands.value).transpose(1, 2))
+    out = torch.matmul(attention_weights(spec, operands), value)
+    return out.transpose(1, 2).to(operands.value.dtype)
 
 
 def attention_weights(spec: AttentionSpec, operands: Operands) -> Tensor:
     """Weights [batch, heads, query, key], float32 for 16-bit inputs; zeros where no key is allowed."""
-    energies = scores(spec, wide(operands.query), wide(operands.key), operands.parameters)
+    query, key = wide(operands.query).transpose(1, 2), wide(operands.key).transpose(1, 2)
+    energies = scores(spec, query, key, operands.parameters)
     if spec.modifiers:
-        query, key = positions(operands)
-        energies = modify(spec, energies, query[:, None, :, None], key[:, None, None, :])
+        query_positions, key_positions = positions(operands)
+        energies = modify(spec, energies, query_positions[:, None, :, None], key_positions[:, None, None, :])
     return distribute(spec.distribution, energies, allowed_pairs(spec, operands))
-
-
-def heads_of(spec: AttentionSpec, rows: Tensor) -> Tensor:
-    """Keys or values [batch, key, key_value_heads, size] as each query head reads them, [batch, key, heads, size]."""
-    heads = spec.heads
-    if heads.query == heads.key_value and heads.per_group == 1:
-        return rows
-    if heads.per_group is not None:
-        return rows.repeat_interleave(heads.per_group, dim=2)
-    return rows[:, :, list(heads.group_of)]
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ import torch
 from attn_core import Additive, Heads
 from torch import Tensor, nn
 
+from attn_variants.score.heads import of_query_heads
+
 PIECE = 1 << 24
 """Most elements of the hidden layer of all pairs held at once where no gradient is wanted."""
 
@@ -28,13 +30,11 @@ class AdditiveParameters(nn.Module):
         self.vector = nn.Parameter((torch.rand(heads.query, units) * 2 - 1) * units**-0.5)
 
 
-def additive_scores(groups: tuple[int, ...], query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores [batch, heads, query, key]; `groups[h]` is the key/value head of query head h."""
-    hidden_query = torch.einsum("bqhd,hda->bhqa", query, parameters["query_weight"])
-    hidden_query = hidden_query + parameters["bias"][:, None, :]
-    hidden_key = torch.einsum("bkgd,gda->bgka", key, parameters["key_weight"])
-    if groups != tuple(range(key.shape[2])):
-        hidden_key = hidden_key[:, list(groups)]
+def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, key_value_heads,
+    key, key_size]."""
+    hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
+    hidden_key = of_query_heads(heads, torch.matmul(key, parameters["key_weight"]))
     vector = parameters["vector"]
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return _pair_scores(hidden_query, hidden_key, vector)
@@ -45,4 +45,4 @@ def additive_scores(groups: tuple[int, ...], query: Tensor, key: Tensor, paramet
 
 def _pair_scores(query: Tensor, key: Tensor, vector: Tensor) -> Tensor:
     hidden = torch.tanh(query[:, :, :, None, :] + key[:, :, None, :, :])
-    return torch.einsum("bhqka,ha->bhqk", hidden, vector)
+    return torch.matmul(hidden, vector[:, None, :, None]).squeeze(-1)
