@@ -1,0 +1,186 @@
+# ruff: noqa: ASYNC109 - gRPC sends the timeout to the server, as the deadline
+"""The client for asyncio; the same calls as `Client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from types import TracebackType
+
+from attn.v1.model_pb2 import EngineOptions
+from attn.v1.training_pb2 import TrainingSpec
+from attn_core.errors import AttnError
+
+from attn_client.async_connection import AsyncConnection
+from attn_client.operations import inference, jobs, models
+from attn_client.results.inference import AttentionMap, Chunk, Completion, Load, Score, Tokenization
+from attn_client.results.jobs import Job, JobEvent
+from attn_client.results.models import Mechanism, Model
+from attn_client.resuming import WatchState
+from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_client.settings import ClientSettings
+
+
+class AsyncClient:
+    """A connection to one server. Use it in an `async with` block, or await `close`.
+
+    Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: the server's own, or
+    `Unavailable` where none answers and `DeadlineExceeded` where the time is over.
+    """
+
+    def __init__(self, settings: ClientSettings | None = None) -> None:
+        self._connection = AsyncConnection(settings or ClientSettings())
+        self.models = AsyncModels(self._connection)
+        self.mechanisms = AsyncMechanisms(self._connection)
+        self.jobs = AsyncJobs(self._connection)
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        await self._connection.close()
+
+    def generate(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """The completion of a prompt, piece by piece; closing the iterator cancels it on the server."""
+        return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
+
+    async def complete(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> Completion:
+        """The whole completion of a prompt."""
+        return Completion.of([chunk async for chunk in self.generate(model, prompt, sampling, timeout=timeout)])
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[ChatMessage],
+        sampling: Sampling | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """The next turn of a conversation, piece by piece, by the model's chat template."""
+        return self.generate(model, messages, sampling, timeout=timeout)
+
+    async def score(
+        self, model: str, prompts: Sequence[Prompt], *, top_logprobs: int = 0, timeout: float | None = None
+    ) -> list[Score]:
+        """The log probabilities of the tokens of each sequence."""
+        return await self._connection.unary(inference.score(model, prompts, top_logprobs), timeout)
+
+    async def tokenize(self, model: str, prompt: Prompt, *, timeout: float | None = None) -> Tokenization:
+        """The tokens that the model would read."""
+        return await self._connection.unary(inference.tokenize(model, prompt), timeout)
+
+    async def attention_maps(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        layers: Sequence[int] = (),
+        heads: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
+        stream = self._connection.stream(inference.attention_maps(model, prompt, layers, heads), timeout)
+        return [layer async for layer in stream]
+
+    async def load(self, model: str, *, timeout: float | None = None) -> Load:
+        """How busy a model's engine is."""
+        return await self._connection.unary(inference.get_load(model), timeout)
+
+
+class AsyncModels:
+    """The models of the server."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def list(self, *, timeout: float | None = None) -> list[Model]:
+        """All models, by name."""
+        return await self._connection.pages(models.list_models, timeout)
+
+    async def get(self, name: str, *, timeout: float | None = None) -> Model:
+        """One model."""
+        return await self._connection.unary(models.get_model(name), timeout)
+
+    async def load(
+        self, name: str, source: str = "", *, engine: EngineOptions | None = None, timeout: float | None = None
+    ) -> Model:
+        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
+        return await self._connection.unary(models.load_model(name, source, engine), timeout)
+
+    async def unload(self, name: str, *, grace_seconds: float | None = None, timeout: float | None = None) -> None:
+        """Take a model out of service, once its running requests have ended or `grace_seconds` are over."""
+        await self._connection.unary(models.unload_model(name, grace_seconds), timeout)
+
+
+class AsyncMechanisms:
+    """The mechanisms installed on the server."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def list(self, *, timeout: float | None = None) -> list[Mechanism]:
+        """All mechanisms, by name."""
+        return await self._connection.pages(models.list_mechanisms, timeout)
+
+    async def get(self, name: str, *, timeout: float | None = None) -> Mechanism:
+        """One mechanism, by its name or "distribution/name"."""
+        return await self._connection.unary(models.get_mechanism(name), timeout)
+
+
+class AsyncJobs:
+    """The training jobs of the server."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def submit(
+        self, spec: TrainingSpec, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
+    ) -> Job:
+        """Start a job; with the same `job_id` and specification again, that job is returned."""
+        return await self._connection.unary(jobs.submit(spec, job_id, validate_only=validate_only), timeout)
+
+    async def get(self, job_id: str, *, timeout: float | None = None) -> Job:
+        """One job."""
+        return await self._connection.unary(jobs.get(job_id), timeout)
+
+    async def list(self, *, timeout: float | None = None) -> list[Job]:
+        """All jobs, newest first."""
+        return await self._connection.pages(jobs.list_jobs, timeout)
+
+    async def watch(
+        self, job_id: str, *, after: int = 0, patience: float = 60.0
+    ) -> AsyncGenerator[Job | JobEvent, None]:
+        """The job as it is, then each event with an id above `after`, until the job is in a final state.
+
+        A connection that breaks is made again, for up to `patience` seconds, and no event is lost or doubled.
+        """
+        state = WatchState(after=after, patience=patience)
+        while True:
+            try:
+                async with aclosing(self._connection.stream(jobs.watch(job_id, state.after), None)) as updates:
+                    async for update in updates:
+                        fresh = state.accept(update)
+                        if fresh is not None:
+                            yield fresh
+                return
+            except AttnError as error:
+                await asyncio.sleep(state.wait_after(error))
+
+    async def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> Job:
+        """Ask a job to stop; it writes a last checkpoint first unless `discard`."""
+        return await self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
+
+    async def resume(self, job_id: str, *, timeout: float | None = None) -> Job:
+        """Start a failed or cancelled job again from its newest checkpoint."""
+        return await self._connection.unary(jobs.resume(job_id), timeout)

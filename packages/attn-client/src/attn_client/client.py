@@ -1,0 +1,182 @@
+"""The client that waits for answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from types import TracebackType
+
+from attn.v1.model_pb2 import EngineOptions
+from attn.v1.training_pb2 import TrainingSpec
+from attn_core.errors import AttnError
+
+from attn_client.connection import Connection
+from attn_client.operations import inference, jobs, models
+from attn_client.results.inference import AttentionMap, Chunk, Completion, Load, Score, Tokenization
+from attn_client.results.jobs import Job, JobEvent
+from attn_client.results.models import Mechanism, Model
+from attn_client.resuming import WatchState
+from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_client.settings import ClientSettings
+
+
+class Client:
+    """A connection to one server. Use it in a `with` block, or call `close`. Threads may share it.
+
+    Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: the server's own, or
+    `Unavailable` where none answers and `DeadlineExceeded` where the time is over.
+    """
+
+    def __init__(self, settings: ClientSettings | None = None) -> None:
+        self._connection = Connection(settings or ClientSettings())
+        self.models = Models(self._connection)
+        self.mechanisms = Mechanisms(self._connection)
+        self.jobs = Jobs(self._connection)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._connection.close()
+
+    def generate(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> Generator[Chunk, None, None]:
+        """The completion of a prompt, piece by piece; closing the iterator cancels it on the server."""
+        return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
+
+    def complete(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> Completion:
+        """The whole completion of a prompt."""
+        return Completion.of(list(self.generate(model, prompt, sampling, timeout=timeout)))
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[ChatMessage],
+        sampling: Sampling | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Generator[Chunk, None, None]:
+        """The next turn of a conversation, piece by piece, by the model's chat template."""
+        return self.generate(model, messages, sampling, timeout=timeout)
+
+    def score(
+        self, model: str, prompts: Sequence[Prompt], *, top_logprobs: int = 0, timeout: float | None = None
+    ) -> list[Score]:
+        """The log probabilities of the tokens of each sequence."""
+        return self._connection.unary(inference.score(model, prompts, top_logprobs), timeout)
+
+    def tokenize(self, model: str, prompt: Prompt, *, timeout: float | None = None) -> Tokenization:
+        """The tokens that the model would read."""
+        return self._connection.unary(inference.tokenize(model, prompt), timeout)
+
+    def attention_maps(
+        self,
+        model: str,
+        prompt: Prompt,
+        *,
+        layers: Sequence[int] = (),
+        heads: Sequence[int] = (),
+        timeout: float | None = None,
+    ) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
+        return list(self._connection.stream(inference.attention_maps(model, prompt, layers, heads), timeout))
+
+    def load(self, model: str, *, timeout: float | None = None) -> Load:
+        """How busy a model's engine is."""
+        return self._connection.unary(inference.get_load(model), timeout)
+
+
+class Models:
+    """The models of the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self, *, timeout: float | None = None) -> list[Model]:
+        """All models, by name."""
+        return self._connection.pages(models.list_models, timeout)
+
+    def get(self, name: str, *, timeout: float | None = None) -> Model:
+        """One model."""
+        return self._connection.unary(models.get_model(name), timeout)
+
+    def load(
+        self, name: str, source: str = "", *, engine: EngineOptions | None = None, timeout: float | None = None
+    ) -> Model:
+        """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
+        return self._connection.unary(models.load_model(name, source, engine), timeout)
+
+    def unload(self, name: str, *, grace_seconds: float | None = None, timeout: float | None = None) -> None:
+        """Take a model out of service, once its running requests have ended or `grace_seconds` are over."""
+        self._connection.unary(models.unload_model(name, grace_seconds), timeout)
+
+
+class Mechanisms:
+    """The mechanisms installed on the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def list(self, *, timeout: float | None = None) -> list[Mechanism]:
+        """All mechanisms, by name."""
+        return self._connection.pages(models.list_mechanisms, timeout)
+
+    def get(self, name: str, *, timeout: float | None = None) -> Mechanism:
+        """One mechanism, by its name or "distribution/name"."""
+        return self._connection.unary(models.get_mechanism(name), timeout)
+
+
+class Jobs:
+    """The training jobs of the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def submit(
+        self, spec: TrainingSpec, *, job_id: str = "", validate_only: bool = False, timeout: float | None = None
+    ) -> Job:
+        """Start a job; with the same `job_id` and specification again, that job is returned."""
+        return self._connection.unary(jobs.submit(spec, job_id, validate_only=validate_only), timeout)
+
+    def get(self, job_id: str, *, timeout: float | None = None) -> Job:
+        """One job."""
+        return self._connection.unary(jobs.get(job_id), timeout)
+
+    def list(self, *, timeout: float | None = None) -> list[Job]:
+        """All jobs, newest first."""
+        return self._connection.pages(jobs.list_jobs, timeout)
+
+    def watch(self, job_id: str, *, after: int = 0, patience: float = 60.0) -> Generator[Job | JobEvent, None, None]:
+        """The job as it is, then each event with an id above `after`, until the job is in a final state.
+
+        A connection that breaks is made again, for up to `patience` seconds, and no event is lost or doubled.
+        """
+        state = WatchState(after=after, patience=patience)
+        while True:
+            try:
+                with closing(self._connection.stream(jobs.watch(job_id, state.after), None)) as updates:
+                    for update in updates:
+                        fresh = state.accept(update)
+                        if fresh is not None:
+                            yield fresh
+                return
+            except AttnError as error:
+                time.sleep(state.wait_after(error))
+
+    def cancel(self, job_id: str, *, discard: bool = False, timeout: float | None = None) -> Job:
+        """Ask a job to stop; it writes a last checkpoint first unless `discard`."""
+        return self._connection.unary(jobs.cancel(job_id, discard=discard), timeout)
+
+    def resume(self, job_id: str, *, timeout: float | None = None) -> Job:
+        """Start a failed or cancelled job again from its newest checkpoint."""
+        return self._connection.unary(jobs.resume(job_id), timeout)

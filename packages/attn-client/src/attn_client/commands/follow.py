@@ -1,0 +1,151 @@
+"""Following a job: a progress bar on a terminal, plain lines otherwise, JSON for programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, Protocol
+
+import typer
+from attn_core.errors import WrongState
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from attn_client.client import Client
+from attn_client.commands.options import print_line
+from attn_client.results.jobs import Checkpoint, Job, JobEvent, JobState, LogLine, Metrics, StateChange
+
+SHOWN = {
+    "loss": "loss {:.4f}",
+    "validation_loss": "validation {:.4f}",
+    "learning_rate": "rate {:.2e}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+}
+"""Metrics that people are shown, and how."""
+
+
+class View(Protocol):
+    """Shows a job and its events."""
+
+    def show(self, update: Job | JobEvent) -> None:
+        """Show one update."""
+        ...
+
+
+def follow(client: Client, job_id: str, *, after: int, json: bool) -> Job:
+    """Show a job until it ends, and return it; raises its error if it failed, `WrongState` if it was cancelled."""
+    try:
+        with _view(json=json) as view, closing(client.jobs.watch(job_id, after=after)) as updates:
+            for update in updates:
+                view.show(update)
+    except KeyboardInterrupt:
+        message = f"{job_id} goes on; follow it with: attn jobs watch {job_id}, stop it with: attn jobs cancel {job_id}"
+        typer.echo(f"\nattn: {message}", err=True)
+        raise
+    job = client.jobs.get(job_id)
+    if job.state is JobState.FAILED and job.error is not None:
+        raise job.error
+    if job.state is JobState.CANCELLED:
+        raise WrongState(f"{job_id} was cancelled at step {job.step}; go on with: attn jobs resume {job_id}")
+    if not json:
+        typer.echo(f"{job_id} {job.state}: {describe(job.metrics)}")
+        typer.echo(f"serve it with: attn models load {job_id} {job.model_path}")
+    return job
+
+
+def describe(metrics: Any) -> str:
+    """Metrics for people, in a fixed order."""
+    return "  ".join(form.format(metrics[name]) for name, form in SHOWN.items() if name in metrics)
+
+
+@contextmanager
+def _view(*, json: bool) -> Iterator[View]:
+    if json:
+        yield JsonView()
+    elif sys.stdout.isatty():
+        with BarView() as view:
+            yield view
+    else:
+        yield LineView()
+
+
+class JsonView:
+    """A line of JSON an event."""
+
+    def show(self, update: Job | JobEvent) -> None:
+        """Print the update."""
+        if isinstance(update, Job):
+            print_line({"job": update.id, "state": update.state, "step": update.step, "steps": update.steps})
+            return
+        head = {"event": update.id, "time": update.time.isoformat(), "attempt": update.attempt}
+        match update.payload:
+            case Metrics(step=step, values=values):
+                print_line({**head, "step": step, **values})
+            case Checkpoint(step=step, path=path):
+                print_line({**head, "checkpoint": path, "step": step})
+            case StateChange(current=current, error=error):
+                print_line({**head, "state": current, "error": error.message if error else None})
+            case LogLine(text=text):
+                print_line({**head, "log": text})
+
+
+class LineView:
+    """A line for people an event."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def show(self, update: Job | JobEvent) -> None:
+        """Print the update."""
+        if isinstance(update, Job):
+            self._steps = update.steps
+            typer.echo(f"{update.id}: {update.state}, step {update.step}/{update.steps}")
+        elif isinstance(update.payload, Metrics):
+            typer.echo(f"step {update.payload.step}/{self._steps}  {describe(update.payload.values)}")
+        elif line := sentence(update):
+            typer.echo(line)
+
+
+class BarView:
+    """A bar with the newest values; other events scroll above it."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, TextColumn("{task.fields[values]}"), console=Console())
+        self._task = self._progress.add_task("waiting", total=None, values="")
+        self._metrics: dict[str, float] = {}
+
+    def __enter__(self) -> BarView:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, update: Job | JobEvent) -> None:
+        """Move the bar, or print a line above it."""
+        if isinstance(update, Job):
+            self._progress.update(self._task, description=update.state, total=update.steps, completed=update.step)
+        elif isinstance(update.payload, Metrics):
+            self._metrics |= update.payload.values
+            self._progress.update(self._task, completed=update.payload.step, values=describe(self._metrics))
+        elif line := sentence(update):
+            self._progress.console.print(line, markup=False)
+            if isinstance(update.payload, StateChange):
+                self._progress.update(self._task, description=update.payload.current)
+
+
+def sentence(event: JobEvent) -> str:
+    """An event that is no measurement, for people; empty for what this version does not know."""
+    match event.payload:
+        case StateChange(current=current, error=None):
+            return str(current)
+        case StateChange(current=current, error=error) if error is not None:
+            return f"{current}: {error.message}"
+        case Checkpoint(step=step, path=path):
+            return f"checkpoint of step {step}: {path}"
+        case LogLine(text=text):
+            return text
+        case _:
+            return ""

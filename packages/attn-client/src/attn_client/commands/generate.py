@@ -1,0 +1,81 @@
+"""`attn generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
+from attn_client.results.inference import Chunk
+from attn_client.sampling import ChatMessage, Prompt, Sampling
+
+Option = typer.Option
+
+
+def generate_command(  # noqa: PLR0913 - a command has the options it has
+    *,
+    model: Annotated[str, typer.Argument(help="Name of a served model; see `attn models list`.")],
+    prompt: Annotated[str, typer.Argument(help="What it continues or answers; - reads standard input.")],
+    chat: Annotated[
+        bool, Option("--chat", help="Take the prompt as a user's turn, by the model's chat template.")
+    ] = False,
+    system: Annotated[str | None, Option(help="System message before the prompt; means --chat.")] = None,
+    max_new_tokens: Annotated[int | None, Option("--max-new-tokens", "-n", help="Most tokens to generate.")] = None,
+    temperature: Annotated[float | None, Option(help="0 takes the likeliest token.")] = None,
+    top_k: Annotated[int | None, Option(help="Keep the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, Option(help="Keep the likeliest tokens up to this probability.")] = None,
+    min_p: Annotated[float | None, Option(help="Keep tokens this fraction as likely as the likeliest.")] = None,
+    repetition_penalty: Annotated[float | None, Option(help="More than 1 avoids tokens already seen.")] = None,
+    seed: Annotated[int | None, Option(help="Make the choice repeatable.")] = None,
+    stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
+    top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
+    timeout: Annotated[float | None, Option(help="Most seconds it may take.")] = None,
+    json: Json = False,
+    address: Address = ADDRESS,
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+) -> None:
+    """Let a served model write; the text appears as it is made. Ctrl-C cancels it on the server.
+
+    Example: `attn generate smollm2 --chat "What is the capital of France?"`
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    sampling = Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+        top_logprobs=top_logprobs,
+    )
+    with connect(address, token_file, certificates) as client:
+        chunks = client.generate(model, _prompt(text, system, chat=chat), sampling, timeout=timeout)
+        # Closing cancels on the server, also at Ctrl-C.
+        with closing(chunks):
+            for chunk in chunks:
+                _show(chunk, json=json)
+    if not json:
+        typer.echo()
+
+
+def _prompt(text: str, system: str | None, *, chat: bool) -> Prompt:
+    if system is not None:
+        return [ChatMessage("system", system), ChatMessage("user", text)]
+    return [ChatMessage("user", text)] if chat else text
+
+
+def _show(chunk: Chunk, *, json: bool) -> None:
+    if json:
+        print_line(dataclasses.asdict(chunk))
+    else:
+        typer.echo(chunk.text, nl=False)
+        sys.stdout.flush()

@@ -1,0 +1,52 @@
+"""`attn map`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
+
+Option = typer.Option
+
+
+def map_command(  # noqa: PLR0913 - a command has the options it has
+    *,
+    model: Annotated[str, typer.Argument(help="Name of a served model.")],
+    text: Annotated[str, typer.Argument(help="Sentence to look at; - reads standard input.")],
+    layer: Annotated[int, Option(help="Layer, counted from 0.", min=0)] = 0,
+    head: Annotated[list[int] | None, Option(help="Head, counted from 0; may be repeated. All by default.")] = None,
+    out: Annotated[Path, Option("--out", "-o", help="PNG file to write.")] = Path("attention.png"),
+    json: Json = False,
+    address: Address = ADDRESS,
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+) -> None:
+    """Draw the attention weights of a sentence: a grid of heads, queries down, keys across.
+
+    Needs matplotlib: `pip install "attn-client[draw]"`. With `--json`, prints the weights and draws nothing.
+
+    Example: `attn map smollm2 "The cat sat on the mat because it was tired." --layer 12`
+    """
+    sentence = sys.stdin.read() if text == "-" else text
+    with connect(address, token_file, certificates) as client:
+        (drawn,) = client.attention_maps(model, sentence, layers=[layer], heads=head or ())
+    if json:
+        print_line(
+            {
+                "layer": drawn.layer,
+                "mechanism": drawn.mechanism,
+                "heads": drawn.heads,
+                "query_tokens": drawn.query_tokens,
+                "key_tokens": drawn.key_tokens,
+                "weights": drawn.weights.tolist(),
+            }
+        )
+        return
+    from attn_client.drawing import draw
+
+    draw(drawn, f"{model}, layer {drawn.layer}, {drawn.mechanism}", out)
+    typer.echo(f"{len(drawn.heads)} heads of layer {drawn.layer}: {out.resolve()}")

@@ -1,0 +1,115 @@
+"""`attn train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from attn.v1 import common_pb2
+from attn.v1 import training_pb2 as pb
+
+from attn_client.commands.follow import follow
+from attn_client.commands.options import (
+    ADDRESS,
+    Address,
+    Certificates,
+    Json,
+    TokenFile,
+    connect,
+    parse_options,
+    print_line,
+)
+
+Option = typer.Option
+MODEL, DATA, OPTIMISER, RUN = "Model", "Data", "Optimiser", "Run"
+
+
+def train_command(  # noqa: PLR0913 - a command has the options it has
+    *,
+    data: Annotated[
+        str, Option(help="Data set by name, or a text file or folder on the server.", rich_help_panel=DATA)
+    ],
+    attention: Annotated[str, Option(help="Mechanism; see `attn list mechanisms`.", rich_help_panel=MODEL)] = "mha",
+    option: Annotated[
+        list[str] | None,
+        Option("--option", "-o", metavar="NAME=VALUE", help="Option of the mechanism.", rich_help_panel=MODEL),
+    ] = None,
+    layers: Annotated[int, Option(help="Blocks.", rich_help_panel=MODEL)] = 4,
+    heads: Annotated[int, Option(help="Query heads.", rich_help_panel=MODEL)] = 4,
+    kv_heads: Annotated[int, Option(help="Key/value heads; 0 is as many.", rich_help_panel=MODEL)] = 0,
+    width: Annotated[int, Option(help="Size of the residual stream.", rich_help_panel=MODEL)] = 128,
+    context: Annotated[int, Option(help="Tokens seen at once.", rich_help_panel=MODEL)] = 64,
+    norm: Annotated[str, Option(help="layernorm or rmsnorm.", rich_help_panel=MODEL)] = "",
+    activation: Annotated[str, Option(help="gelu or swiglu.", rich_help_panel=MODEL)] = "",
+    positions: Annotated[str, Option(help="learned, rotary or none.", rich_help_panel=MODEL)] = "",
+    dropout: Annotated[float, Option(help="Probability of dropping activations.", rich_help_panel=MODEL)] = 0.0,
+    tokenizer: Annotated[str, Option(help="character, or a tokenizer on the server.", rich_help_panel=DATA)] = "",
+    steps: Annotated[int, Option(help="Optimiser steps.", rich_help_panel=OPTIMISER)] = 2000,
+    batch: Annotated[int, Option(help="Sequences a step.", rich_help_panel=OPTIMISER)] = 12,
+    learning_rate: Annotated[
+        float, Option("--learning-rate", "--lr", help="Highest.", rich_help_panel=OPTIMISER)
+    ] = 1e-3,
+    min_learning_rate: Annotated[float | None, Option(help="Last.", rich_help_panel=OPTIMISER)] = None,
+    warmup: Annotated[int | None, Option(help="Steps of warm-up.", rich_help_panel=OPTIMISER)] = None,
+    weight_decay: Annotated[float | None, Option(help="Of matrices.", rich_help_panel=OPTIMISER)] = None,
+    seed: Annotated[int, Option(help="Fixes weights, data order and dropout.", rich_help_panel=OPTIMISER)] = 0,
+    checkpoint_every: Annotated[int, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = 0,
+    evaluate_every: Annotated[int, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = 0,
+    job: Annotated[str, Option(help="Id for the job; the server chooses one if not given.", rich_help_panel=RUN)] = "",
+    detach: Annotated[
+        bool, Option("--detach", help="Print the job's id and do not follow it.", rich_help_panel=RUN)
+    ] = False,
+    json: Json = False,
+    address: Address = ADDRESS,
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
+) -> None:
+    """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
+
+    Example: `attn train --attention gqa --kv-heads 2 --data shakespeare --steps 2000`
+    """
+    mechanism = common_pb2.MechanismRef(name=attention)
+    mechanism.options.update(parse_options(option))
+    spec = pb.TrainingSpec(
+        model=pb.ModelConfig(
+            width=width,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            context_length=context,
+            mechanism=mechanism,
+            norm=norm,
+            activation=activation,
+            positions=positions,
+            dropout=dropout,
+        ),
+        data=data_source(data, tokenizer),
+        optimizer=pb.OptimizerConfig(
+            steps=steps,
+            batch_size=batch,
+            learning_rate=learning_rate,
+            min_learning_rate=min_learning_rate,
+            warmup_steps=warmup,
+            weight_decay=weight_decay,
+        ),
+        checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
+        seed=seed,
+    )
+    with connect(address, token_file, certificates) as client:
+        submitted = client.jobs.submit(spec, job_id=job)
+        if not detach:
+            follow(client, submitted.id, after=0, json=json)
+        elif json:
+            print_line({"job": submitted.id, "state": submitted.state})
+        else:
+            typer.echo(submitted.id)
+
+
+def data_source(data: str, tokenizer: str) -> pb.DataSource:
+    """A path where `data` looks like one or is one here, else a name."""
+    path = Path(data).expanduser()
+    if path.exists() or "/" in data:
+        # The server does not know this shell's folder.
+        return pb.DataSource(path=str(path.absolute()), tokenizer=tokenizer)
+    return pb.DataSource(name=data, tokenizer=tokenizer)

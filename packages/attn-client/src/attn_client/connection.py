@@ -1,0 +1,64 @@
+"""A connection for callers that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+import grpc
+
+from attn_client.errors import error_of
+from attn_client.operations import Operation, Page
+from attn_client.settings import ClientSettings
+
+Result = TypeVar("Result")
+
+
+class Connection:
+    """Runs operations over one channel; errors are those of `attn_core.errors`."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._channel = self._open()
+
+    def _open(self) -> grpc.Channel:
+        if not self.settings.tls:
+            return grpc.insecure_channel(self.settings.address, self.settings.options)
+        credentials = grpc.ssl_channel_credentials(self.settings.certificates)
+        return grpc.secure_channel(self.settings.address, credentials, self.settings.options)
+
+    def close(self) -> None:
+        """Close the channel; running calls are cancelled."""
+        self._channel.close()
+
+    def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
+        """The result of a call with one answer."""
+        call = self._channel.unary_unary(operation.method, type(operation.request).SerializeToString, operation.read)
+        try:
+            result: Result = call(operation.request, self._timeout(timeout), self.settings.metadata)
+        except grpc.RpcError as failure:
+            raise error_of(failure, self.settings.address) from None
+        return result
+
+    def stream(self, operation: Operation[Any, Result], timeout: float | None) -> Generator[Result, None, None]:
+        """The results of a call with many answers; closing the iterator cancels the call."""
+        method = self._channel.unary_stream(operation.method, type(operation.request).SerializeToString, operation.read)
+        call = method(operation.request, self._timeout(timeout), self.settings.metadata)
+        try:
+            yield from call
+        except grpc.RpcError as failure:
+            raise error_of(failure, self.settings.address) from None
+        finally:
+            call.cancel()
+
+    def pages(self, operation: Callable[[str], Operation[Any, Page[Result]]], timeout: float | None) -> list[Result]:
+        """All items of a list, page by page."""
+        page = self.unary(operation(""), timeout)
+        items = list(page.items)
+        while page.following:
+            page = self.unary(operation(page.following), timeout)
+            items += page.items
+        return items
+
+    def _timeout(self, timeout: float | None) -> float | None:
+        return self.settings.timeout if timeout is None else timeout

@@ -1,0 +1,77 @@
+"""What a server answered, as the error it was there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+from attn_core import errors
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+
+DETAILS_KEY = "grpc-status-details-bin"
+
+BY_CODE: dict[grpc.StatusCode, type[errors.AttnError]] = {
+    grpc.StatusCode.NOT_FOUND: errors.UnknownName,
+    grpc.StatusCode.ALREADY_EXISTS: errors.AlreadyExists,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.WrongState,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Unauthenticated,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.UserError,
+    grpc.StatusCode.UNIMPLEMENTED: errors.Incompatible,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OutOfCapacity,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.CANCELLED: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+}
+"""The error of a code, where the server gave no reason that this version knows."""
+
+
+def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
+    """The error behind a failed call to `address`: the server's own, or what the failure of gRPC means."""
+    code, text = failure.code(), failure.details() or ""
+    status = _status_in(failure.trailing_metadata() or ())
+    if status is not None:
+        return from_status(status)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        message = f"no attn server answers at {address}; start one with: attn serve"
+        return errors.Unavailable(message, address=address, cause=text)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
+        return errors.UserError(f"the message is too large for the connection: {text}")
+    kind = BY_CODE.get(code, errors.InternalError)
+    return kind(text or f"the call ended with {code.name}", code=code.name)
+
+
+def from_status(status: Status) -> errors.AttnError:
+    """The error that a `google.rpc.Status` carries; its class is found by the reason, else by the code."""
+    info = ErrorInfo()
+    reason, facts = "", {}
+    if any(detail.Unpack(info) for detail in status.details):
+        reason, facts = info.reason, dict(info.metadata)
+    code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
+    kind = _by_reason().get(reason) or BY_CODE.get(code, errors.InternalError)
+    error = kind.__new__(kind)
+    errors.AttnError.__init__(error, status.message, **facts)
+    return error
+
+
+def _by_reason() -> dict[str, type[errors.AttnError]]:
+    return {kind.reason: kind for kind in _below(errors.AttnError)}
+
+
+def _below(kind: type[errors.AttnError]) -> Iterator[type[errors.AttnError]]:
+    for below in kind.__subclasses__():
+        yield below
+        yield from _below(below)
+
+
+def _status_in(metadata: Any) -> Status | None:
+    for key, value in metadata:
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            try:
+                return Status.FromString(value)
+            except DecodeError:
+                return None
+    return None

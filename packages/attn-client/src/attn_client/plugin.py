@@ -1,0 +1,22 @@
+"""What the client offers to attn: the commands that talk to a server."""
+
+from __future__ import annotations
+
+from attn_core.hooks import Command, hookimpl
+
+COMMANDS = {
+    "generate": ("Let a served model write.", "generate:generate_command"),
+    "train": ("Train a model on the server and watch it.", "train:train_command"),
+    "jobs": ("List, show, watch, cancel and resume training jobs.", "jobs:app"),
+    "models": ("List, load and unload the models of a server.", "models:app"),
+    "map": ("Draw the attention weights of a sentence.", "map:map_command"),
+}
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """The commands, imported when they are used."""
+    return [
+        Command(name=name, summary=summary, target=f"attn_client.commands.{target}")
+        for name, (summary, target) in COMMANDS.items()
+    ]

@@ -1,0 +1,1 @@
+"""What calls return: frozen dataclasses, free of protobuf."""

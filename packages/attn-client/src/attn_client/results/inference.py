@@ -1,0 +1,201 @@
+"""What requests to models return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from attn.v1 import common_pb2
+from attn.v1 import inference_pb2 as pb
+from attn_core.errors import InternalError
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    END_OF_SEQUENCE = "end_of_sequence"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+FINISH_REASONS = {
+    pb.FINISH_REASON_END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
+    pb.FINISH_REASON_STOP: FinishReason.STOP,
+    pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A token the model could have produced; `logprob` in nats."""
+
+    id: int
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token; `logprob` in nats, where it was asked for and something precedes the token."""
+
+    id: int
+    text: str
+    logprob: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
+
+    @classmethod
+    def of(cls, message: common_pb2.Token) -> Token:
+        """From the wire."""
+        return cls(
+            id=message.id,
+            text=message.text,
+            logprob=message.logprob if message.HasField("logprob") else None,
+            alternatives=tuple(Alternative(id=a.id, text=a.text, logprob=a.logprob) for a in message.alternatives),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a request cost, in tokens."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    @classmethod
+    def of(cls, message: common_pb2.Usage) -> Usage:
+        """From the wire."""
+        return cls(
+            prompt_tokens=message.prompt_tokens,
+            cached_tokens=message.cached_tokens,
+            completion_tokens=message.completion_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """A piece of a completion. The texts of all chunks joined are the completion; only the last has a `finish_reason`.
+
+    `stop` is the stop string that ended it, `usage` what it cost; both on the last chunk.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+    usage: Usage | None = None
+
+    @classmethod
+    def of(cls, message: pb.GenerateResponse) -> Chunk:
+        """From the wire."""
+        return cls(
+            text=message.text,
+            tokens=tuple(map(Token.of, message.tokens)),
+            finish_reason=FINISH_REASONS.get(message.finish_reason),
+            stop=message.stop or None,
+            usage=Usage.of(message.usage) if message.HasField("usage") else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A whole completion."""
+
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: FinishReason
+    stop: str | None
+    usage: Usage
+
+    @classmethod
+    def of(cls, chunks: list[Chunk]) -> Completion:
+        """From all chunks; raises `InternalError` if the server ended the stream without saying why."""
+        last = chunks[-1] if chunks else None
+        if last is None or last.finish_reason is None or last.usage is None:
+            raise InternalError("the server ended the completion without saying why")
+        return cls(
+            text="".join(chunk.text for chunk in chunks),
+            tokens=tuple(token for chunk in chunks for token in chunk.tokens),
+            finish_reason=last.finish_reason,
+            stop=last.stop,
+            usage=last.usage,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The tokens of a sequence with their log probabilities, and the sum of these in nats."""
+
+    tokens: tuple[Token, ...]
+    sum_logprob: float
+
+    @classmethod
+    def of(cls, message: pb.SequenceScore) -> Score:
+        """From the wire."""
+        return cls(tokens=tuple(map(Token.of, message.tokens)), sum_logprob=message.sum_logprob)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenization:
+    """The tokens a prompt becomes, and the text they were made of."""
+
+    tokens: tuple[Token, ...]
+    text: str
+
+    @classmethod
+    def of(cls, message: pb.TokenizeResponse) -> Tokenization:
+        """From the wire."""
+        return cls(tokens=tuple(map(Token.of, message.tokens)), text=message.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionMap:
+    """The attention weights of a layer.
+
+    `weights` is [heads, queries, keys] in float32, as a memoryview: `.tolist()` gives nested lists, and
+    `numpy.asarray(weights)` an array without a copy. `heads` says which heads these are.
+    """
+
+    layer: int
+    mechanism: str
+    heads: tuple[int, ...]
+    weights: memoryview[float]
+    query_tokens: tuple[str, ...]
+    key_tokens: tuple[str, ...]
+
+    @classmethod
+    def of(cls, message: pb.AttentionMapsResponse) -> AttentionMap:
+        """From the wire; raises `InternalError` for a tensor that is not what it says."""
+        tensor = message.weights
+        shape = tuple(tensor.shape)
+        expected = (len(message.heads), len(message.query_tokens), len(message.key_tokens))
+        float_bytes = 4
+        fits = shape == expected and len(tensor.data) == float_bytes * shape[0] * shape[1] * shape[2]
+        if tensor.element_type != common_pb2.ELEMENT_TYPE_FLOAT32 or not fits:
+            raise InternalError(f"the server sent weights of shape {list(shape)} where {list(expected)} was due")
+        return cls(
+            layer=message.layer,
+            mechanism=message.mechanism,
+            heads=tuple(message.heads),
+            weights=memoryview(tensor.data).cast("f", shape) if tensor.data else memoryview(b"").cast("f"),
+            query_tokens=tuple(message.query_tokens),
+            key_tokens=tuple(message.key_tokens),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """How busy a model's engine is; counts are since the model was loaded."""
+
+    running: int
+    waiting: int
+    state_tokens_used: int
+    state_tokens_total: int
+    preemptions: int
+    cached_tokens: int
+    generated_tokens: int
+
+    @classmethod
+    def of(cls, message: pb.GetLoadResponse) -> Load:
+        """From the wire."""
+        return cls(**{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields})

@@ -1,0 +1,72 @@
+"""How tokens are chosen, and what a prompt may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from attn.v1 import common_pb2
+from attn.v1 import inference_pb2 as pb
+from attn_core.errors import InvalidValue
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen; None leaves a choice to the server. The server checks the ranges.
+
+    `temperature` 0 takes the likeliest token. `top_logprobs` 0 returns the log probability of the chosen
+    tokens, n > 0 those of the n likeliest, too. `stop` strings end the completion and are not part of it.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    repetition_penalty: float | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    top_logprobs: int | None = None
+
+    def message(self) -> pb.Sampling:
+        """On the wire; raises `InvalidValue` for what the wire cannot hold."""
+        message = pb.Sampling()
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None or field.name == "stop":
+                continue
+            try:
+                setattr(message, field.name, value)
+            except (ValueError, TypeError) as error:
+                raise InvalidValue.of(field.name, value, "what the field can hold") from error
+        message.stop.extend(self.stop)
+        return message
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One turn of a conversation; `role` is usually "system", "user" or "assistant"."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+"""Text, token ids, or a conversation."""
+
+
+def prompt_message(prompt: Prompt) -> common_pb2.Prompt:
+    """A prompt on the wire; raises `InvalidValue` for anything else."""
+    if isinstance(prompt, str):
+        return common_pb2.Prompt(text=prompt)
+    turns = [turn for turn in prompt if isinstance(turn, ChatMessage)]
+    if turns and len(turns) == len(prompt):
+        said = [common_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
+        return common_pb2.Prompt(chat=common_pb2.Chat(messages=said))
+    try:
+        return common_pb2.Prompt(
+            tokens=common_pb2.TokenIds(ids=[token for token in prompt if not isinstance(token, ChatMessage)])
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidValue.of("prompt", prompt, "text, token ids below 2**31, or ChatMessages") from error
