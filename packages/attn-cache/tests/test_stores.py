@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+
 import pytest
 import torch
 from attn_cache import Contiguous, PagedTokens
@@ -198,3 +200,15 @@ def test_windows_are_freed_also_for_a_request_that_took_a_leavers_place():
     oracle.store.reserve(2, 201)
     assert group.taken == 2
     oracle.step({2: 1})
+
+
+@FAMILIES
+def test_room_that_is_set_aside_costs_no_memory_until_it_is_used(family):
+    def resident() -> int:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+
+    before = resident()
+    store = family.create(KV, StoreSize(tokens=2**23, requests=4))
+    assert sum(rows.nbytes for rows in store._tokens.memory["layer", "kv"].values()) >= 2**28
+    assert resident() - before < 2**26

@@ -186,3 +186,21 @@ def test_chance_is_even():
     numbers = torch.tensor([uniform(7, i) for i in range(4000)])
     counts = torch.histc(numbers, bins=10, min=0, max=1)
     assert (counts - 400).abs().max() < 100
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_greedy_choice_is_the_first_of_the_likeliest(size, dtype):
+    # Few different values, so that most rows have ties.
+    logits = torch.randint(-2, 2, (30, size), generator=torch.Generator().manual_seed(size)).to(dtype)
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert choose_tokens(logits, [Draw(Sampling(), 0, 0)] * 30) == expected
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)])
+def test_a_row_that_is_not_numbers_is_told_apart_from_its_neighbours(bad, sampling):
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    healthy = choose_tokens(logits, [Draw(sampling, 1, 1)] * 3)
+    logits[1, 290] = bad
+    assert choose_tokens(logits, [Draw(sampling, 1, 1)] * 3) == [healthy[0], -1, healthy[2]]

@@ -68,9 +68,9 @@ def by_state(tensors: Mapping[Key, Tensor]) -> dict[tuple[str, str], dict[str, T
     return found
 
 
-def check_names(where: str, given: Sequence[str] | Fields, known: Mapping[str, object]) -> None:
+def check_names(where: str, given: Fields, known: Mapping[str, object]) -> None:
     """Refuse rows that are not exactly the fields of the state."""
-    if set(given) != set(known):
+    if given.keys() != known.keys():
         raise InvalidValue.of(where, sorted(given), f"exactly the fields {sorted(known)}")
 
 

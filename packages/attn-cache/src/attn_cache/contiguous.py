@@ -16,6 +16,7 @@ from torch import Tensor
 from attn_cache.bank import Bank, banks, by_state, tensors_of
 from attn_cache.contiguous_step import ContiguousStep
 from attn_cache.rows import fields_of, windows_of
+from attn_cache.zeros import lazy_zeros
 
 
 class ContiguousRows:
@@ -93,5 +94,5 @@ class ContiguousRows:
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
         lead, rest = (field.shape[:1], field.shape[1:]) if len(field.shape) > 1 else ((), field.shape)
-        memory = torch.zeros(count, self.places, *lead, self.capacity, *rest, dtype=dtype, device=self.device)
+        memory = lazy_zeros((count, self.places, *lead, self.capacity, *rest), dtype, self.device)
         return memory.transpose(2, 3) if lead else memory

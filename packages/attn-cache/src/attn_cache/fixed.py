@@ -9,6 +9,7 @@ from attn_core import Field, Fields, ModelSpecs, Slot, StoreSize
 from torch import Tensor
 
 from attn_cache.bank import banks, by_state, check_names, check_shape, states_of, tensors_of
+from attn_cache.zeros import lazy_zeros
 
 
 class FixedStates:
@@ -43,7 +44,7 @@ class FixedStates:
         return sum(rows[place].nbytes for fields in self._memory.values() for rows in fields.values())
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(count, self._places, *field.shape, dtype=dtype, device=self._device)
+        return lazy_zeros((count, self._places, *field.shape), dtype, self._device)
 
 
 class FixedView:

@@ -16,6 +16,7 @@ from attn_cache.bank import Bank, banks, by_state, tensors_of
 from attn_cache.paged_step import PagedStep
 from attn_cache.pages import PAGE, PageGroup
 from attn_cache.rows import fields_of, first_visible, windows_of
+from attn_cache.zeros import lazy_zeros
 
 
 class PagedRows:
@@ -104,4 +105,4 @@ class PagedRows:
                 group.drop_before(place, first_visible(self._computed[place], group.window))
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(count, (1 + self.pages) * PAGE, *field.shape, dtype=dtype, device=self.device)
+        return lazy_zeros((count, (1 + self.pages) * PAGE, *field.shape), dtype, self.device)

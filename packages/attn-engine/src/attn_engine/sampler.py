@@ -14,6 +14,9 @@ from attn_engine.sampling import Sampling
 CANDIDATES = 256
 """Tokens that are looked at first where a filter needs the likeliest ones; all are sorted only if these fall short."""
 
+BLOCK = 256
+"""Logits whose maximum is taken at once when the likeliest token is looked for."""
+
 
 @dataclass(frozen=True, eq=False)
 class Draw:
@@ -66,8 +69,17 @@ def _ranked(sampling: Sampling) -> bool:
 
 
 def _likeliest(logits: Tensor) -> list[int]:
-    tokens = logits.argmax(-1, keepdim=True)
-    found: list[int] = tokens.where(logits.gather(1, tokens).isfinite(), -1)[:, 0].tolist()
+    """The first of the likeliest tokens of each row; -1 where it is not a finite number.
+
+    The maximum of each block, then the place in the best block: on a CPU, torch finds a maximum ten times faster than
+    its place.
+    """
+    blocks = torch.nn.functional.pad(logits, (0, -logits.shape[-1] % BLOCK), value=-torch.inf).unflatten(
+        -1, (-1, BLOCK)
+    )
+    best = blocks.amax(-1).argmax(-1)
+    values, places = blocks[torch.arange(len(logits), device=logits.device), best].max(-1)
+    found: list[int] = (best * BLOCK + places).where(values.isfinite(), -1).tolist()
     return found
 
 
