@@ -57,11 +57,9 @@ def refuse_cuda(session: nox.Session) -> None:
     """Fail if a requirement dragged in gigabytes of CUDA; set ATTN_ALLOW_CUDA=1 where that is wanted."""
     if os.environ.get("ATTN_ALLOW_CUDA") == "1":
         return
-    found = [name for name in installed(session) if name.startswith("nvidia-") or name in {"triton", "torchvision"}]
-    if found:
-        session.error(
-            f"{', '.join(found)}: these must not be installed here; constraints.txt pins torch, install it first"
-        )
+    banned = {"torchvision", "triton"}
+    if found := [name for name in installed(session) if name.startswith("nvidia-") or name in banned]:
+        session.error(f"{', '.join(found)} must not be installed here; constraints.txt pins torch, install it first")
 
 
 def installed(session: nox.Session) -> set[str]:
@@ -73,12 +71,8 @@ def installed(session: nox.Session) -> set[str]:
 def install_everything(session: nox.Session, packages: list[workspace.Package], *groups: str) -> None:
     """Make packages importable from the tree, with tools; do nothing if the environment has just that."""
     wanted = hashlib.sha256()
-    for path in [
-        ROOT / "pyproject.toml",
-        CONSTRAINTS,
-        Path(__file__),
-        *(p.folder / "pyproject.toml" for p in packages),
-    ]:
+    manifests = [package.folder / "pyproject.toml" for package in packages]
+    for path in [ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__), *manifests]:
         wanted.update(path.read_bytes())
     stamp = Path(session.virtualenv.location) / "workspace.sha256"
     if stamp.exists() and stamp.read_text() == wanted.hexdigest():
@@ -87,10 +81,11 @@ def install_everything(session: nox.Session, packages: list[workspace.Package], 
     stamp.unlink(missing_ok=True)
     install_torch(session)
     install(session, *group("build"))
-    test_needs = {str(need) for package in packages for need in package.test_needs if need.name not in PACKAGES}
+    extras = {need for package in packages for need in package.extras + package.test_needs}
+    others = sorted(str(need) for need in extras if need.name not in PACKAGES)
     editables = [argument for package in packages for argument in ("-e", str(package.folder))]
     # One command, so that the packages find one another here and never on an index.
-    install(session, "--no-build-isolation", *editables, *group(*groups), *sorted(test_needs))
+    install(session, "--no-build-isolation", *editables, *group(*groups), *others)
     refuse_cuda(session)
     session.run("python", "-m", "pip", "check")
     stamp.write_text(wanted.hexdigest())

@@ -35,7 +35,7 @@ def wanted() -> list[str]:
     declared = {
         str(need)
         for package in tree.values()
-        for need in package.needs + package.test_needs
+        for need in package.needs + package.extras + package.test_needs
         if workspace.canonicalize_name(need.name) not in tree
     }
     return sorted(declared.union(*(root["dependency-groups"][group] for group in GROUPS)))

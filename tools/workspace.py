@@ -20,7 +20,8 @@ class Package:
     """One folder that builds one wheel.
 
     `imports` are the import names it owns (`attn_core`; `attn.v1` for the wire format), `needs` its run-time
-    requirements, `test_needs` its dependency group `test`: what its tests need beside the test runner.
+    requirements, `extras` those of its optional features, `test_needs` its dependency group `test`: what its tests need
+    beside the test runner.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Package:
     version: str
     imports: tuple[str, ...]
     needs: tuple[Requirement, ...]
+    extras: tuple[Requirement, ...]
     test_needs: tuple[Requirement, ...]
 
     @property
@@ -81,6 +83,7 @@ def _manifests(place: Path) -> list[Path]:
 def _read(manifest: Path) -> Package:
     table = tomllib.loads(manifest.read_text(encoding="utf-8"))
     project: dict[str, Any] = table["project"]
+    extras = [entry for extra in project.get("optional-dependencies", {}).values() for entry in extra]
     group = [entry for entry in table.get("dependency-groups", {}).get(TEST_GROUP, []) if isinstance(entry, str)]
     return Package(
         name=canonicalize_name(project["name"]),
@@ -88,6 +91,7 @@ def _read(manifest: Path) -> Package:
         version=project["version"],
         imports=_import_names(manifest.parent / "src"),
         needs=tuple(map(Requirement, project.get("dependencies", []))),
+        extras=tuple(map(Requirement, extras)),
         test_needs=tuple(map(Requirement, group)),
     )
 

@@ -1,0 +1,56 @@
+"""In a fresh interpreter: the contract, the client and the command line answer without loading what is heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"grpc", "numpy", "ray", "tokenizers", "torch", "transformers"}
+PROGRAM = """
+import sys
+{code}
+print(",".join(sorted({heavy!r} & set(sys.modules))))
+"""
+
+
+def heavy_after(code: str) -> set[str]:
+    """The heavy modules that a new interpreter has loaded after running some code."""
+    program = PROGRAM.format(code=code, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(filter(None, done.stdout.splitlines()[-1].split(",")))
+
+
+def command(*words: str) -> str:
+    """Code that runs the `attn` command as the terminal would, and insists that it succeeds."""
+    return f"""
+from attn_cli.main import main
+sys.argv = ["attn", *{words!r}]
+try:
+    main()
+except SystemExit as end:
+    if end.code:
+        raise
+"""
+
+
+def test_the_contract_and_its_catalogue_load_nothing_heavy() -> None:
+    code = "import attn_core\nattn_core.installed().mechanisms.names()"
+    assert not heavy_after(code)
+
+
+def test_importing_the_client_loads_neither_torch_nor_ray() -> None:
+    assert heavy_after("import attn_client") <= {"grpc"}
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("list", "mechanisms"), ("list", "mechanisms", "--json"), ("plugins",)], ids=" ".join
+)
+def test_the_command_line_loads_nothing_heavy_to_answer_what_there_is(words: tuple[str, ...]) -> None:
+    assert not heavy_after(command(*words))
+
+
+def test_what_is_loaded_is_noticed() -> None:
+    assert heavy_after("import numpy") == {"numpy"}

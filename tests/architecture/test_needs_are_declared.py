@@ -1,0 +1,101 @@
+"""Each package declares what it imports, and no more of ours than it may know."""
+
+from __future__ import annotations
+
+import configparser
+import sys
+from importlib.metadata import packages_distributions
+
+import pytest
+import sources
+import workspace
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+TREE = workspace.packages()
+OWNERS = {module: owner for owner, package in TREE.items() for module in package.imports}
+
+
+def owner_of(module: str, installed: dict[str, list[str]]) -> set[str]:
+    """The distributions that an import can come from; empty for the standard library."""
+    top = module.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return set()
+    ours = {owner for name, owner in OWNERS.items() if module == name or module.startswith(f"{name}.")}
+    if ours or top == "attn":
+        return ours or {"attn-proto"}
+    # google.rpc and google.protobuf share a top name: all its owners are possible.
+    return {canonicalize_name(name) for name in installed.get(top, [top])}
+
+
+def names(needs: tuple[Requirement, ...]) -> set[str]:
+    """The distributions that requirements name."""
+    return {canonicalize_name(need.name) for need in needs}
+
+
+def undeclared(package: workspace.Package) -> list[str]:
+    """Imports of a package that none of its declared needs can satisfy; those inside functions may be extras."""
+    declared = names(package.needs) | {package.name}
+    optional = names(package.extras)
+    installed = dict(packages_distributions())
+    found = []
+    for source in sources.below(package.source):
+        late = source.late_imports()
+        for line, module in source.imports():
+            owners = owner_of(module, installed)
+            if owners and not owners & (declared | (optional if (line, module) in late else set())):
+                found.append(f"{source.path}:{line} imports {module} of {' or '.join(sorted(owners))}")
+    return found
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_every_import_is_of_the_standard_library_or_of_a_declared_need(name: str) -> None:
+    found = undeclared(TREE[name])
+    assert not found, f"{name} does not declare these in its pyproject.toml:\n" + "\n".join(found)
+
+
+def test_the_contract_needs_pluggy_and_packaging_only() -> None:
+    assert {need.name for need in TREE["attn-core"].needs} == {"pluggy", "packaging"}
+
+
+@pytest.mark.parametrize("name", [name for name, package in TREE.items() if package.is_plugin])
+def test_a_plugin_of_ours_needs_no_more_of_ours_than_a_strangers(name: str) -> None:
+    assert workspace.local_names(TREE[name].needs, TREE) == {"attn-core"}
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_a_range_of_one_of_ours_admits_the_version_in_this_tree(name: str) -> None:
+    needs = [need for need in TREE[name].needs if need.name in TREE]
+    stale = [str(need) for need in needs if Version(TREE[need.name].version) not in need.specifier]
+    assert not stale
+
+
+def test_the_pins_satisfy_every_declared_range() -> None:
+    text = (workspace.ROOT / "constraints.txt").read_text("utf-8")
+    pins = dict(line.split("==") for line in text.splitlines() if "==" in line)
+    needs = [
+        (p.name, need) for p in TREE.values() for need in p.needs + p.extras + p.test_needs if need.name not in TREE
+    ]
+    missing = [f"{name}: {need}" for name, need in needs if canonicalize_name(need.name) not in pins]
+    broken = [f"{name}: {n}" for name, n in needs if not n.specifier.contains(pins.get(canonicalize_name(n.name), "0"))]
+    assert not missing, f"not pinned, run nox -s lock: {missing}"
+    assert not broken, f"pinned outside the declared range: {broken}"
+
+
+def test_the_import_contracts_name_every_package_of_the_tree() -> None:
+    settings = configparser.ConfigParser()
+    settings.read(workspace.ROOT / ".importlinter")
+    roots = settings["importlinter"]["root_packages"].split()
+    assert sorted(roots) == sorted(OWNERS)
+    layers = settings["importlinter:contract:layers"]["layers"].replace("|", " ").split()
+    assert sorted(layers) == sorted(OWNERS)
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_a_package_has_what_its_users_look_for(name: str) -> None:
+    package = TREE[name]
+    expected = [package.folder / "README.md", package.tests]
+    expected += [package.source.joinpath(*module.split("."), "py.typed") for module in package.imports]
+    missing = [str(path.relative_to(workspace.ROOT)) for path in expected if not path.exists()]
+    assert not missing

@@ -1,0 +1,94 @@
+"""No file, function or signature outgrows a screen. Exceptions are listed in exemptions.txt, which only shrinks."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+import sources
+from sources import Source
+
+LIMITS = {"file": 300, "function": 50, "parameters": 7}
+EXEMPTIONS = Path(__file__).with_name("exemptions.txt")
+
+
+def measures(source: Source) -> Iterator[tuple[str, str, int]]:
+    """(kind, name, size) of a file and of its functions."""
+    yield "file", source.path, source.length
+    for name, function in source.functions():
+        if is_command(source):
+            yield "function", f"{source.path}:{name}", lines_of(function) - lines_of_signature(function)
+        else:
+            yield "function", f"{source.path}:{name}", lines_of(function)
+            yield "parameters", f"{source.path}:{name}", len(parameters(function))
+
+
+def lines_of(function: sources.Function) -> int:
+    """Lines of a function from its def to its end, without its docstring."""
+    length = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        length -= (first.end_lineno or 0) - first.lineno + 1
+    return length
+
+
+def lines_of_signature(function: sources.Function) -> int:
+    """Lines from the def to the body."""
+    return function.body[0].lineno - function.lineno
+
+
+def parameters(function: sources.Function) -> list[str]:
+    """The names that a caller has to know: all but self and cls."""
+    given = function.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, [given.vararg, given.kwarg])]
+    return [argument.arg for argument in every if argument.arg not in {"self", "cls"}]
+
+
+def is_command(source: Source) -> bool:
+    """Whether a file defines commands of the terminal: their signatures are lists of options with a help text each."""
+    return any(module == "typer" for _, module in source.imports())
+
+
+def oversized(files: Iterable[Source]) -> dict[tuple[str, str], int]:
+    """What is larger than its limit, and how large it is."""
+    return {(kind, name): size for source in files for kind, name, size in measures(source) if size > LIMITS[kind]}
+
+
+def exempt() -> dict[tuple[str, str], int]:
+    """The list as written: lines of `kind name size`."""
+    lines = [line.split() for line in EXEMPTIONS.read_text("utf-8").splitlines() if line and not line.startswith("#")]
+    return {(kind, name): int(size) for kind, name, size in lines}
+
+
+def files_of_tests() -> list[Source]:
+    """Test files count as files only: a table of cases may be long, and fixtures are parameters."""
+    return [Source(source.path, "\n" * source.length) for source in sources.of_tests()]
+
+
+def test_nothing_outgrows_its_limit_but_what_is_exempt_at_just_its_size() -> None:
+    found = oversized([*sources.of_packages(), *sources.of_scripts(), *files_of_tests()])
+    grown = {" ".join(key): size for key, size in found.items() if size > exempt().get(key, 0)}
+    shrunk = {" ".join(key): found.get(key, 0) for key, size in exempt().items() if found.get(key, 0) < size}
+    assert not grown, f"too large, limits are {LIMITS}: {grown}"
+    assert not shrunk, f"smaller now; lower or remove these lines of {EXEMPTIONS.name}: {shrunk}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("file", "x = 1\n" * 301),
+        ("function", "def f():\n" + "    x = 1\n" * 50),
+        ("function", "class C:\n    async def f(self):\n" + "        x = 1\n" * 50),
+        ("parameters", "def f(a, b, c, d, /, e, f, *, g, h): pass\n"),
+        ("parameters", "def outer():\n    def f(a, b, c, d, e, f, *g, **h): pass\n"),
+    ],
+)
+def test_one_over_the_limit_is_found(kind: str, text: str) -> None:
+    assert [key[0] for key in oversized([Source("planted.py", text)])] == [kind]
+
+
+def test_just_the_limit_is_allowed() -> None:
+    text = 'def f(a, b, c, d, e, f, g):\n    """Long\n\n    docstring."""\n' + "    x = 1\n" * 49
+    assert not oversized([Source("planted.py", text + "# end\n" * (300 - 53))])
