@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import elu, pad
+from torch.nn.functional import pad, relu
 
 EPSILON = 1e-6
 """Added to every denominator, as in the code of Katharopoulos et al. 2020."""
 
 
 def features(rows: Tensor) -> Tensor:
-    """elu(x) + 1, in at least float32."""
+    """elu(x) + 1, in at least float32.
+
+    Written as e^min(x, 0) + max(x, 0), which is positive for all x; 1 + (e^x - 1) is zero below -17 in float32.
+    """
     wide = rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
-    return elu(wide) + 1
+    return torch.exp(wide.clamp(max=0)) + relu(wide)
 
 
 def with_ones(values: Tensor, like: Tensor) -> Tensor:
@@ -31,14 +34,11 @@ def divided(sums: Tensor) -> Tensor:
     return sums[..., :-1] / (sums[..., -1:] + EPSILON)
 
 
-def sums_of(key: Tensor, value: Tensor) -> Tensor:
-    """Σ φ(k) vᵀ over all tokens."""
-    return torch.einsum("bkhd,bkhe->bhde", key, value)
-
-
 def bidirectional(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Outputs [batch, query, heads, value_size]: every query sees every key."""
-    return divided(torch.einsum("bqhd,bhde->bqhe", query, sums_of(key, value)))
+    """Outputs [batch, tokens, heads, value_size]: every query sees every key."""
+    query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
+    sums = torch.matmul(key.transpose(-1, -2), value)
+    return divided(torch.matmul(query, sums)).transpose(1, 2)
 
 
 def recurrent(query: Tensor, key: Tensor, value: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def recurrent(query: Tensor, key: Tensor, value: Tensor, before: Tensor) -> tupl
     outs = []
     for token in range(query.shape[1]):
         before = before + key[:, token, :, :, None] * value[:, token, :, None, :]
-        outs.append(torch.einsum("bhd,bhde->bhe", query[:, token], before))
+        outs.append(torch.matmul(query[:, token, :, None, :], before)[:, :, 0])
     return divided(torch.stack(outs, dim=1)), before
 
 
@@ -55,20 +55,21 @@ def chunked(query: Tensor, key: Tensor, value: Tensor, before: Tensor | None, ch
 
     Memory grows with tokens · (chunk + key_size · value_size / chunk) a head.
     """
-    length = query.shape[1]
+    batch, length, heads, _ = query.shape
     chunk = min(chunk, length)
-    spare = -length % chunk
-    query, key, value = (_chunks(rows, chunk, spare) for rows in (query, key, value))
-    own = torch.einsum("bckhd,bckhe->bchde", key, value)
+    query, key, value = (_chunks(rows, chunk) for rows in (query, key, value))
+    own = torch.matmul(key.transpose(-1, -2), value)
     until = own.cumsum(1)
     earlier = until - own if before is None else until - own + before[:, None]
-    pairs = torch.einsum("bcqhd,bckhd->bchqk", query, key).tril()
-    seen = torch.einsum("bchqk,bckhe->bcqhe", pairs, value) + torch.einsum("bcqhd,bchde->bcqhe", query, earlier)
+    pairs = torch.matmul(query, key.transpose(-1, -2)).tril()
+    seen = torch.matmul(pairs, value) + torch.matmul(query, earlier)
     after = until[:, -1] if before is None else until[:, -1] + before
-    return divided(seen.flatten(1, 2)[:, :length]), after
+    rows = divided(seen).transpose(2, 3).reshape(batch, -1, heads, value.shape[-1] - 1)
+    return rows[:, :length], after
 
 
-def _chunks(rows: Tensor, chunk: int, spare: int) -> Tensor:
-    """[batch, chunks, chunk, heads, size] of [batch, tokens, heads, size], with `spare` zero rows at the end."""
-    padded = pad(rows, (0, 0, 0, 0, 0, spare))
-    return padded.reshape(rows.shape[0], -1, chunk, rows.shape[2], rows.shape[3])
+def _chunks(rows: Tensor, chunk: int) -> Tensor:
+    """[batch, chunks, heads, chunk, size] of [batch, tokens, heads, size], with zero rows at the end."""
+    batch, length, heads, size = rows.shape
+    padded = pad(rows, (0, 0, 0, 0, 0, -length % chunk))
+    return padded.reshape(batch, -1, chunk, heads, size).transpose(2, 3)

@@ -1,0 +1,33 @@
+import subprocess
+import sys
+
+from attn_core import installed
+from attn_variants import plugin
+
+
+def test_listing_mechanisms_and_kernels_imports_no_torch():
+    program = (
+        "import sys; from attn_variants import plugin; plugin.attn_mechanisms(); plugin.attn_kernels();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_everything_offered_is_found_through_the_catalogue_by_its_name():
+    catalog = installed()
+    for offered, registry in ((plugin.attn_mechanisms(), catalog.mechanisms), (plugin.attn_kernels(), catalog.kernels)):
+        for item in offered:
+            assert type(registry.get(f"attn-variants/{item.name}")) is type(item)
+
+
+def test_every_declared_mechanism_can_be_priced_described_and_located_without_torch():
+    program = (
+        "import sys\n"
+        "from attn_core import Shape, configure\n"
+        "from attn_variants import plugin\n"
+        "for mechanism in plugin.attn_mechanisms():\n"
+        "    config = configure(mechanism, width=64, heads=4)\n"
+        "    mechanism.spec(config), mechanism.state(config), mechanism.cost(config, Shape(query=8, key=8))\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
