@@ -35,22 +35,24 @@ class AsyncConnection:
 
     async def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
         """The result of a call with one answer."""
-        call = self._channel.unary_unary(operation.method, type(operation.request).SerializeToString, operation.read)
+        call = self._channel.unary_unary(
+            operation.method, type(operation.request).SerializeToString, operation.response.FromString
+        )
         try:
-            result: Result = await call(
-                operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata
-            )
+            answer = await call(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         except grpc.aio.AioRpcError as failure:
             raise error_of(failure, self.settings.address) from None
-        return result
+        return operation.result(answer)
 
     async def stream(self, operation: Operation[Any, Result], timeout: float | None) -> AsyncGenerator[Result, None]:
         """The results of a call with many answers; closing the iterator cancels the call."""
-        method = self._channel.unary_stream(operation.method, type(operation.request).SerializeToString, operation.read)
+        method = self._channel.unary_stream(
+            operation.method, type(operation.request).SerializeToString, operation.response.FromString
+        )
         call = method(operation.request, timeout=self._timeout(timeout), metadata=self.settings.metadata)
         try:
-            async for result in call:
-                yield result
+            async for answer in call:
+                yield operation.result(answer)
         except grpc.aio.AioRpcError as failure:
             raise error_of(failure, self.settings.address) from None
         finally:

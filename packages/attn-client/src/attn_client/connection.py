@@ -33,19 +33,24 @@ class Connection:
 
     def unary(self, operation: Operation[Any, Result], timeout: float | None) -> Result:
         """The result of a call with one answer."""
-        call = self._channel.unary_unary(operation.method, type(operation.request).SerializeToString, operation.read)
+        call = self._channel.unary_unary(
+            operation.method, type(operation.request).SerializeToString, operation.response.FromString
+        )
         try:
-            result: Result = call(operation.request, self._timeout(timeout), self.settings.metadata)
+            answer = call(operation.request, self._timeout(timeout), self.settings.metadata)
         except grpc.RpcError as failure:
             raise error_of(failure, self.settings.address) from None
-        return result
+        return operation.result(answer)
 
     def stream(self, operation: Operation[Any, Result], timeout: float | None) -> Generator[Result, None, None]:
         """The results of a call with many answers; closing the iterator cancels the call."""
-        method = self._channel.unary_stream(operation.method, type(operation.request).SerializeToString, operation.read)
+        method = self._channel.unary_stream(
+            operation.method, type(operation.request).SerializeToString, operation.response.FromString
+        )
         call = method(operation.request, self._timeout(timeout), self.settings.metadata)
         try:
-            yield from call
+            for answer in call:
+                yield operation.result(answer)
         except grpc.RpcError as failure:
             raise error_of(failure, self.settings.address) from None
         finally:

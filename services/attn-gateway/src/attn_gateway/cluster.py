@@ -92,6 +92,10 @@ class Cluster:
             self._started = False
             self._thread.shutdown()
 
+    def abandon(self) -> None:
+        """Leave nothing of a private cluster, without waiting; only before this process ends."""
+        self._ray.abandon()
+
 
 def _take_signals_back() -> None:
     """Put Python's handlers in force again: Ray's native code takes SIGTERM, and aborts the process at it."""

@@ -70,6 +70,8 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         ready_file=ready_file,
         grace=grace,
     )
+    # gRPC would report each process that Ray starts below it.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     configure_logs()
     received = asyncio.run(serve(settings, announce))
     if received is signal.SIGINT:

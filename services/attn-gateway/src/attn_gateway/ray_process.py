@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -49,6 +50,15 @@ class RayProcess:
             self._init(address=self._address)
         else:
             self._start_private()
+
+    def abandon(self) -> None:
+        """Kill a private Ray without waiting and remove its folder; for a process that ends now, from any thread."""
+        for parent in self._processes:
+            for process in _family(parent):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_private(self) -> None:
         # A token of its own keeps other users of this machine out; it must be set before ray is imported.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
@@ -48,7 +49,7 @@ async def serve(
     ready = ReadyFile(settings.ready_file)
     ready.clear()
     cluster = Cluster(settings.cluster)
-    signals = _Signals(on_second=ready.remove)
+    signals = _Signals(on_second=lambda: (ready.remove(), cluster.abandon()))
     gateway = Gateway(settings.gateway, (offer or offered_services)(cluster))
     try:
         await signals.unless_stopped(gateway.start())
@@ -76,7 +77,7 @@ def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
 class _Signals:
     """SIGINT and SIGTERM of this process: the first asks to stop, the second insists."""
 
-    def __init__(self, on_second: Callable[[], None]) -> None:
+    def __init__(self, on_second: Callable[[], object]) -> None:
         self.stopped = asyncio.Event()
         self.received = signal.SIGTERM
         self._on_second = on_second
@@ -97,9 +98,10 @@ class _Signals:
 
     def _hit(self, number: signal.Signals) -> None:
         if self.stopped.is_set():
-            for process in psutil.Process().children(recursive=True):
-                process.kill()
             self._on_second()
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             os._exit(128 + signal.SIGINT)
         self.received = number
         self.stopped.set()

@@ -8,7 +8,6 @@ from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import typer
-from attn_core.errors import WrongState
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -34,7 +33,7 @@ class View(Protocol):
 
 
 def follow(client: Client, job_id: str, *, after: int, json: bool) -> Job:
-    """Show a job until it ends, and return it; raises its error if it failed, `WrongState` if it was cancelled."""
+    """Show a job until it ends, and return it; raises its error if it failed, `typer.Exit` if it was cancelled."""
     try:
         with _view(json=json) as view, closing(client.jobs.watch(job_id, after=after)) as updates:
             for update in updates:
@@ -47,7 +46,8 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> Job:
     if job.state is JobState.FAILED and job.error is not None:
         raise job.error
     if job.state is JobState.CANCELLED:
-        raise WrongState(f"{job_id} was cancelled at step {job.step}; go on with: attn jobs resume {job_id}")
+        typer.echo(f"attn: {job_id} was cancelled at step {job.step}; go on with: attn jobs resume {job_id}", err=True)
+        raise typer.Exit(1)
     if not json:
         typer.echo(f"{job_id} {job.state}: {describe(job.metrics)}")
         typer.echo(f"serve it with: attn models load {job_id} {job.model_path}")

@@ -21,10 +21,6 @@ class Operation(Generic[Response, Result]):
     response: type[Response]
     result: Callable[[Response], Result]
 
-    def read(self, data: bytes) -> Result:
-        """The result in the bytes of an answer."""
-        return self.result(self.response.FromString(data))
-
 
 @dataclass(frozen=True)
 class Page(Generic[Result]):
