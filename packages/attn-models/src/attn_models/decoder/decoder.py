@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
-from attn_core import ModelSpecs, ModelState, RaggedBatch
-from attn_core.errors import InvalidValue
+from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch
+from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -63,6 +63,10 @@ class Decoder(nn.Module):
     def state_specs(self) -> ModelSpecs:
         """What every layer must remember, by layer name."""
         return self._specs
+
+    def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
+        """Always raises `Incompatible`: a decoder attends to its own sequence only."""
+        raise Incompatible(f"a decoder reads no source; {len(source)} source tokens were given")
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens].

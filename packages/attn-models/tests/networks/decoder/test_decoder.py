@@ -71,6 +71,11 @@ def test_gpt2_has_as_many_weights_as_its_formula_says():
     assert counted == formula == 124_439_808
 
 
+def test_a_source_is_refused(tiny):
+    with pytest.raises(Incompatible, match="7 source tokens"):
+        Decoder(tiny()).encode(torch.zeros(7, dtype=torch.int64))
+
+
 def test_post_norm_leaves_every_token_normalised(tiny):
     model = Decoder(tiny(norm_place="post", layers=1)).eval()
     hidden = model.blocks[0](torch.randn(2, 5, 16) * 9)

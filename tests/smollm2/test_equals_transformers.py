@@ -1,0 +1,89 @@
+"""A real model through our engine gives what transformers gives on the same weights, in whatever company it runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_engine import EngineLimits, Request, Sampling, build_engine
+
+NEW_TOKENS = 64
+ROOM = 160  # tokens of the longest prompt and its continuation
+pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def generate(model, prompts, **settings):
+    """The greedy continuations of the prompts, and the engine that made them."""
+    engine = build_engine(model, **{"tokens": ROOM * settings["requests"]} | settings)
+    task = Sampling(max_new_tokens=NEW_TOKENS, ignore_end=True)
+    for number, prompt in enumerate(prompts):
+        engine.submit(Request(id=str(number), token_ids=prompt, task=task))
+    made: list[list[int]] = [[] for _ in prompts]
+    while not engine.idle:
+        for event in engine.step():
+            made[int(event.request)] += [token.id for token in event.tokens]
+    return made, engine
+
+
+@pytest.fixture(scope="module")
+def expected(smollm2, peer, prompts):
+    """What transformers generates greedily.
+
+    Found by asking it for the likeliest token at every position of our own continuation: where all agree, its greedy
+    search makes the same tokens, by induction from the first. Where one differs, it goes on from its own.
+    """
+    ours, _ = generate(smollm2.model, prompts, requests=16)
+    return [greedy(peer, prompt, guess) for prompt, guess in zip(prompts, ours, strict=True)]
+
+
+def greedy(peer, prompt, guess):
+    made: list[int] = []
+    while len(made) < NEW_TOKENS:
+        sequence = torch.tensor([[*prompt, *made, *guess[len(made) :]]])
+        with torch.inference_mode():
+            likeliest = peer(sequence).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()
+        agreed = next((i for i, (a, b) in enumerate(zip(likeliest, guess, strict=True)) if a != b), NEW_TOKENS)
+        made = likeliest[: agreed + 1]
+        guess = [*made, *guess[len(made) :]]
+    return made
+
+
+def test_logits_are_those_of_transformers(smollm2, peer, prompts):
+    worst = 0.0
+    for prompt in prompts:
+        tokens = torch.tensor([prompt])
+        with torch.inference_mode():
+            worst = max(worst, (smollm2.model(tokens) - peer(tokens).logits).abs().max().item())
+    assert worst <= 1e-4
+
+
+def test_alone_every_prompt_is_continued_as_by_transformers(smollm2, prompts, expected):
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        assert generate(smollm2.model, [prompt], requests=1)[0] == [tokens]
+
+
+def test_in_a_batch_of_sixteen_every_prompt_is_continued_as_by_transformers(smollm2, prompts, expected):
+    assert generate(smollm2.model, prompts, requests=16)[0] == expected
+
+
+def test_with_prompts_computed_in_chunks_nothing_changes(smollm2, prompts, expected):
+    made, _ = generate(smollm2.model, prompts, requests=16, limits=EngineLimits(step_tokens=23))
+    assert made == expected
+
+
+def test_after_preemption_nothing_changes(smollm2, prompts, expected):
+    made, engine = generate(smollm2.model, prompts, requests=16, cache="paged", tokens=700)
+    assert engine.load().preemptions > 0
+    assert made == expected
+
+
+def test_attention_maps_are_those_of_transformers(smollm2, peer, prompts):
+    layers = [0, 14, 29]
+    maps = smollm2.model.attention_maps(torch.tensor(prompts[0]), layers)
+    peer.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            theirs = peer(torch.tensor([prompts[0]]), output_attentions=True).attentions
+    finally:
+        peer.set_attn_implementation("sdpa")
+    for layer in layers:
+        torch.testing.assert_close(maps[layer], theirs[layer][0], rtol=0, atol=1e-5)
