@@ -173,8 +173,16 @@ async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server
         job = (await stub.SubmitTrainingJob(request)).job
         assert job.id == ""
         assert job.spec.data.tokenizer == "character"
-        assert job.spec.model.positions
+        assert job.spec.model.positions == "rotary"
         assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
+
+
+async def test_positions_are_learned_where_the_mechanism_or_the_head_size_takes_no_rotation(server, wire_spec):
+    wire_spec.model.head_size = 7
+    async with server() as stub:
+        request = pb.SubmitTrainingJobRequest(spec=wire_spec, validate_only=True)
+        job = (await stub.SubmitTrainingJob(request)).job
+    assert job.spec.model.positions == "learned"
 
 
 @pytest.mark.parametrize("job_id", ["a b", "../up", "x" * 65, "naïve"])

@@ -1,0 +1,245 @@
+# ruff: noqa: ARG002 - reports take what a loop tells
+"""How well and how fast does a small character model train on a CPU, beside the code people would use instead?
+
+The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, batches of 12, 2000 steps, learning rate
+1e-3 falling to 1e-4 along a cosine after 100 steps of warm-up, no dropout, no bias, on Shakespeare's works.
+
+    python benchmarks/train_cpu.py                          # both parts
+    python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # with the model.py of a checkout of nanoGPT beside
+
+Quality: the whole run by attn_train's loop; the validation loss is the mean over random batches of the last tenth of
+the text, as nanoGPT estimates it. Speed: our loop and each peer take turns of some steps in one process, so that
+what else the machine does falls on all alike; the rate is that of the median turn, and ratios are of neighbouring turns.
+Peers are trained by the plainest loop: batches stacked from slices, clipping, fused AdamW. The result, with the machine
+and its load, goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import runpy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.home import home_folder
+from attn_models.sources import pull_shakespeare
+from attn_train.loop.report import Silence
+from attn_train.loop.seeds import derived
+from attn_train.loop.stop import Stop, StopFlag
+from attn_train.loop.text import TextTokens, read_text, tokenise
+from attn_train.loop.trainer import Trainer
+from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.worker import build_model
+from torch import nn
+from torch.nn import functional
+
+RESULTS = Path(__file__).parent / "results"
+CONTEXT, BATCH, WIDTH, LAYERS, HEADS, STEPS = 64, 12, 128, 4, 4, 2000
+Turn = Callable[[], float]
+"""Trains for a fixed number of steps and gives the seconds they took."""
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--part", choices=["both", "quality", "speed"], default="both")
+    p.add_argument("--mechanism", default="gqa")
+    p.add_argument("--kv-heads", type=int, default=2)
+    p.add_argument("--positions", default=ModelSpec.positions)
+    p.add_argument("--steps", type=int, default=STEPS)
+    p.add_argument("--seed", type=int, default=1337)
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--evaluation-batches", type=int, nargs="+", default=[20, 200])
+    p.add_argument("--turns", type=int, default=10)
+    p.add_argument("--turn-steps", type=int, default=20)
+    p.add_argument("--nanogpt", type=Path, help="folder with nanoGPT's model.py")
+    p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
+    return p.parse_args()
+
+
+def recipe(args: argparse.Namespace) -> TrainingSpec:
+    return TrainingSpec(
+        model=ModelSpec(
+            width=WIDTH,
+            layers=LAYERS,
+            heads=HEADS,
+            key_value_heads=args.kv_heads,
+            context=CONTEXT,
+            mechanism=args.mechanism,
+            positions=args.positions,
+        ),
+        data=DataSpec(name="shakespeare"),
+        optimizer=OptimizerSpec(
+            steps=args.steps, batch=BATCH, learning_rate=1e-3, min_learning_rate=1e-4, warmup=min(100, args.steps)
+        ),
+        checkpoint=CheckpointSpec(evaluation_interval=250, evaluation_batches=20),
+        seed=args.seed,
+    )
+
+
+class Progress(Silence):
+    """Prints validation losses."""
+
+    def metrics(self, step: int, values: Any) -> None:
+        if "validation_loss" in values:
+            print(f"  step {step}: validation loss {values['validation_loss']:.4f}", flush=True)
+
+
+def measure_quality(spec: TrainingSpec, text: TextTokens, batches: list[int]) -> dict[str, Any]:
+    model = build_model(spec, text)
+    trainer = Trainer(model, text, spec)
+    began = time.perf_counter()
+    trainer.run(Progress(), StopFlag())
+    seconds = time.perf_counter() - began
+    losses = {str(count): trainer.validation_loss(count) for count in batches}
+    return {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "validation_loss_by_batches": losses,
+        "seconds_of_training": trainer.elapsed,
+        "seconds_with_evaluation": seconds,
+        "tokens_per_second": spec.optimizer.steps * BATCH * CONTEXT / trainer.elapsed,
+    }
+
+
+class UntilMetrics(Silence):
+    """Stops a run at its next metrics."""
+
+    def __init__(self) -> None:
+        self.flag = StopFlag()
+
+    def metrics(self, step: int, values: Any) -> None:
+        self.flag.set(Stop.DISCARD)
+
+
+def our_turns(spec: TrainingSpec, text: TextTokens, steps: int) -> Turn:
+    """Our loop, a stretch of `steps` at a time, without evaluation."""
+    checkpoint = replace(spec.checkpoint, evaluation_interval=10**9, metrics_interval=steps)
+    trainer = Trainer(build_model(spec, text), text, replace(spec, checkpoint=checkpoint))
+
+    def turn() -> float:
+        before, report = trainer.elapsed, UntilMetrics()
+        trainer.run(report, report.flag)
+        return trainer.elapsed - before
+
+    return turn
+
+
+def peer_turns(
+    logits_of: Callable[[torch.Tensor], torch.Tensor], model: nn.Module, tokens: torch.Tensor, steps: int
+) -> Turn:
+    """A peer under the plainest loop."""
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
+
+    def turn() -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            places = torch.randint(len(tokens) - CONTEXT, (BATCH,))
+            inputs = torch.stack([tokens[i : i + CONTEXT].long() for i in places])
+            targets = torch.stack([tokens[i + 1 : i + 1 + CONTEXT].long() for i in places])
+            functional.cross_entropy(logits_of(inputs).flatten(0, 1), targets.flatten()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - began
+
+    return turn
+
+
+def transformers_peer(text: TextTokens, steps: int) -> Turn:
+    """GPT-2 of transformers in the recipe's sizes, multi-head."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=text.tokenizer.vocabulary,
+        n_positions=CONTEXT,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        activation_function="gelu",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    model = GPT2LMHeadModel(config).train()
+    return peer_turns(lambda tokens: model(tokens).logits, model, text.training, steps)
+
+
+def nanogpt_peer(folder: Path, text: TextTokens, steps: int) -> Turn:
+    """nanoGPT's own model, multi-head."""
+    module = runpy.run_path(str(folder / "model.py"))
+    config = module["GPTConfig"](
+        block_size=CONTEXT,
+        vocab_size=text.tokenizer.vocabulary,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        n_embd=WIDTH,
+        dropout=0.0,
+        bias=False,
+    )
+    model = module["GPT"](config).train()
+    # Only where it is given targets does nanoGPT compute the logits of all positions.
+    return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
+
+
+def measure_speed(args: argparse.Namespace, spec: TrainingSpec, text: TextTokens) -> dict[str, Any]:
+    steps = args.turn_steps
+    turns = {"attn": our_turns(spec, text, steps), "transformers": transformers_peer(text, steps)}
+    if args.nanogpt:
+        turns["nanogpt"] = nanogpt_peer(args.nanogpt, text, steps)
+    for turn in turns.values():
+        turn()
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for _ in range(args.turns):
+        for name, turn in turns.items():
+            seconds[name].append(turn())
+    tokens = steps * BATCH * CONTEXT
+    rates = {name: {"median": tokens / statistics.median(s), "best": tokens / min(s)} for name, s in seconds.items()}
+    ratios = {
+        name: statistics.median(theirs / ours for ours, theirs in zip(seconds["attn"], s, strict=True))
+        for name, s in seconds.items()
+        if name != "attn"
+    }
+    return {"tokens_per_second": rates, "attn_is_faster_by": ratios}
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    spec = recipe(args)
+    text = tokenise(read_text(pull_shakespeare(home_folder())), validation=spec.data.validation)
+    result: dict[str, Any] = {
+        "benchmark": "train_cpu",
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
+        "spec": spec.plain(),
+        "text": {"training_tokens": len(text.training), "vocabulary": text.tokenizer.vocabulary},
+        "load_before": os.getloadavg(),
+    }
+    if args.part in ("both", "speed"):
+        torch.manual_seed(derived(args.seed, "peers"))
+        result["speed"] = measure_speed(args, spec, text)
+        print(json.dumps(result["speed"], indent=2))
+    if args.part in ("both", "quality"):
+        result["quality"] = measure_quality(spec, text, args.evaluation_batches)
+        print(json.dumps(result["quality"], indent=2))
+    result["load_after"] = os.getloadavg()
+    out = args.out or RESULTS / f"train_cpu-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=2) + "\n")
+    print(out)
+
+
+if __name__ == "__main__":
+    main()
