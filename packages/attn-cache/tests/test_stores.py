@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import pytest
 import torch
@@ -205,8 +206,7 @@ def test_windows_are_freed_also_for_a_request_that_took_a_leavers_place():
 @FAMILIES
 def test_room_that_is_set_aside_costs_no_memory_until_it_is_used(family):
     def resident() -> int:
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     before = resident()
     store = family.create(KV, StoreSize(tokens=2**23, requests=4))
