@@ -15,14 +15,16 @@ def below() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
+@pytest.mark.slow
 async def test_a_private_cluster_computes_and_then_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray  # before the token is there, as another package may have done
+
     monkeypatch.setenv("HOME", str(tmp_path))
     before = below()
     cluster = Cluster(ClusterSettings(cpus=1))
     try:
         await cluster.start()
         await cluster.start()
-        import ray
         from ray._raylet import AuthenticationMode, get_authentication_mode
 
         @ray.remote(num_cpus=0)

@@ -73,6 +73,13 @@ async def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.aio.C
         assert (await refusal(send(channel, method, b""))).code() is grpc.StatusCode.UNIMPLEMENTED
 
 
+async def test_a_call_that_a_service_does_not_have_is_unimplemented(channel: grpc.aio.Channel) -> None:
+    failure = await refusal(InferenceServiceStub(channel).GetLoad(pb.GetLoadRequest()))
+    assert failure.code() is grpc.StatusCode.UNIMPLEMENTED
+    failure = await refusal(InferenceServiceStub(channel).AttentionMaps(pb.AttentionMapsRequest()).read())
+    assert failure.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
 async def test_headers_of_a_megabyte_are_refused(stub: InferenceServiceStub, words: Any) -> None:
     failure = await refusal(stub.Tokenize(words.tokenize(), metadata=(("x-much", "y" * 2**20),)))
     assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -26,14 +26,14 @@ class WatchState:
 
     def accept(self, update: Job | JobEvent | None) -> Job | JobEvent | None:
         """Note an update; returns what the caller has not seen yet, or None."""
-        self._failing_since, self._wait = None, FIRST_WAIT
-        if isinstance(update, JobEvent):
-            fresh = update.id > self.after
-            self.after = max(self.after, update.id)
+        if isinstance(update, Job):
+            # Every stream begins with the job; only the first is news, and none is progress.
+            fresh, self.connected = not self.connected, True
             return update if fresh else None
-        if update is None or self.connected:
+        self._failing_since, self._wait = None, FIRST_WAIT
+        if update is None or update.id <= self.after:
             return None
-        self.connected = True
+        self.after = update.id
         return update
 
     def wait_after(self, error: AttnError) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import cast
 
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
@@ -65,8 +66,6 @@ def prompt_message(prompt: Prompt) -> common_pb2.Prompt:
         said = [common_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns]
         return common_pb2.Prompt(chat=common_pb2.Chat(messages=said))
     try:
-        return common_pb2.Prompt(
-            tokens=common_pb2.TokenIds(ids=[token for token in prompt if not isinstance(token, ChatMessage)])
-        )
+        return common_pb2.Prompt(tokens=common_pb2.TokenIds(ids=cast("Sequence[int]", prompt)))
     except (TypeError, ValueError) as error:
         raise InvalidValue.of("prompt", prompt, "text, token ids below 2**31, or ChatMessages") from error

@@ -16,7 +16,8 @@ def configure_logs() -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if people:
-        processors.append(structlog.dev.ConsoleRenderer())
+        # The default would print local variables, and with them what people asked a model.
+        processors.append(structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback))
     else:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(processors=processors, logger_factory=structlog.PrintLoggerFactory(sys.stderr))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -61,9 +63,10 @@ class RayProcess:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_private(self) -> None:
-        # A token of its own keeps other users of this machine out; it must be set before ray is imported.
+        # A token of its own keeps other users of this machine out.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        _read_token_again()
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._try_private()
@@ -113,6 +116,14 @@ class RayProcess:
             raise RuntimeError("this process has started Ray already")
         self._touched = True
         module.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **arguments)
+
+
+def _read_token_again() -> None:
+    """Ray reads the environment when it is imported, which somebody may have done before the token was there."""
+    if "ray" in sys.modules:
+        raylet = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def knock(address: str) -> None:

@@ -49,7 +49,7 @@ async def serve(
     ready = ReadyFile(settings.ready_file)
     ready.clear()
     cluster = Cluster(settings.cluster)
-    signals = _Signals(on_second=lambda: (ready.remove(), cluster.abandon()))
+    signals = _Signals(ready.remove, cluster.abandon)
     gateway = Gateway(settings.gateway, (offer or offered_services)(cluster))
     try:
         await signals.unless_stopped(gateway.start())
@@ -77,7 +77,7 @@ def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
 class _Signals:
     """SIGINT and SIGTERM of this process: the first asks to stop, the second insists."""
 
-    def __init__(self, on_second: Callable[[], object]) -> None:
+    def __init__(self, *on_second: Callable[[], None]) -> None:
         self.stopped = asyncio.Event()
         self.received = signal.SIGTERM
         self._on_second = on_second
@@ -98,7 +98,8 @@ class _Signals:
 
     def _hit(self, number: signal.Signals) -> None:
         if self.stopped.is_set():
-            self._on_second()
+            for clean_up in self._on_second:
+                clean_up()
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()

@@ -15,6 +15,9 @@ from attn_gateway.status import DETAILS_KEY, code_of, public_error, status_of
 
 log = structlog.get_logger()
 
+UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
+"""What the generated base class sets, before it raises, for a call that a service does not have."""
+
 
 class Errors(grpc.aio.ServerInterceptor):
     """Ends a call whose handler raised with the status of the error."""
@@ -36,6 +39,8 @@ async def _guard(context: Context) -> AsyncIterator[None]:
 
 
 async def _abort(context: Context, error: Exception) -> None:
+    if isinstance(error, NotImplementedError) and context.code() in UNIMPLEMENTED:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server does not have this call")
     request_id = request_id_of(context)
     shown = public_error(error, request_id)
     code = code_of(shown)

@@ -1,0 +1,191 @@
+"""What goes out and what comes back, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import socket
+import subprocess
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attn_client import AsyncClient, ChatMessage, Client, ClientSettings, FinishReason, ModelState, Sampling
+from attn_client.async_client import AsyncJobs, AsyncMechanisms, AsyncModels
+from attn_client.client import Jobs, Mechanisms, Models
+from attn_core import errors
+from attn_gateway import GatewaySettings, TlsFiles
+
+
+def test_a_completion_arrives_in_pieces(client: Client) -> None:
+    chunks = list(client.generate("words", "one two three", Sampling(max_new_tokens=4, top_logprobs=1)))
+    assert "".join(chunk.text for chunk in chunks) == "one two three one "
+    assert [token.logprob for chunk in chunks for token in chunk.tokens] == [-0.5] * 4
+    assert chunks[0].tokens[0].alternatives[0].text == "one"
+    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * 4
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    assert chunks[-1].usage is not None
+    assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.cached_tokens) == (3, 1)
+
+
+def test_a_whole_completion_is_its_pieces(client: Client) -> None:
+    whole = client.complete("words", [7, 8], Sampling(max_new_tokens=3))
+    assert (whole.text, whole.finish_reason) == ("7 8 7 ", FinishReason.LENGTH)
+    assert whole.usage.completion_tokens == 3
+
+
+def test_a_conversation_goes_to_the_models_template(client: Client) -> None:
+    said = [ChatMessage("system", "short"), ChatMessage("user", "hi")]
+    text = "".join(chunk.text for chunk in client.chat("words", said, Sampling(max_new_tokens=2)))
+    assert text == "system:short user:hi "
+
+
+def test_what_is_not_given_is_left_to_the_server_and_zero_is_sent(client: Client, server: Any) -> None:
+    client.complete("words", "a", Sampling(max_new_tokens=1))
+    sent = server.words.requests[-1].sampling
+    assert not sent.HasField("temperature")
+    assert not sent.HasField("seed")
+    options = Sampling(max_new_tokens=1, temperature=0.0, seed=2**64 - 1, top_k=0, min_p=0.5, stop=["x", "y"])
+    client.complete("words", "a", options)
+    sent = server.words.requests[-1].sampling
+    assert sent.HasField("temperature")
+    assert (sent.temperature, sent.seed, sent.top_k, sent.min_p) == (0.0, 2**64 - 1, 0, 0.5)
+    assert list(sent.stop) == ["x", "y"]
+
+
+@pytest.mark.parametrize(("field", "value"), [("seed", -1), ("seed", 2**64), ("top_k", "many"), ("top_k", 2**31)])
+def test_what_the_wire_cannot_hold_is_named(field: str, value: Any) -> None:
+    with pytest.raises(errors.InvalidValue, match=field):
+        Sampling(**{field: value}).message()
+
+
+@pytest.mark.parametrize("prompt", [[2**31], [1, "a"], [1, ChatMessage("user", "hi")], [1.5]])
+def test_a_prompt_is_text_or_tokens_or_turns_and_no_mixture(client: Client, prompt: Any) -> None:
+    with pytest.raises(errors.InvalidValue, match="prompt"):
+        list(client.generate("words", prompt))
+
+
+def test_closing_a_stream_cancels_the_work_on_the_server(client: Client, server: Any) -> None:
+    chunks = client.generate("words", "a b c")
+    next(chunks)
+    assert not server.words.freed.is_set()
+    chunks.close()
+    assert server.words.freed.wait(timeout=5)
+
+
+def test_the_timeout_is_the_servers_deadline(client: Client, server: Any) -> None:
+    with pytest.raises(errors.DeadlineExceeded):
+        list(client.generate("words", "a b c", timeout=0.3))
+    assert server.words.freed.wait(timeout=5)
+
+
+def test_scores_tokens_and_load(client: Client) -> None:
+    scores = client.score("words", ["a b c", "d"])
+    assert [[token.logprob for token in score.tokens] for score in scores] == [[None, -1.0, -2.0], [None]]
+    assert [score.sum_logprob for score in scores] == [-3.0, 0.0]
+    assert [token.text for token in client.tokenize("words", "a  b").tokens] == ["a", "b"]
+    assert client.load("words").state_tokens_total == 4
+
+
+def test_attention_maps_have_the_shape_they_say(client: Client) -> None:
+    maps = client.attention_maps("words", "a b c", layers=[1, 4], heads=[2, 5])
+    assert [drawn.layer for drawn in maps] == [1, 4]
+    assert maps[0].heads == (2, 5)
+    assert maps[0].weights.shape == (2, 3, 3)
+    assert maps[0].weights.tolist()[1] == [[1, 0, 0], [0.5, 0.5, 0], pytest.approx([1 / 3] * 3)]
+    assert maps[0].query_tokens == ("a", "b", "c")
+
+
+def test_lists_are_whole_whatever_the_page(client: Client) -> None:
+    names = [model.name for model in client.models.list()]
+    assert len(names) == 150
+    assert names == sorted(set(names))
+
+
+def test_models_are_loaded_and_unloaded(client: Client) -> None:
+    model = client.models.load("new", "/models/new")
+    assert (model.name, model.source, model.state) == ("new", "/models/new", ModelState.SERVING)
+    with pytest.raises(errors.AlreadyExists, match="another source"):
+        client.models.load("new", "/models/other")
+    client.models.unload("new")
+    assert "new" not in [known.name for known in client.models.list()]
+
+
+def test_an_error_of_the_server_is_the_same_error_here(client: Client) -> None:
+    with pytest.raises(errors.UnknownName) as unknown:
+        client.tokenize("word", "a")
+    assert unknown.value.message == "unknown model 'word'; did you mean 'words'?"
+    assert unknown.value.metadata == {"kind": "model", "name": "word", "near": "words"}
+    with pytest.raises(errors.ContextLengthExceeded, match="6 tokens"):
+        list(client.generate("words", "a b c d e f"))
+    with pytest.raises(errors.WrongState, match="running"):
+        client.jobs.resume("job-1")
+
+
+def test_a_service_that_the_server_lacks_is_said_so(client: Client) -> None:
+    with pytest.raises(errors.Incompatible):
+        client.models.get("m000")
+
+
+def test_a_server_that_is_not_there_is_one_line_that_helps() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with Client(ClientSettings(address=address)) as client, pytest.raises(errors.Unavailable) as caught:
+        client.models.list()
+    assert caught.value.message == f"no attn server answers at {address}; start one with: attn serve"
+
+
+def test_a_request_too_large_for_the_server_is_the_callers_mistake(client: Client) -> None:
+    with pytest.raises(errors.UserError, match="too large"):
+        client.tokenize("words", "x" * (5 * 2**20))
+
+
+def test_token_and_tls_let_in(start: Any, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    paths = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names, *paths], check=True, capture_output=True)
+    server = start(GatewaySettings(port=0, token="right", tls=TlsFiles(certificate=certificate, key=key)))
+    trusted = certificate.read_bytes()
+    for token, expected in (("right", None), ("wrong", errors.Unauthenticated), (None, errors.Unauthenticated)):
+        settings = ClientSettings(address=server.address, token=token, tls=True, certificates=trusted)
+        with Client(settings) as client:
+            if expected is None:
+                assert client.tokenize("words", "a b").text == "a b"
+            else:
+                with pytest.raises(expected):
+                    client.tokenize("words", "a b")
+    untrusting = ClientSettings(address=server.address, token="right", tls=True, timeout=10)
+    with Client(untrusting) as client, pytest.raises(errors.Unavailable):
+        client.tokenize("words", "a b")
+
+
+async def test_the_asyncio_client_answers_the_same(server: Any) -> None:
+    async with AsyncClient(ClientSettings(address=server.address, timeout=20)) as client:
+        whole = await client.complete("words", "one two", Sampling(max_new_tokens=3))
+        assert whole.text == "one two one "
+        assert len(await client.models.list()) == 150
+        assert [drawn.layer for drawn in await client.attention_maps("words", "a")] == [0, 1]
+        with pytest.raises(errors.UnknownName, match="did you mean 'words'"):
+            await client.tokenize("word", "a")
+        async with aclosing(client.generate("words", "a b")) as chunks:
+            assert (await anext(chunks)).text == "a "
+        assert await asyncio.to_thread(server.words.freed.wait, 5)
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.complete("words", "a", timeout=0.2)
+
+
+@pytest.mark.parametrize(
+    ("waits", "awaits"),
+    [(Client, AsyncClient), (Models, AsyncModels), (Mechanisms, AsyncMechanisms), (Jobs, AsyncJobs)],
+)
+def test_both_clients_have_the_same_calls(waits: type, awaits: type) -> None:
+    def calls(kind: type) -> dict[str, list[str]]:
+        public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
+
+    assert calls(waits) == calls(awaits)
+    assert calls(waits)

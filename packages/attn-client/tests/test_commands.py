@@ -1,0 +1,178 @@
+"""The commands, run as a user runs them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from attn.v1 import training_pb2
+from attn_client.plugin import attn_commands
+from attn_core.errors import AttnError, UserError
+from typer.testing import CliRunner
+
+START = """
+import sys
+from attn_client.commands.generate import generate_command
+import typer
+app = typer.Typer()
+app.command()(generate_command)
+app(sys.argv[1:])
+"""
+
+
+class Shell:
+    """Runs `attn NAME ...` as the attn command does: finds it through the hook, and turns errors into exit codes."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.environment = {"ATTN_ADDRESS": address, "COLUMNS": "200"}
+        self.folder = folder
+
+    def app(self, name: str) -> typer.Typer:
+        (command,) = [command for command in attn_commands() if command.name == name]
+        module, _, attribute = command.target.partition(":")
+        target = getattr(importlib.import_module(module), attribute)
+        if isinstance(target, typer.Typer):
+            return target
+        app = typer.Typer()
+        app.command()(target)
+        return app
+
+    def run(self, name: str, *words: str, text: str = "") -> tuple[int, str, str]:
+        result = CliRunner().invoke(self.app(name), words, input=text, env=self.environment)
+        if isinstance(result.exception, AttnError):
+            code = 2 if isinstance(result.exception, UserError) else 1
+            return code, result.stdout, f"attn: {result.exception.message}\n"
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def shell(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return Shell(server.address, tmp_path)
+
+
+@pytest.mark.parametrize("command", attn_commands(), ids=lambda command: command.name)
+def test_every_command_explains_itself(shell: Shell, command: Any) -> None:
+    code, out, _ = shell.run(command.name, "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_generate_prints_the_text(shell: Shell) -> None:
+    assert shell.run("generate", "words", "one two", "-n", "3") == (0, "one two one \n", "")
+
+
+def test_generate_reads_standard_input_and_prints_json(shell: Shell) -> None:
+    code, out, _ = shell.run("generate", "words", "-", "-n", "2", "--json", text="from a pipe")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert "".join(line["text"] for line in lines) == "from a "
+    assert lines[-1]["finish_reason"] == "length"
+
+
+def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
+    options = ["--temperature", "0", "--top-k", "5", "--top-p", "0.5", "--min-p", "0.25", "--seed", "3"]
+    more = ["--repetition-penalty", "1.5", "--stop", "a", "--stop", "b", "--ignore-eos", "--system", "short"]
+    assert shell.run("generate", "words", "hi", "-n", "1", *options, *more)[0] == 0
+    request = server.words.requests[-1]
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (0, 5, 0.5, 0.25, 3)
+    assert (sampling.repetition_penalty, list(sampling.stop), sampling.ignore_eos) == (1.5, ["a", "b"], True)
+    assert [turn.role for turn in request.prompt.chat.messages] == ["system", "user"]
+
+
+def test_an_error_is_one_line_and_two(shell: Shell) -> None:
+    assert shell.run("generate", "word", "hi") == (2, "", "attn: unknown model 'word'; did you mean 'words'?\n")
+
+
+def test_a_server_that_is_not_there_is_one_line_and_one(shell: Shell) -> None:
+    code, _, err = shell.run("generate", "words", "hi", "--address", "127.0.0.1:1")
+    assert (code, err) == (1, "attn: no attn server answers at 127.0.0.1:1; start one with: attn serve\n")
+    assert shell.run("models", "list", "--address", "nowhere")[0] == 2
+
+
+def test_ctrl_c_cancels_on_the_server(shell: Shell, server: Any) -> None:
+    command = [sys.executable, "-c", START, "words", "on and on"]
+    process = subprocess.Popen(command, env=os.environ | shell.environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.read(2) == "on"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert server.words.freed.wait(timeout=5)
+
+
+def test_train_submits_what_was_asked_and_follows(shell: Shell, server: Any) -> None:
+    (shell.folder / "text.txt").write_text("to be")
+    options = ["--attention", "gqa", "-o", "window=8", "-o", "name=x", "--kv-heads", "2", "--min-learning-rate", "0"]
+    code, out, _ = shell.run("train", "--data", "text.txt", "--steps", "12", *options)
+    assert code == 0
+    spec = server.book.spec
+    assert spec.data.path == str(shell.folder / "text.txt")
+    assert (spec.model.mechanism.name, dict(spec.model.mechanism.options)) == ("gqa", {"window": 8, "name": "x"})
+    assert (spec.model.kv_heads, spec.optimizer.steps) == (2, 12)
+    assert spec.optimizer.HasField("min_learning_rate")
+    assert not spec.optimizer.HasField("weight_decay")
+    assert out.splitlines()[0] == "job-1: succeeded, step 12/12"
+    assert "step 4/12  loss 0.2500" in out
+    assert "job-1 succeeded: loss 1.5000" in out
+
+
+def test_train_detached_prints_the_job_and_takes_data_by_name(shell: Shell, server: Any) -> None:
+    assert shell.run("train", "--data", "shakespeare", "--detach") == (0, "job-1\n", "")
+    assert server.book.spec.data.name == "shakespeare"
+
+
+def test_a_failed_job_fails_the_command_with_its_reason(shell: Shell, server: Any) -> None:
+    server.book.state = training_pb2.JOB_STATE_FAILED
+    code, _, err = shell.run("jobs", "watch", "job-1")
+    assert (code, err) == (1, "attn: the disk is full\n")
+
+
+def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
+    assert json.loads(shell.run("jobs", "list", "--json")[1])["metrics"] == {"loss": 1.5}
+    assert json.loads(shell.run("jobs", "show", "job-1")[1])["state"] == "succeeded"
+    events = [
+        json.loads(line) for line in shell.run("jobs", "watch", "job-1", "--after", "10", "--json")[1].splitlines()
+    ]
+    assert [event.get("event") for event in events] == [None, 11, 12]
+    assert shell.run("jobs", "cancel", "job-1")[1] == "job-1 is cancelled\n"
+    assert "job-1" in shell.run("jobs", "list")[1]
+
+
+def test_models_are_listed_loaded_and_unloaded(shell: Shell, server: Any) -> None:
+    assert len(shell.run("models", "list", "--json")[1].splitlines()) == 150
+    (shell.folder / "run").mkdir()
+    code, out, _ = shell.run("models", "load", "new", "run", "--dtype", "bfloat16")
+    assert (code, out.startswith("new is serving")) == (0, True)
+    assert server.shelf.models["new"].source == str(shell.folder / "run")
+    assert server.shelf.models["new"].dtype == "bfloat16"
+    assert shell.run("models", "unload", "new") == (0, "new is unloaded\n", "")
+
+
+def test_a_map_is_a_picture(shell: Shell) -> None:
+    from matplotlib import image
+
+    code, out, err = shell.run("map", "words", "cost $5 or  $6", "--layer", "1", "-o", "map.png")
+    assert code == 0, err
+    assert out == f"3 heads of layer 1: {shell.folder / 'map.png'}\n"
+    pixels = image.imread(shell.folder / "map.png")
+    assert pixels.shape[2] == 4
+    assert pixels.std() > 0.01
+    assert shell.run("map", "words", "a b", "-o", "no/such/folder.png")[0] == 2
+
+
+def test_a_map_for_programs_is_its_weights(shell: Shell) -> None:
+    code, out, _ = shell.run("map", "words", "a b", "--head", "2", "--json")
+    assert code == 0
+    assert json.loads(out)["weights"] == [[[1.0, 0.0], [0.5, 0.5]]]
