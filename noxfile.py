@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import nox
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent
@@ -65,7 +66,7 @@ def refuse_cuda(session: nox.Session) -> None:
 def installed(session: nox.Session) -> set[str]:
     """The names of the distributions in the session's environment."""
     listed = session.run("python", "-m", "pip", "list", "--format=freeze", silent=True) or ""
-    return {workspace.canonicalize_name(line.split("==")[0]) for line in listed.splitlines() if "==" in line}
+    return {canonicalize_name(line.split("==")[0]) for line in listed.splitlines() if "==" in line}
 
 
 def install_everything(session: nox.Session, packages: list[workspace.Package], *groups: str) -> None:
@@ -117,7 +118,7 @@ def types(session: nox.Session) -> None:
     """Mypy, strict, over the sources of every package."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
     run_in_dev(session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in_dev(session, "mypy", "noxfile.py", "tools")
+    run_in_dev(session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
 
 
 @nox.session(venv_backend="none", requires=["dev"])

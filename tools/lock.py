@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import workspace
+from packaging.utils import canonicalize_name
 
 TARGET = workspace.ROOT / "constraints.txt"
 HEADER = """\
@@ -36,7 +37,7 @@ def wanted() -> list[str]:
         str(need)
         for package in tree.values()
         for need in package.needs + package.extras + package.test_needs
-        if workspace.canonicalize_name(need.name) not in tree
+        if canonicalize_name(need.name) not in tree
     }
     return sorted(declared.union(*(root["dependency-groups"][group] for group in GROUPS)))
 
@@ -45,7 +46,7 @@ def kept(renewed: list[str]) -> str:
     """The present pins, without those to be renewed; empty if all are."""
     if not renewed:
         return ""
-    names = {workspace.canonicalize_name(name) for name in renewed}
+    names = {canonicalize_name(name) for name in renewed}
     lines = TARGET.read_text(encoding="utf-8").splitlines()
     return "\n".join(line for line in lines if "==" in line and line.split("==")[0] not in names)
 
@@ -58,7 +59,7 @@ def resolve(requirements: list[str], pins: str) -> list[str]:
         options = ["-qq", "--dry-run", "--ignore-installed", "--report", str(report), "-c", str(constraints)]
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *requirements], check=True)
         items = json.loads(report.read_text(encoding="utf-8"))["install"]
-    found = {workspace.canonicalize_name(item["metadata"]["name"]): item["metadata"]["version"] for item in items}
+    found = {canonicalize_name(item["metadata"]["name"]): item["metadata"]["version"] for item in items}
     # "2.13.0+cpu" names one build; the pin admits whichever build of that version the machine offers.
     return [f"{name}=={version.split('+')[0]}" for name, version in sorted(found.items())]
 

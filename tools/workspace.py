@@ -67,7 +67,8 @@ def closure(names: set[str], tree: dict[str, Package]) -> set[str]:
 
 def local_names(requirements: tuple[Requirement, ...], tree: dict[str, Package]) -> set[str]:
     """Those of the requirements that this tree builds, by distribution name."""
-    return {canonicalize_name(requirement.name) for requirement in requirements} & set(tree)
+    named: set[str] = {canonicalize_name(requirement.name) for requirement in requirements}
+    return named & set(tree)
 
 
 def needs_torch(names: set[str], tree: dict[str, Package]) -> bool:
