@@ -1,0 +1,13 @@
+"""The laws of the conformance kit."""
+
+from __future__ import annotations
+
+from attn_testing.cache_laws import CacheLaws
+
+
+class TestContiguous(CacheLaws):
+    family = "contiguous"
+
+
+class TestPaged(CacheLaws):
+    family = "paged"
