@@ -56,7 +56,7 @@ async def test_the_deadline_ends_the_work(stub: InferenceServiceStub, words: Any
 async def test_the_handler_knows_the_deadline(stub: InferenceServiceStub, words: Any) -> None:
     await stub.Tokenize(words.tokenize(), timeout=60)
     remaining = words.calls[-1].remaining()
-    assert 0 < remaining <= 60
+    assert 50 < remaining < 61  # gRPC rounds a deadline up
     await stub.Tokenize(words.tokenize())
     assert words.calls[-1].deadline is None
     assert words.calls[-1].remaining() is None
