@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import grpc
 import pytest
+import torch
 from attn.v1 import training_pb2 as pb
+from attn_train.admission.model import count_parameters
+from attn_train.spec import ModelSpec
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
@@ -207,3 +213,25 @@ async def test_a_bad_page_is_refused(server, size, token):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ListTrainingJobs(pb.ListTrainingJobsRequest(page_size=size, page_token=token))
     assert caught.value.code() is INVALID
+
+
+def test_parameters_are_counted_exactly_without_drawing_one_number():
+    model = ModelSpec(width=16, layers=2, heads=2, context=8, mechanism="gqa", feed_forward="swiglu", norm="rms")
+    before = torch.get_rng_state()
+    counted = count_parameters(model)
+    assert torch.equal(before, torch.get_rng_state())
+    width, hidden, vocabulary, context = 16, 48, 128, 8
+    attention = 2 * width * width + 2 * width * (width // 2)
+    layer = attention + 3 * width * hidden + 2 * width
+    assert counted == 2 * layer + (vocabulary + context) * width + width
+
+
+def test_shapes_cost_neither_memory_nor_the_import_of_torchs_compiler():
+    program = (
+        "import sys; from torch import nn; from attn_train.admission.shapes_only import shapes_only\n"
+        "with shapes_only(): made = nn.Sequential(nn.Embedding(1 << 40, 64), nn.Linear(1 << 20, 1 << 20))\n"
+        "nn.init.xavier_uniform_(nn.Linear(3, 3).weight)\n"
+        "print(made[0].weight.shape[0] == 1 << 40, 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]

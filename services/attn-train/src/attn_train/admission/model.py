@@ -10,6 +10,7 @@ import torch
 from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
 
+from attn_train.admission.shapes_only import shapes_only
 from attn_train.spec import ModelSpec, TrainingSpec
 
 TRAINING_BYTES = 16
@@ -57,7 +58,7 @@ def count_parameters(model: ModelSpec) -> int:
     family = installed().models.get("decoder")
     try:
         config = family.configure(model.decoder_values(SAMPLE_VOCABULARY))
-        with torch.device("meta"):
+        with shapes_only():
             built = family.build(config)
     except UnknownName:
         raise
