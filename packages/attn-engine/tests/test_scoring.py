@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import StoreSize, installed
-from attn_engine import Engine, EngineLimits, FinishReason, Request, Scoring
+from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling, Scoring
 from serving import make_engine, run, some_requests
 from small_models import VOCABULARY, small_model
 
@@ -75,3 +75,16 @@ def test_a_whole_context_can_be_scored():
     engine = Engine(model, store, limits=EngineLimits(step_tokens=10))
     outcome = run(engine, [Request(id="x", token_ids=(1,) * 96, task=Scoring())])["x"]
     assert len(outcome.tokens) == 96
+
+
+def test_scores_are_told_once_also_when_the_sequence_was_preempted_on_the_way():
+    model = small_model("paged")
+    grower = Request(id="grower", token_ids=(1,) * 15, task=Sampling(max_new_tokens=60, ignore_end=True), priority=1)
+    scored = Request(id="scored", token_ids=tuple(range(60)), task=Scoring())
+    engine = make_engine(model, "paged", tokens=96, step_tokens=2)
+    quiet = run(make_engine(model), [scored])["scored"]
+    outcomes = run(engine, [grower, scored])
+    assert engine.load().preemptions > 0
+    assert outcomes["scored"].finish.usage.computed_tokens > 60
+    assert outcomes["scored"].ids == list(range(60))
+    assert [t.logprob for t in outcomes["scored"].tokens[1:]] == pytest.approx([t.logprob for t in quiet.tokens[1:]])

@@ -163,7 +163,9 @@ class Engine:
             if progress.reason is not None:
                 self._remove(sequence)
                 finish = sequence.finish(progress.reason, progress.error)
-            self._news.append(Event(request=sequence.id, tokens=progress.tokens, text=progress.text, finish=finish))
+            if progress.tokens or progress.text or finish:
+                event = Event(request=sequence.id, tokens=progress.tokens, text=progress.text, finish=finish)
+                self._news.append(event)
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
         self._remove(sequence)

@@ -104,4 +104,8 @@ def _score(forward: Forward, chunk: Chunk, hidden: Tensor) -> Progress:
         logits = forward.logits(hidden, range(len(following)))
         for token, (own, likeliest) in zip(following, log_probabilities(logits, following, most), strict=True):
             found.append(ScoredToken(token, own, tuple(likeliest)))
-    return Progress(sequence, tuple(found), reason=FinishReason.SCORED if chunk.completes else None)
+    # After a preemption the beginning is computed again; what was told is not told twice.
+    first = start + len(following) + 1 - len(found)
+    fresh = found[max(0, sequence.told - first) :]
+    sequence.told += len(fresh)
+    return Progress(sequence, tuple(fresh), reason=FinishReason.SCORED if chunk.completes else None)

@@ -26,6 +26,8 @@ class Sequence:
     tokens: list[int] = field(init=False)
     computed: int = 0
     computed_in_all: int = 0
+    told: int = 0
+    """Tokens whose scores have been told, where the task is scoring."""
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
     _seen: Tensor | None = None
