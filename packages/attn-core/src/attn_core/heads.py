@@ -43,7 +43,7 @@ class Heads:
         share = self.query // self.key_value
         return tuple(head // share for head in range(self.query))
 
-    @property
+    @cached_property
     def per_group(self) -> int | None:
         """Query heads of one key/value head where they are equal and consecutive, else None."""
         share, rest = divmod(self.query, self.key_value)

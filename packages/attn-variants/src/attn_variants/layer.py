@@ -10,7 +10,7 @@ from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights
-from attn_variants.compute.rotary import rotate, rotated_size, turns_to
+from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.plan import KernelPlan
 from attn_variants.score.parameters import score_parameters
 from attn_variants.stepping import attend_ragged
@@ -76,18 +76,18 @@ class SpecLayer(nn.Module):
 
     def attend(self, operands: Operands) -> Tensor:
         """The spec over projected operands, [batch, query, heads, value_size]."""
-        return self._plan.run(dataclasses.replace(operands, parameters=self._score_weights()))
+        return self._plan.run(operands)
 
     def attend_last(self, operands: Operands) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
-        return self._last_plan.run(dataclasses.replace(operands, parameters=self._score_weights()))
+        return self._last_plan.run(operands)
 
     def project_query(self, rows: Tensor) -> Tensor:
         """Queries [..., heads, key_size] of rows [..., width], not yet rotated."""
         heads = self.spec.heads
         return self.query(rows).unflatten(-1, (heads.query, heads.key_size))  # type: ignore[no-any-return]
 
-    def project(self, rows: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
         query = self.project_query(rows)
         key, value = self._memory(rows)
@@ -97,13 +97,13 @@ class SpecLayer(nn.Module):
             key = rotate(key, turn, interleaved=interleaved)
         return query, key, value
 
-    def turns_to(self, length: int, like: Tensor) -> Tensor | None:
-        """The turns of positions 0 to `length`, or None where positions do not turn anything."""
+    def turns_to(self, length: int, like: Tensor) -> Turns | None:
+        """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
         if self.spec.rotary is None:
             return None
         return turns_to(self.spec.rotary, self.rotated, length, like)
 
-    def _score_weights(self) -> Mapping[str, Tensor]:
+    def score_weights(self) -> Mapping[str, Tensor]:
         """The score's learned tensors by name."""
         return {} if self.score is None else dict(self.score.named_parameters())
 
@@ -122,5 +122,5 @@ class SpecLayer(nn.Module):
         else:
             projected = self.project(query, self.turns_to(query.shape[-2], query))
         return Operands(
-            query=projected[0], key=projected[1], value=projected[2], keep=keep, parameters=self._score_weights()
+            query=projected[0], key=projected[1], value=projected[2], keep=keep, parameters=self.score_weights()
         )

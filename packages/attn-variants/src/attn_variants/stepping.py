@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import LayerState, Operands, RaggedBatch, Rows
+from attn_core import LayerState, Operands, RaggedBatch, Rotary, Rows
 from torch import Tensor
+
+from attn_variants.compute.rotary import Turns, turns_to
 
 if TYPE_CHECKING:
     from attn_variants.layer import SpecLayer
+
+
+_TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], Turns]] = WeakKeyDictionary()
+"""The turns of the batches at hand: the same for all layers of a model."""
 
 
 def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -37,7 +44,12 @@ def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: Lay
             continue
         if fresh is not None and batch.contexts[span.request] == 0:
             # The start of a sequence meets nothing but itself, which is at hand.
-            start = Operands(query=query[None, chunk], key=fresh[0][None, chunk], value=fresh[1][None, chunk])
+            start = Operands(
+                query=query[None, chunk],
+                key=fresh[0][None, chunk],
+                value=fresh[1][None, chunk],
+                parameters=layer.score_weights(),
+            )
             out[chunk] = layer.attend(start)[0]
         else:
             out[chunk] = attend_chunk(layer, query[chunk], batch.positions[chunk], view.rows([span.request]))
@@ -57,6 +69,7 @@ def attend_last(layer: SpecLayer, query: Tensor, positions: Tensor, remembered: 
         query_positions=positions[:, None] if located else None,
         key_positions=remembered.positions if located else None,
         keep=remembered.keep,
+        parameters=layer.score_weights(),
     )
     return layer.attend_last(operands)[:, 0]
 
@@ -70,12 +83,19 @@ def attend_chunk(layer: SpecLayer, query: Tensor, positions: Tensor, remembered:
         query_positions=positions[None],
         key_positions=remembered.positions,
         keep=remembered.keep,
+        parameters=layer.score_weights(),
     )
     return layer.attend(operands)[0]
 
 
-def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Tensor | None:
-    """The turns of the rows' positions [tokens, 2, rotated]; None where positions turn nothing."""
-    longest = max((length + context for length, context in zip(batch.lengths, batch.contexts, strict=True)), default=1)
-    table = layer.turns_to(longest, rows)
-    return None if table is None else table[batch.positions]
+def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Turns | None:
+    """The turns of the rows' positions; None where positions turn nothing."""
+    if layer.spec.rotary is None:
+        return None
+    known = _TURNS.setdefault(batch, {})
+    key = layer.spec.rotary, layer.rotated, rows.dtype, rows.device
+    if key not in known:
+        longest = max(length + context for length, context in zip(batch.lengths, batch.contexts, strict=True))
+        table = turns_to(layer.spec.rotary, layer.rotated, longest, rows)
+        known[key] = table.at(batch.positions)
+    return known[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from attn_core import Rotary
@@ -10,6 +11,17 @@ from attn_core.errors import InvalidValue
 from torch import Tensor
 
 SHORTEST_TABLE = 256
+
+
+class Turns(NamedTuple):
+    """Cosines and signed sines [..., 1, rotated] of some positions; the axis of one is that of the heads."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    def at(self, places: Tensor | slice) -> Turns:
+        """The turns at some places of the first axis."""
+        return Turns(self.cosines[places], self.sines[places])
 
 
 def rotated_size(rotary: Rotary, size: int) -> int:
@@ -21,11 +33,8 @@ def rotated_size(rotary: Rotary, size: int) -> int:
     return rotated
 
 
-def turns(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cosines and signed sines [..., 2, rotated] of positions [...]; `rotate` says how they are laid out.
-
-    Angles are taken in float64, so they stay right at long positions; the result is of type `dtype`.
-    """
+def turns(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> Turns:
+    """The turns of positions [...] in type `dtype`; angles are taken in float64, so that far positions stay right."""
     half = rotated // 2
     exponents = torch.arange(half, device=positions.device, dtype=torch.float64) * (-2.0 / rotated)
     angles = positions.to(torch.float64)[..., None] * torch.pow(rotary.base, exponents)
@@ -36,36 +45,41 @@ def turns(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -
     else:
         cosines = torch.cat([cosines, cosines], dim=-1)
         signed = torch.cat([-sines, sines], dim=-1)
-    return torch.stack([cosines, signed], dim=-2).to(dtype)
+    return Turns(cosines[..., None, :].to(dtype), signed[..., None, :].to(dtype))
 
 
-def turns_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> Tensor:
-    """The turns [length, 2, rotated] of positions 0 to `length`, for the type and device of `like`."""
+def turns_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> Turns:
+    """The turns of positions 0 to `length`, exclusive, for the type and device of `like`."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if torch.compiler.is_compiling():
         return turns(rotary, rotated, torch.arange(length, device=like.device), dtype)
     longest = max(SHORTEST_TABLE, 1 << (length - 1).bit_length())
-    return _table(rotary, rotated, longest, dtype, like.device)[:length]
+    return _table(rotary, rotated, longest, dtype, like.device).at(slice(length))
 
 
 @lru_cache(maxsize=32)
-def _table(rotary: Rotary, rotated: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _table(rotary: Rotary, rotated: int, length: int, dtype: torch.dtype, device: torch.device) -> Turns:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False), torch.no_grad():
         return turns(rotary, rotated, torch.arange(length, device=device), dtype)
 
 
-def rotate(rows: Tensor, turn: Tensor, *, interleaved: bool) -> Tensor:
-    """Rows [..., tokens, heads, size] turned by `turn` [..., tokens, 2, rotated], in the rows' type.
+def rotate(rows: Tensor, turn: Turns, *, interleaved: bool) -> Tensor:
+    """Rows [..., tokens, heads, size] turned to their positions, in the rows' type.
 
-    Elements past `rotated` are left as they are.
+    Elements past those that `turn` has are left as they are.
     """
-    rotated = turn.shape[-1]
+    rotated = turn.cosines.shape[-1]
     turned = rows if rotated == rows.shape[-1] else rows[..., :rotated]
-    cosines, sines = turn[..., :1, :], turn[..., 1:, :]
-    partner = pair_swapped(turned) if interleaved else turned.roll(rotated // 2, -1)
-    out = torch.addcmul(turned * cosines, partner, sines).to(rows.dtype)
+    partner = pair_swapped(turned) if interleaved else half_swapped(turned)
+    out = torch.addcmul(turned * turn.cosines, partner, turn.sines).to(rows.dtype)
     return out if rotated == rows.shape[-1] else torch.cat([out, rows[..., rotated:]], dim=-1)
+
+
+def half_swapped(rows: Tensor) -> Tensor:
+    """Rows [..., size] with the first and the second half exchanged."""
+    first, second = rows.chunk(2, dim=-1)
+    return torch.cat([second, first], dim=-1)
 
 
 def pair_swapped(rows: Tensor) -> Tensor:

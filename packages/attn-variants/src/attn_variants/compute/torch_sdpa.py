@@ -19,7 +19,7 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     causal = is_plainly_causal(spec, operands)
     bias = None if causal else bias_of(spec, operands)
     scale = spec.score.scale if isinstance(spec.score, ScaledDot) else None
-    query, key, value = (tensor.transpose(1, 2) for tensor in (operands.query, operands.key, operands.value))
+    query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
     shared = spec.heads.per_group != 1
