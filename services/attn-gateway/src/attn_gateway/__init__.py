@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from attn_gateway.settings import TlsFiles as TlsFiles
     from attn_gateway.settings import read_token as read_token
     from attn_gateway.status import status_of as status_of
+
+# Ray forks processes beside a running gRPC server; gRPC says so in lines nobody asked for, and reads these once, when
+# it is first imported.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 # Listing plugins imports this package, and must not import gRPC with it.
 _HOMES = {
