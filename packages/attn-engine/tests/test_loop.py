@@ -137,14 +137,18 @@ def test_a_step_that_fails_ends_its_requests_and_the_loop_goes_on():
 def test_a_receiver_that_raises_loses_its_request_and_harms_nobody_else():
     engine = make_engine(small_model("paged"))
     with EngineLoop(engine) as loop:
+        told = []
 
         def broken(event):
+            told.append(event)
             raise ValueError("receiver")
 
         loop.submit(endless("bad"), broken)
         events = list(loop.stream(endless("good", 20)))
         assert events[-1].finish.reason is FinishReason.LENGTH
         assert loop.drain(timeout=20)
+    assert told[-1].finish.reason is FinishReason.CANCELLED
+    assert len(told) == 2
     assert_empty(engine)
 
 
