@@ -76,6 +76,9 @@ class RaggedBatch:
 class Rows:
     """Remembered rows of several requests, padded to the longest.
 
+    Rows are in order of position and padding comes last. Of a state with a window, rows and padding may stand
+    anywhere, as in a ring, and rows that the window hides from every query of the step may be among them.
+
     `fields[name]` is [requests, longest, ...]; `positions` [requests, longest], int64, absolute;
     `keep` [requests, longest], bool, True where a row is real, or None if all are.
     """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,9 +32,13 @@ class Score:
         """Work per pair of a query and a key."""
         return 2 * heads.query * heads.key_size
 
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        """Shapes of the learned weights by name, as kernels find them in `Operands.parameters`."""
+        return {}
+
     def parameters(self, heads: Heads) -> int:
-        """Learned weights of the score."""
-        return 0
+        """Number of learned weights."""
+        return sum(math.prod(shape) for shape in self.weights(heads).values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,10 @@ class ScaledDot(Score):
 
 @dataclass(frozen=True, kw_only=True)
 class General(Score):
-    """qᵀ W k with one learned W [key_size, key_size] per query head (Luong et al. 2015, arXiv 1508.04025)."""
+    """qᵀ W k with one learned W [key_size, key_size] per query head (Luong et al. 2015, arXiv 1508.04025).
+
+    `weight` is [heads, key_size, key_size].
+    """
 
     kind = "general"
     equation = r"q^\top W k"
@@ -55,15 +63,17 @@ class General(Score):
     def query_flops(self, heads: Heads) -> int:
         return 2 * heads.query * heads.key_size**2
 
-    def parameters(self, heads: Heads) -> int:
-        return heads.query * heads.key_size**2
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": (heads.query, heads.key_size, heads.key_size)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Additive(Score):
     """vᵀ tanh(W_q q + W_k k + b) (Bahdanau et al. 2015, arXiv 1409.0473).
 
-    `hidden` units, by default the key size; W_q, b and v once per query head, W_k once per key/value head.
+    `hidden` units, by default the key size; W_q, b and v once per query head, W_k once per key/value head:
+    `query_weight` [heads, key_size, units], `key_weight` [key_value_heads, key_size, units], `bias` and `vector`
+    [heads, units].
     """
 
     hidden: int | None = None
@@ -83,9 +93,14 @@ class Additive(Score):
     def pair_flops(self, heads: Heads) -> int:
         return 2 * heads.query * self.units(heads)
 
-    def parameters(self, heads: Heads) -> int:
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
         units = self.units(heads)
-        return (heads.query + heads.key_value) * heads.key_size * units + 2 * heads.query * units
+        return {
+            "query_weight": (heads.query, heads.key_size, units),
+            "key_weight": (heads.key_value, heads.key_size, units),
+            "bias": (heads.query, units),
+            "vector": (heads.query, units),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

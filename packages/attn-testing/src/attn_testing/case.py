@@ -11,6 +11,8 @@ import torch
 from attn_core import Capability, Mechanism, MechanismConfig, StateSpecs
 from torch import Tensor
 
+from attn_testing.memory import rounding
+
 JITTER = 0.1
 """Added to fresh weights, so that nothing that starts at zero stays untested."""
 
@@ -62,8 +64,7 @@ class Case:
     @property
     def tolerance(self) -> float:
         """What two float64 computations of one thing may differ by: rounding, or that of states kept in fewer bits."""
-        kept = {field.dtype for spec in self.specs.values() for field in spec.fields.values()}
-        return 3e-2 if kept & {"float16", "bfloat16"} else 1e-4 if "float32" in kept else 1e-10
+        return rounding([self.specs])
 
     def attend(self, query: Tensor, source: Tensor | None = None, keep: Tensor | None = None, layer: Any = None) -> Any:
         """The outputs [batch, query, width]; `source` and `keep` reach only layers that were given them."""

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from attn_core import Field, ModelSpecs, ModelState, Paged, RaggedBatch, Rows, Slot, Source, StateSpec, Usage
+from attn_core import (
+    Field,
+    ModelSpecs,
+    ModelState,
+    Paged,
+    RaggedBatch,
+    Rows,
+    Slot,
+    Source,
+    StateSpec,
+    StateSpecs,
+    Usage,
+)
 from attn_core.batch import Fields
 from torch import Tensor
 
 Address = tuple[str, str]
 """A layer and one of its states."""
+
+Item = TypeVar("Item")
 
 RUBBISH = 17.0
 """What padding rows hold: finite, as real memory is, and wrong wherever it is used."""
@@ -30,8 +44,8 @@ class Held:
 class DictionaryStore:
     """A `StateStore` without bounds in which every row is a tensor of its own; `dtype` is the model's, by name.
 
-    It gives a layer no row that the state's window does not promise, rows of windowed states in a ring's order,
-    and rubbish in the padding.
+    It gives a layer no row that the state's window does not promise, rows of windowed states in a ring's order behind
+    their padding, and rubbish in the padding.
     """
 
     def __init__(self, specs: ModelSpecs, dtype: str = "float64") -> None:
@@ -114,6 +128,12 @@ class DictionaryStore:
                         del rows[position]
 
 
+def rounding(states: Iterable[StateSpecs]) -> float:
+    """What float64 computations may differ by that remember these states: more where fewer bits are kept."""
+    kept = {row.dtype for specs in states for spec in specs.values() for row in spec.fields.values()}
+    return 3e-2 if kept & {"float16", "bfloat16"} else 1e-4 if "float32" in kept else 1e-10
+
+
 def weigh(fields: Mapping[str, Tensor]) -> int:
     """Bytes of the elements of some tensors."""
     return sum(rows.numel() * rows.element_size() for rows in fields.values())
@@ -151,7 +171,7 @@ class PagedRows(View):
         window = self.store.window(*self.address)
         order = [sorted(rows) if window is None else sorted(rows, key=lambda p: (p % window, p)) for rows in kept]
         listed = [[rows[p] for p in places] for rows, places in zip(kept, order, strict=True)]
-        return padded(listed, order)
+        return padded(listed, order, ring=window is not None)
 
 
 class SourceRows(View):
@@ -164,7 +184,7 @@ class SourceRows(View):
             fields = self.held[request].sources[self.address]
             count = len(next(iter(fields.values())))
             listed.append([{name: rows[i] for name, rows in fields.items()} for i in range(count)])
-        return padded(listed, [list(range(len(rows))) for rows in listed])
+        return padded(listed, [list(range(len(rows))) for rows in listed], ring=False)
 
 
 class SlotRows(View):
@@ -186,17 +206,25 @@ class SlotRows(View):
 VIEWS: Mapping[type[StateSpec], Any] = {Paged: PagedRows, Slot: SlotRows, Source: SourceRows}
 
 
-def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]]) -> Rows:
-    """Rows of several requests, padded at the end with rubbish to the longest."""
+def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, ring: bool) -> Rows:
+    """Rows of several requests, padded to the longest with rubbish: first in a ring, else last."""
     longest = max(map(len, order))
     example = next((rows[0] for rows in listed if rows), {})
+    spare = [longest - len(places) for places in order]
     fields = {}
     for name, one in example.items():
-        filler = torch.full_like(one, RUBBISH)
-        fields[name] = torch.stack(
-            [torch.stack([row[name] for row in rows] + [filler] * (longest - len(rows))) for rows in listed]
-        )
-    positions = torch.tensor([places + [0] * (longest - len(places)) for places in order], dtype=torch.int64)
-    lengths = torch.tensor([len(places) for places in order])
-    ragged = any(len(places) < longest for places in order)
-    return Rows(fields, positions, torch.arange(longest) < lengths[:, None] if ragged else None)
+        filler = [torch.full_like(one, RUBBISH)]
+        stacks = [
+            pad([row[name] for row in rows], filler * n, first=ring) for rows, n in zip(listed, spare, strict=True)
+        ]
+        fields[name] = torch.stack([torch.stack(stack) for stack in stacks])
+    positions = torch.tensor([pad(places, [0] * n, first=ring) for places, n in zip(order, spare, strict=True)])
+    keep = torch.tensor(
+        [pad([True] * len(places), [False] * n, first=ring) for places, n in zip(order, spare, strict=True)]
+    )
+    return Rows(fields, positions.long(), keep if any(spare) else None)
+
+
+def pad(items: list[Item], padding: list[Item], *, first: bool) -> list[Item]:
+    """The items with the padding before or behind them."""
+    return padding + items if first else items + padding

@@ -12,8 +12,11 @@ from attn_testing.case import Case
 from attn_testing.expect import LawBroken, require_same
 from attn_testing.law import MechanismLaw
 
-SIZES = ((2, 6), (3, 9))
-"""Batches and lengths; the second must run what was captured at the first."""
+SIZES = ((7, 17, 19), (11, 23, 29))
+"""Batches, lengths and lengths of sources; the second must run what was captured at the first.
+
+A size that is also the width, or another's, would be captured as one with it, so these are primes that are neither.
+"""
 
 
 class Compiles(MechanismLaw):
@@ -29,8 +32,8 @@ class Compiles(MechanismLaw):
         layer = case.build()
         torch.compiler.reset()
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=self.backend)
-        for time, (batch, length) in enumerate(SIZES):
-            query, source = case.rows(batch, length), case.source(batch, length + 1)
+        for time, (batch, length, keys) in enumerate(SIZES):
+            query, source = case.rows(batch, length), case.source(batch, keys)
             try:
                 with torch.compiler.set_stance("fail_on_recompile") if time else nullcontext():
                     out = case.attend(query, source, None, compiled)

@@ -1,0 +1,62 @@
+"""A kernel that keeps every law of kernels, and kernels that each break one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar
+
+from attn_core import Anything, AttentionSpec, Condition, Full, Kernel, OneOf, Operands, Problem
+from torch import Tensor
+
+from attn_testing import oracle
+from attn_testing.law import Law
+from attn_testing.laws import kernel
+
+
+class SoundKernel(Kernel):
+    """The kit's own definition of attention as a kernel."""
+
+    name = "sound"
+    summary = "The definition."
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "mask": OneOf("full", "causal", "window"),
+        "key_size": Anything(),
+        "value_size": Anything(),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "padded": Anything(),
+        "gradients": Anything(),
+        "dtype": OneOf("float32", "float64"),
+    }
+
+    def cost(self, problem: Problem) -> float:
+        """Twice the plain computation's."""
+        return 2.0
+
+    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+        """The output [batch, query, heads, value_size]."""
+        return oracle.attend(spec, operands)
+
+
+class ForgetsTheWindow(SoundKernel):
+    """Breaks agreement: accepts windows and computes without."""
+
+    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+        """The output, full where a window was asked for."""
+        return super().run(dataclasses.replace(spec, mask=Full()) if spec.mask.kind == "window" else spec, operands)
+
+
+class TakesAnything(SoundKernel):
+    """Breaks refusal: says what it accepts, and then takes everything."""
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """None, but for what it would fail at."""
+        return [reason for reason in super().refusals(problem) if reason.partition(":")[0] != "mask"]
+
+
+BROKEN_KERNELS: Mapping[type[Law], Kernel] = {
+    kernel.AgreesWithOracle: ForgetsTheWindow(),
+    kernel.RefusesTheRest: TakesAnything(),
+}
+"""The kernel that breaks each law."""

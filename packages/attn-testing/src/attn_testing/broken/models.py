@@ -1,0 +1,141 @@
+"""A language model that keeps every law of models, and models that each break one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from attn_core import MechanismConfig, ModelFamily, ModelSpecs, ModelState, RaggedBatch
+from attn_core.errors import UnknownName
+from torch import Tensor, nn
+
+from attn_testing.broken.sound import Sound, SoundLayer
+from attn_testing.law import Law
+from attn_testing.laws import model
+
+FIELDS = ("vocabulary", "width")
+
+
+@dataclass(frozen=True)
+class SoundConfig:
+    """Sizes of the model."""
+
+    vocabulary: int
+    width: int
+
+    @property
+    def attention(self) -> MechanismConfig:
+        """The config of its one layer."""
+        return MechanismConfig(width=self.width, heads=2)
+
+
+class SoundModel(nn.Module):
+    """One layer of attention between embedding and unembedding."""
+
+    context = 32
+
+    def __init__(self, config: SoundConfig) -> None:
+        super().__init__()
+        self.config, self.vocabulary = config, config.vocabulary
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.attention = SoundLayer(config.attention)
+        self.unembedding = nn.Linear(config.width, config.vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, tokens, vocabulary]."""
+        rows = self.embedding(tokens)
+        return self.logits(rows + self.attention(rows))
+
+    def state_specs(self) -> ModelSpecs:
+        """Keys and values of the layer."""
+        return {"attention": Sound().state(self.config.attention)}
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows [tokens, width]."""
+        rows: Tensor = self.embedding(tokens)
+        return rows + self.attention.step(rows, batch, state["attention"])
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary]."""
+        out: Tensor = self.unembedding(hidden)
+        return out
+
+
+class SoundFamily(ModelFamily):
+    """A family of one of these models."""
+
+    name: ClassVar[str] = "sound"
+    summary: ClassVar[str] = "One layer of attention."
+
+    def __init__(self, kind: type[SoundModel] = SoundModel) -> None:
+        self.kind = kind
+
+    def configure(self, values: Mapping[str, Any]) -> SoundConfig:
+        """The config; raises `UnknownName` for other fields."""
+        for name in values:
+            if name not in FIELDS:
+                raise UnknownName.of("field", name, FIELDS)
+        return SoundConfig(**values)
+
+    def build(self, config: SoundConfig) -> SoundModel:
+        """A fresh model."""
+        return self.kind(config)
+
+
+class CarelessFamily(SoundFamily):
+    """Breaks described: drops fields it does not know."""
+
+    def configure(self, values: Mapping[str, Any]) -> SoundConfig:
+        """The config of the known fields."""
+        return super().configure({name: value for name, value in values.items() if name in FIELDS})
+
+
+class Constant(SoundModel):
+    """Breaks causality: logits say nothing of the token they stand at."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The same whatever went before."""
+        return super().logits(torch.zeros_like(hidden))
+
+
+class Hurried(SoundModel):
+    """Breaks steps: forgets the residual of a chunk behind others."""
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows, without the embedding for a chunk of a request that is alone."""
+        hidden = super().step(tokens, batch, state)
+        alone = batch.requests == 1 and batch.contexts[0] > 0 and batch.lengths[0] > 1
+        return hidden - self.embedding(tokens) if alone else hidden
+
+
+class Mixed(SoundModel):
+    """Breaks company: subtracts the mean of all rows of a step of several requests."""
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows that know each other."""
+        hidden = super().step(tokens, batch, state)
+        return hidden - hidden.mean(0) if batch.requests > 1 else hidden
+
+
+class Forgetful(SoundModel):
+    """Breaks saved and loaded: its scale is not in the state dict."""
+
+    def __init__(self, config: SoundConfig) -> None:
+        super().__init__(config)
+        self.scale = 1 + torch.rand(()).item()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits of a temperature of its own."""
+        return super().logits(hidden) * self.scale
+
+
+BROKEN_MODELS: Mapping[type[Law], ModelFamily] = {
+    model.Described: CarelessFamily(),
+    model.Causality: SoundFamily(Constant),
+    model.StepEqualsForward: SoundFamily(Hurried),
+    model.CrowdEqualsAlone: SoundFamily(Mixed),
+    model.SavedAndLoaded: SoundFamily(Forgetful),
+}
+"""The family that breaks each law."""

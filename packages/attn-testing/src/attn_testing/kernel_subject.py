@@ -1,0 +1,126 @@
+"""A kernel under test and the problems it says it accepts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from attn_core import Kernel, Problem, installed
+from attn_core.kernel import DEFAULTS
+
+from attn_testing import oracle
+
+HEADS = ((4, 4), (1, 1), (4, 2), (4, 1), (3, 1), (8, 2))
+"""Query and key/value heads."""
+
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "score": oracle.SCORES,
+    "modifiers": ((), *((kind,) for kind in oracle.MODIFIERS), ("alibi", "soft_cap")),
+    "mask": ("full", "causal", "window", "prefix", "predicate", "composite"),
+    "distribution": oracle.DISTRIBUTIONS,
+    "key_size": (16, 8, 5, 64, 128),
+    "value_size": (16, 8, 3, 64, 128),
+    "irregular_groups": (False, True),
+    "padded": (False, True),
+    "gradients": (False, True),
+    "dtype": ("float32", "float64", "bfloat16", "float16"),
+}
+"""What fields of problems are tried at; the kit knows how to make each of these problems."""
+
+STRANGE: Mapping[str, Any] = {
+    "score": "unheard_of",
+    "modifiers": ("unheard_of",),
+    "mask": "unheard_of",
+    "distribution": "unheard_of",
+    "dtype": "float1",
+    "device": "abacus",
+    "key_size": 10**9 + 7,
+    "value_size": 10**9 + 7,
+}
+"""Values that no kernel computes unless it says `Anything`."""
+
+RANDOM_PROBLEMS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCase:
+    """A kernel and one problem that it accepts."""
+
+    kernel: Kernel
+    problem: Problem
+    label: str
+
+    @property
+    def absent(self) -> str | None:
+        """Why the kernel cannot run on this machine."""
+        return self.kernel.available()
+
+
+@dataclass(frozen=True, eq=False)
+class KernelSubject:
+    """A kernel by name or as an object."""
+
+    given: str | Kernel
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The kernel itself; raises `UnknownName` where no plugin offers it."""
+        return installed().kernels.get(self.given) if isinstance(self.given, str) else self.given
+
+    @cached_property
+    def base(self) -> Problem:
+        """The plainest problem that the kernel accepts."""
+        devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        for device in devices:
+            for dtype in VALUES["dtype"]:
+                for size in (16, 64, 128):
+                    plain = Problem(key_size=size, value_size=size, dtype=dtype, device=device)
+                    if not self.kernel.refusals(plain):
+                        return plain
+        return Problem(key_size=16, value_size=16)
+
+    @cached_property
+    def cases(self) -> list[KernelCase]:
+        """Accepted problems: each value of each field once, then mixtures."""
+        problems = dict.fromkeys(p for p in self._tried() if not self.kernel.refusals(p))
+        return [KernelCase(self.kernel, problem, label_of(problem)) for problem in problems]
+
+    def _tried(self) -> Iterator[Problem]:
+        yield self.base
+        for field, values in VALUES.items():
+            yield from (with_field(self.base, field, value) for value in values)
+        for query, key_value in HEADS:
+            yield dataclasses.replace(self.base, query_heads=query, key_value_heads=key_value)
+        chance = random.Random(0)
+        found = 0
+        for _ in range(50 * RANDOM_PROBLEMS):
+            query, key_value = chance.choice(HEADS)
+            problem = dataclasses.replace(self.base, query_heads=query, key_value_heads=key_value)
+            for field, values in VALUES.items():
+                problem = with_field(problem, field, chance.choice(values))
+            if not self.kernel.refusals(problem):
+                found += 1
+                yield problem
+            if found == RANDOM_PROBLEMS:
+                return
+
+
+def with_field(problem: Problem, field: str, value: Any) -> Problem:
+    """The problem with another value of one field; irregular groups need heads that can be so."""
+    changed = dataclasses.replace(problem, **{field: value})
+    if changed.irregular_groups:
+        changed = dataclasses.replace(changed, query_heads=3, key_value_heads=2)
+    return changed
+
+
+def label_of(problem: Problem) -> str:
+    """What distinguishes the problem, such as `causal-float32-h4/2-padded`."""
+    words = [problem.score, *problem.modifiers, problem.mask, problem.distribution, problem.dtype]
+    words += [f"h{problem.query_heads}/{problem.key_value_heads}", f"d{problem.key_size}/{problem.value_size}"]
+    words += [name for name in ("irregular_groups", "padded", "gradients") if getattr(problem, name)]
+    return "-".join(word for word in words if word not in {DEFAULTS["score"], DEFAULTS["distribution"]})

@@ -1,0 +1,50 @@
+"""A kernel refuses what it does not compute."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attn_core import Anything, Kernel, Problem, Registry, choose
+from attn_core.errors import KernelRefused
+
+from attn_testing.expect import LawBroken, require
+from attn_testing.kernel_subject import STRANGE, VALUES, KernelSubject, with_field
+from attn_testing.law import Law
+
+
+class RefusesTheRest(Law):
+    """A value that the kernel does not accept is refused by the name of its field, and by name it then raises."""
+
+    def test_refused_values_are_named_and_raise(self, subject: KernelSubject) -> None:
+        kernels: Registry[Kernel] = Registry("kernel")
+        kernels.register(subject.kernel, "kit")
+        for field, values in VALUES.items():
+            condition = subject.kernel.accepts.get(field)
+            for value in (*values, *([STRANGE[field]] if field in STRANGE else [])):
+                problem = with_field(subject.base, field, value)
+                if condition is not None and condition.refuses(value) is None:
+                    continue
+                if condition is None and value == getattr(Problem(), field):
+                    continue
+                named = [reason.partition(":")[0] for reason in subject.kernel.refusals(problem)]
+                require(field in named, f"{field}={value!r} is not accepted, but not refused either: {named}")
+                try:
+                    choose(kernels, problem, subject.kernel.name)
+                except KernelRefused:
+                    continue
+                raise LawBroken(f"asked for by name with {field}={value!r}, the kernel runs")
+
+    def test_values_that_nobody_knows_are_refused_unless_anything_is_accepted(self, subject: KernelSubject) -> None:
+        for field, value in STRANGE.items():
+            if not isinstance(subject.kernel.accepts.get(field), Anything):
+                refused = subject.kernel.refusals(dataclasses.replace(subject.base, **{field: value}))
+                require(refused or field.endswith("_size"), f"{field}={value!r} is accepted")
+
+    def test_other_operations_are_refused(self, subject: KernelSubject) -> None:
+        problem = dataclasses.replace(subject.base, operation="unheard_of")
+        require(subject.kernel.refusals(problem), "an operation that nobody knows is accepted")
+
+    def test_the_price_is_a_positive_number(self, subject: KernelSubject) -> None:
+        for case in subject.cases:
+            price = subject.kernel.cost(case.problem)
+            require(0 < price < float("inf"), f"{case.label}: the price is {price}")

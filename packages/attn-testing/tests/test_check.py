@@ -1,0 +1,47 @@
+"""`check` says of every law whether it holds, fails or has nothing to say."""
+
+import pytest
+from attn_core.errors import UnknownName
+
+from attn_testing import check, laws
+from attn_testing.broken import BROKEN
+from attn_testing.check import judge
+from attn_testing.subject import Subject
+
+ONE = ({"width": 8, "heads": 2},)
+
+
+def test_a_mechanism_that_does_not_exist_is_answered_at_once():
+    with pytest.raises(UnknownName, match="unknown mechanism 'no_such_mechanism'"):
+        check("no_such_mechanism")
+
+
+def test_every_law_has_a_result_with_a_summary():
+    results = check(BROKEN[laws.Described])
+    assert [result.law for result in results] == [law.title() for law in laws.MECHANISM_LAWS]
+    assert all(result.summary.endswith(".") for result in results)
+    assert [result.law for result in results if not result.passed] == ["described"]
+
+
+def test_a_broken_law_names_the_case_and_what_was_seen():
+    result = judge(laws.ChunkedPrefill, Subject(BROKEN[laws.ChunkedPrefill], settings=ONE))
+    assert not result.passed
+    assert result.detail.startswith(
+        "causal-width8-heads2: LawBroken: a prompt in chunks of (1, 4, 2, 5) and at once differ"
+    )
+
+
+def test_a_law_that_does_not_apply_says_why():
+    result = judge(laws.RowSums, Subject(BROKEN[laws.PaddingInvariance], settings=ONE))
+    assert (result.passed, result.applied) == (True, False)
+    assert result.detail == "sound does not declare WEIGHTS and NORMALISED"
+
+
+def test_a_mechanism_that_raises_breaks_the_law_and_not_the_check():
+    class Raises(type(BROKEN[laws.Described])):
+        def cost(self, config, shape):
+            raise ZeroDivisionError("no price")
+
+    result = judge(laws.DeclaredCost, Subject(Raises(), settings=ONE))
+    assert not result.passed
+    assert "ZeroDivisionError: no price" in result.detail

@@ -1,0 +1,122 @@
+"""The kit serves every kind of state: source rows, fixed rows, remembered inputs."""
+
+import torch
+from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Slot, Source
+from attn_core.errors import InvalidValue
+from torch import nn
+
+from attn_testing import MechanismLaws
+from attn_testing.broken.sound import VASWANI, Sound, SoundLayer
+
+WIDTHS = [{"width": 8, "heads": 2}, {"width": 6, "heads": 1, "bias": True}]
+
+
+class CrossLayer(SoundLayer):
+    """Attention to a source."""
+
+    def _weights(self, query, source, keep):
+        if source is None:
+            raise InvalidValue.of("source", None, "a tensor")
+        scores = self._scores(
+            self._split(self.query(query), self.heads.query), self._split(self.key(source), self.heads.key_value)
+        )
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)[None, None]
+        return self._share(scores, allowed if keep is None else allowed & keep[:, None, None, :])
+
+    def forward(self, query, source=None, *, keep=None):
+        weights = self._weights(query, source, keep)
+        return self._project(weights, self._split(self.value(source), self.heads.key_value))
+
+    def encode(self, source):
+        return {"source": {"key": self._rows(self.key(source)), "value": self._rows(self.value(source))}}
+
+    def step(self, query, batch, state):
+        out = []
+        for span in batch.spans():
+            held = state["source"].rows([span.request])
+            key, value = held.fields["key"].transpose(1, 2), held.fields["value"].transpose(1, 2)
+            scores = self._scores(self._split(self.query(query[None, span.start : span.stop]), self.heads.query), key)
+            out.append(self._project(torch.softmax(scores, -1), value)[0])
+        return torch.cat(out)
+
+
+class Cross(Sound):
+    name = "sound_cross"
+    capabilities = Sound.capabilities - {Capability.CAUSAL} | {Capability.CROSS}
+    layer = CrossLayer
+
+    def state(self, config):
+        return {"source": Source(super().state(config)["kv"].fields)}
+
+    def cost(self, config, shape):
+        heads = config.head_layout
+        own = 2 * 2 * config.width * heads.query * heads.key_size * shape.query
+        memory = 2 * 2 * config.width * heads.key_value * heads.key_size * shape.key
+        flops = shape.batch * (own + memory + 4 * heads.query * heads.key_size * shape.query * shape.key)
+        return Cost(flops=flops, allowed_flops=flops, parameters=super().cost(config, shape).parameters)
+
+
+class MeanLayer(nn.Module):
+    """The mean of all rows so far, projected: what has a fixed state."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.inner = nn.Linear(config.width, config.width, config.bias)
+
+    def forward(self, query):
+        counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype)
+        return self.inner(query).cumsum(1) / counts[:, None]
+
+    def step(self, query, batch, state):
+        held = state["sums"].read()
+        sums, counts, out = list(held["sum"]), list(held["count"]), []
+        rows = self.inner(query)
+        for span in batch.spans():
+            for row in rows[span.start : span.stop]:
+                sums[span.request] = sums[span.request] + row
+                counts[span.request] = counts[span.request] + 1
+                out.append(sums[span.request] / counts[span.request])
+        state["sums"].write({"sum": torch.stack(sums), "count": torch.stack(counts)})
+        return torch.stack(out)
+
+
+class Mean(ComputedMechanism):
+    name = "sound_mean"
+    summary = "The mean of all values so far."
+    paper = VASWANI
+    equation = r"c_t = \frac{1}{t} \sum_{i \le t} W x_i"
+    capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT})
+
+    def build(self, config: MechanismConfig):
+        if config.rotary or not config.causal or config.key_value_heads not in {None, config.heads}:
+            raise InvalidValue.of("config", config, "a causal one of equal heads without rotary positions")
+        return MeanLayer(config)
+
+    def state(self, config):
+        return {"sums": Slot({"sum": Field((config.width,)), "count": Field((), "int64")})}
+
+    def cost(self, config, shape):
+        flops = 2 * shape.batch * shape.query * config.width**2
+        parameters = config.width**2 + config.width * config.bias
+        return Cost(flops=flops, allowed_flops=flops, parameters=parameters)
+
+
+class OnlyForward(Sound):
+    name = "sound_replayed"
+    capabilities = Sound.capabilities - {Capability.INCREMENTAL}
+    state = ComputedMechanism.state
+
+
+class TestCrossAttention(MechanismLaws):
+    mechanism = Cross()
+    settings = WIDTHS
+
+
+class TestFixedState(MechanismLaws):
+    mechanism = Mean()
+    settings = WIDTHS
+
+
+class TestReplay(MechanismLaws):
+    mechanism = OnlyForward()
+    settings = WIDTHS

@@ -1,0 +1,19 @@
+"""The suites for caches, kernels and models run under pytest as a plugin's test file would run them."""
+
+from attn_testing import CacheLaws, KernelLaws, ModelLaws
+from attn_testing.broken.kernels import SoundKernel
+from attn_testing.broken.models import SoundFamily
+from attn_testing.broken.stores import SoundStore, StoreFamily
+
+
+class TestSoundStore(CacheLaws):
+    family = StoreFamily(SoundStore)
+
+
+class TestSoundKernel(KernelLaws):
+    kernel = SoundKernel()
+
+
+class TestSoundModel(ModelLaws):
+    family = SoundFamily()
+    configs = {"small": {"vocabulary": 11, "width": 8}}
