@@ -82,7 +82,8 @@ def softmax(energies: Tensor, allowed: Tensor) -> Tensor:
 def sparsemax(energies: Tensor, allowed: Tensor) -> Tensor:
     """The point of the simplex nearest to the scores: its threshold found by bisection (Martins and Astudillo 2016)."""
     some = allowed.any(-1, keepdim=True)
-    energies = energies.masked_fill(~allowed & some, -1e6)
+    lowest = max(-1e6, torch.finfo(energies.dtype).min / 2)  # float16 ends at 65504
+    energies = energies.masked_fill(~allowed & some, lowest)
     high = energies.detach().amax(-1, keepdim=True)
     low = high - 1
     for _ in range(60):
