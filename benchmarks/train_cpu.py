@@ -7,8 +7,8 @@ The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, bat
     python benchmarks/train_cpu.py                          # both parts
     python benchmarks/train_cpu.py --part speed --nanogpt FOLDER    # with the model.py of a checkout of nanoGPT beside
 
-Quality: the whole run by attn_train's loop; the validation loss is the mean over random batches of the last tenth of
-the text, as nanoGPT estimates it. Speed: our loop and each peer take turns of some steps in one process, so that
+Quality: the whole run by attn_train's loop; the validation loss is the mean over random batches of the last tenth
+of the text, as nanoGPT estimates it. Speed: our loop and each peer take turns of some steps in one process, so that
 what else the machine does falls on all alike; the rate is that of the median turn, and ratios are of neighbouring turns.
 Peers are trained by the plainest loop: batches stacked from slices, clipping, fused AdamW. The result, with the machine
 and its load, goes to benchmarks/results/.
@@ -37,6 +37,7 @@ from attn_train.loop.seeds import derived
 from attn_train.loop.stop import Stop, StopFlag
 from attn_train.loop.text import TextTokens, read_text, tokenise
 from attn_train.loop.trainer import Trainer
+from attn_train.memory import keep_freed_memory
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.worker import build_model
 from torch import nn
@@ -53,7 +54,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--part", choices=["both", "quality", "speed"], default="both")
     p.add_argument("--mechanism", default="gqa")
     p.add_argument("--kv-heads", type=int, default=2)
-    p.add_argument("--positions", default=ModelSpec.positions)
+    p.add_argument("--positions", default="rotary")
     p.add_argument("--steps", type=int, default=STEPS)
     p.add_argument("--seed", type=int, default=1337)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -89,6 +90,7 @@ class Progress(Silence):
     """Prints validation losses."""
 
     def metrics(self, step: int, values: Any) -> None:
+        """Where there is one."""
         if "validation_loss" in values:
             print(f"  step {step}: validation loss {values['validation_loss']:.4f}", flush=True)
 
@@ -116,6 +118,7 @@ class UntilMetrics(Silence):
         self.flag = StopFlag()
 
     def metrics(self, step: int, values: Any) -> None:
+        """Now."""
         self.flag.set(Stop.DISCARD)
 
 
@@ -217,6 +220,8 @@ def measure_speed(args: argparse.Namespace, spec: TrainingSpec, text: TextTokens
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
+    # As our worker does. In the part about speed the peers profit, too.
+    keep_freed_memory()
     spec = recipe(args)
     text = tokenise(read_text(pull_shakespeare(home_folder())), validation=spec.data.validation)
     result: dict[str, Any] = {

@@ -12,12 +12,14 @@ from attn_core.errors import Unavailable
 from attn_train.attempt import Assignment, Lost, Message, Outcome, Tell
 from attn_train.jobs.record import ErrorRecord
 from attn_train.loop.stop import Stop, StopFlag
+from attn_train.memory import keep_freed_memory
 
 
 class RayWorkerActor:
     """The process that trains. `work` runs in one thread while `stop` is heard in another."""
 
     def __init__(self) -> None:
+        keep_freed_memory()
         self._flag = StopFlag()
         self._last: Any = None
 
