@@ -14,6 +14,8 @@ TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
 class Precision(MechanismLaw):
     """A layer in float32 or bfloat16 answers in that type, close to its float64 answer."""
 
+    cases_at_most = 4
+
     def test_fewer_bits_give_nearly_the_same_in_their_own_type(self, case: Case) -> None:
         for dtype, tolerance in TOLERANCES.items():
             layer = case.build(dtype=dtype)
