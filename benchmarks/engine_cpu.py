@@ -112,7 +112,9 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
     return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_testing.cache_laws import CacheLaws
+from attn_testing import CacheLaws
 
 
 class TestContiguous(CacheLaws):
