@@ -4,7 +4,7 @@ One workload for all: greedy decoding of short prompts, a fixed number of new to
 batch sizes. Peers run in the same sitting, each in its own virtual environment (they pin different libraries), through
 the scripts of a folder given with --peers:
 
-    python benchmarks/engine_cpu.py MODEL_FOLDER --peers ../shared/peers --transformers VENV/bin/python --vllm VENV/bin/python
+    python benchmarks/engine_cpu.py MODEL_FOLDER --peers ../shared/peers --transformers PYTHON --vllm PYTHON
 
 Rates are new tokens a second, medians of the repeats; whoever compares quotes ratios of one run. The result, with the
 machine and its load before and after, goes to benchmarks/results/.
