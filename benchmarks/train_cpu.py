@@ -9,7 +9,7 @@ The recipe is nanoGPT's for a CPU: 4 layers, 4 heads, width 128, context 64, bat
 
 Quality: the whole run by attn_train's loop; the validation loss is the mean over random batches of the last tenth
 of the text, as nanoGPT estimates it. Speed: our loop and each peer take turns of some steps in one process, so that
-what else the machine does falls on all alike; the rate is that of the median turn, and ratios are of neighbouring turns.
+what else the machine does falls on all alike; the rate is that of the median turn, ratios are of neighbouring turns.
 Peers are trained by the plainest loop: batches stacked from slices, clipping, fused AdamW. The result, with the machine
 and its load, goes to benchmarks/results/.
 """
