@@ -197,13 +197,18 @@ def wheel_of(name: str, folder: Path = WHEELS) -> str:
 
 
 def supported(names: list[str]) -> list[nox.param]:
-    """(python, package): all Pythons for packages that come without torch, one for the others."""
+    """(python, package): all Pythons for packages that are used and tested without torch, one for the others."""
     return [
         nox.param(python, name, id=name if python == PYTHON else f"{name}-{python}")
         for name in names
         for python in PYTHONS
-        if python == PYTHON or not workspace.needs_torch(workspace.closure({name}, PACKAGES), PACKAGES)
+        if python == PYTHON or not workspace.needs_torch(workspace.closure(tested_with(name), PACKAGES), PACKAGES)
     ]
+
+
+def tested_with(name: str) -> set[str]:
+    """A package and those of ours that its tests need."""
+    return {name} | workspace.local_names(PACKAGES[name].test_needs, PACKAGES)
 
 
 def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:
@@ -226,10 +231,9 @@ def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str
 def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[str, str]) -> None:
     """Import every module with the declared needs only, then add what its tests need and run them."""
     session.run("python", "tools/import_all.py", *package.imports, env=ENVIRONMENT)
-    siblings = workspace.local_names(package.test_needs, PACKAGES)
-    if siblings:
-        install_exactly(session, {package.name} | siblings, wheels)
-    others = [str(need) for need in package.test_needs if need.name not in siblings]
+    if (local := tested_with(package.name)) != {package.name}:
+        install_exactly(session, local, wheels)
+    others = [str(need) for need in package.test_needs if need.name not in PACKAGES]
     install(session, *group("test"), *others)
     session.run("python", "-m", "pytest", str(package.tests.relative_to(ROOT)), *session.posargs, env=ENVIRONMENT)
 
@@ -243,7 +247,7 @@ def alone(session: nox.Session, package: str) -> None:
 
 
 @nox.session(requires=["wheels"], default=False)
-@nox.parametrize("core", ["min", "latest"])
+@nox.parametrize("core", ["min", "latest"], ids=["min", "latest"])
 @nox.parametrize("python,plugin", supported([name for name, package in PACKAGES.items() if package.is_plugin]))
 def plugin(session: nox.Session, plugin: str, core: str) -> None:
     """One plugin against the oldest core that it admits (min), and against this tree's (latest)."""
