@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -21,7 +20,8 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import workspace  # noqa: E402 -- lies in the folder that the line above adds
+import changelog_settings  # noqa: E402 -- these two lie in the folder that the line above adds
+import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"  # uv does not see a torch wheel that pip finds through find-links
@@ -282,19 +282,5 @@ def changelog(session: nox.Session) -> None:
     install(session, *group("changelog"))
     for name in session.posargs or [name for name in PACKAGES if (ROOT / "changelog.d" / name).is_dir()]:
         settings = Path(session.create_tmp()) / "towncrier.toml"
-        settings.write_text(towncrier_settings(PACKAGES[name]), encoding="utf-8")
+        settings.write_text(changelog_settings.of(PACKAGES[name]), encoding="utf-8")
         session.run("towncrier", "build", "--draft", "--config", str(settings), "--dir", str(ROOT))
-
-
-def towncrier_settings(package: workspace.Package) -> str:
-    """The root's towncrier table with what belongs to one package."""
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    table = re.sub(r"\A.*?(?=^\[tool\.towncrier\])", "", text, flags=re.DOTALL | re.MULTILINE)
-    own = {
-        "name": package.name,
-        "version": package.version,
-        "directory": f"changelog.d/{package.name}",
-        "filename": str((package.folder / "CHANGELOG.md").relative_to(ROOT)),
-    }
-    lines = "".join(f'{key} = "{value}"\n' for key, value in own.items())
-    return table.replace("[tool.towncrier]\n", f"[tool.towncrier]\n{lines}", 1)
