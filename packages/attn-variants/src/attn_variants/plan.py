@@ -23,8 +23,6 @@ class KernelPlan:
         index: int = self.index(query.dtype, query.device.type, torch.is_grad_enabled(), padded)
         return self._kernels[index].run(self.spec, operands)
 
-    # torch.compile calls this while tracing and keeps the number; a kernel object could not be kept so.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def index(self, dtype: torch.dtype, device: str, gradients: bool, padded: bool) -> int:  # noqa: FBT001
         """The place of the chosen kernel among the installed ones."""
         key = (dtype, device, gradients, padded)
@@ -33,3 +31,8 @@ class KernelPlan:
             problem = attend_problem(self.spec, dtype=name, device=device, gradients=gradients, padded=padded)
             self._chosen[key] = self._kernels.index(choose(installed().kernels, problem, self.name))
         return self._chosen[key]
+
+
+# torch.compile calls `index` while tracing and keeps the number; a kernel object could not be kept so. This is all that
+# torch.compiler.assume_constant_result does, which would import the compiler, two seconds, into every process.
+KernelPlan.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
