@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 class PluginGroup(TyperGroup):
     """Lists what plugins offer from their summaries alone, and imports the one that is called."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- typer passes it
         """The names of all subcommands, sorted."""
         return installed().commands.names()
 

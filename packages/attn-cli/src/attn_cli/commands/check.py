@@ -26,12 +26,26 @@ def check_command(
         from attn_testing import check
     except ModuleNotFoundError as error:
         raise MissingPackage.of("attn-testing", "attn check") from error
-    mechanism = installed().mechanisms.get(name)
-    results = check(mechanism, parse_options(option))
-    rows = [{"law": result.law, "verdict": result.verdict, "detail": result.detail} for result in results]
+    results = check(installed().mechanisms.get(name), parse_options(option))
+    rows = [
+        {
+            "law": result.law,
+            "verdict": verdict(result.passed, result.applied),
+            "says": result.summary if result.passed and result.applied else result.detail,
+            "cases": result.detail if result.passed and result.applied else "",
+        }
+        for result in results
+    ]
     if json:
         print_json(rows)
     else:
         print_table(rows, "no law applies")
-    if any(result.broken for result in results):
+    if not all(result.passed for result in results if result.applied):
         raise typer.Exit(1)
+
+
+def verdict(passed: bool, applied: bool) -> str:
+    """What became of a law, in two words."""
+    if not applied:
+        return "not asked"
+    return "kept" if passed else "BROKEN"
