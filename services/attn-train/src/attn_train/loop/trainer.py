@@ -26,7 +26,7 @@ VALIDATION_SEED = 0x5EED
 """Validation batches are the same in every measurement of every run, so that losses can be compared."""
 
 
-class TrainingDiverged(UserError):
+class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
     """The loss is no longer a number; the specification asks for too much."""
 
     reason = "TRAINING_DIVERGED"
