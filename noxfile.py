@@ -110,7 +110,8 @@ def dev(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
     """All tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
-    run_in_dev(session, "python", "-m", "pytest", *(session.posargs or ["-n", "2", "--dist", "loadfile", "--durations", "15"]))
+    everything = ["-n", "2", "--dist", "loadfile", "--durations", "15"]
+    run_in_dev(session, "python", "-m", "pytest", *(session.posargs or everything))
 
 
 @nox.session(venv_backend="none", requires=["dev"])
