@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+from attn_client import Client, ClientSettings, Sampling
 from server import serving
 from shell import ATTN, DemoError, heading, pip_install, run, run_and_read
 
@@ -24,6 +25,10 @@ QUESTION = "What is the capital of France?"
 SENTENCE = "The cat did not cross the street because it was too tired."
 OPENING = "ROMEO:\n"
 ANCHOR_LOSS = 1.87
+BATCH = 12
+CONTEXT = 64
+OVERLAP = 24
+WRITTEN = 400
 OUT = ROOT / "out"
 PICTURE = OUT / "attention-map.png"
 HOME = OUT / "demo"
@@ -45,15 +50,15 @@ def main() -> None:
         train(address, trained, "gqa", "--kv-heads", "2", steps=2000)
         heading(4, "serve what was trained, beside SmolLM2, without a restart")
         let_write(address, trained)
-        heading(6, "draw the attention of a sentence through SmolLM2")
-        draw(address)
     heading(5, "install a plugin, then train and serve with its mechanism by name")
     pip_install(PLUGIN)
     run("show", PLUGIN_MECHANISM)
-    with serving(HOME) as address:
+    with serving(HOME, f"{SMOLLM2}={folder}") as address:
         trained = "shakespeare-kerple"
         train(address, trained, PLUGIN_MECHANISM, "--positions", "none", steps=500)
         let_write(address, trained)
+        heading(6, "draw the attention of a sentence through SmolLM2")
+        draw(address)
     heading(7, "everything is shut down")
     print(f"  done in {time.monotonic() - begun:.0f} s; the attention map: {PICTURE}")
 
@@ -67,7 +72,7 @@ def ask_for_paris(address: str) -> None:
 
 def train(address: str, name: str, attention: str, *options: str, steps: int) -> None:
     """Train nanoGPT's CPU recipe with another attention, and say how it went."""
-    size = ("--layers", "4", "--heads", "4", "--width", "128", "--context", "64", "--batch", "12")
+    size = ("--layers", "4", "--heads", "4", "--width", "128", "--context", str(CONTEXT), "--batch", str(BATCH))
     rate = ("--learning-rate", "1e-3", "--min-learning-rate", "1e-4", "--warmup", "100", "--steps", str(steps))
     run(
         "train",
@@ -89,25 +94,27 @@ def train(address: str, name: str, attention: str, *options: str, steps: int) ->
     job = json.loads(shown.stdout)
     if job["state"].lower() != "succeeded":
         raise DemoError(f"the job ended as {job['state']}")
-    print(f"  {job['metrics']} (nanoGPT's validation loss after 2000 steps: {ANCHOR_LOSS})")
+    metrics = job["metrics"]
+    speed = steps * BATCH * CONTEXT / metrics["elapsed_seconds"]
+    print(
+        f"  validation loss {metrics['validation_loss']:.3f} after {steps} steps, {speed:,.0f} tokens/s over all",
+        end="",
+    )
+    print(f" (nanoGPT's own model: {ANCHOR_LOSS} after 2000)")
 
 
 def let_write(address: str, model: str) -> None:
-    """The model writes."""
+    """The model writes on; it sees 64 characters, so each call continues the end of what there is."""
     run("models", "load", model, "--address", address)
-    run_and_read(
-        "generate",
-        model,
-        OPENING,
-        "--max-new-tokens",
-        "300",
-        "--temperature",
-        "0.8",
-        "--seed",
-        "1",
-        "--address",
-        address,
-    )
+    text = OPENING
+    print(text, end="")
+    with Client(ClientSettings(address=address)) as client:
+        while len(text) < WRITTEN:
+            sampling = Sampling(max_new_tokens=CONTEXT - OVERLAP, temperature=0.8, seed=len(text))
+            for chunk in client.generate(model, text[-OVERLAP:], sampling):
+                print(chunk.text, end="", flush=True)
+                text += chunk.text
+    print()
 
 
 def draw(address: str) -> None:
