@@ -22,6 +22,7 @@ import os
 import platform
 import runpy
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +38,7 @@ from attn_train.loop.seeds import derived
 from attn_train.loop.stop import Stop, StopFlag
 from attn_train.loop.text import TextTokens, read_text, tokenise
 from attn_train.loop.trainer import Trainer
-from attn_train.memory import keep_freed_memory
+from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
 from attn_train.worker import build_model
 from torch import nn
@@ -217,10 +218,18 @@ def measure_speed(args: argparse.Namespace, spec: TrainingSpec, text: TextTokens
     return {"tokens_per_second": rates, "attn_is_faster_by": ratios}
 
 
+def again_with_brief_spins() -> None:
+    """Start this program again with our worker's setting of OpenMP, which is read when torch is imported."""
+    if "GOMP_SPINCOUNT" not in os.environ:
+        spin_briefly()
+        os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606 - itself
+
+
 def main() -> None:
     args = arguments()
+    again_with_brief_spins()
     torch.set_num_threads(args.threads)
-    # As our worker does. In the part about speed the peers profit, too.
+    # As our worker does. In the part about speed the peers profit, too, and from the brief spins.
     keep_freed_memory()
     spec = recipe(args)
     text = tokenise(read_text(pull_shakespeare(home_folder())), validation=spec.data.validation)

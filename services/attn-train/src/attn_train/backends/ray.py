@@ -12,7 +12,7 @@ from attn_core.errors import Unavailable
 from attn_train.attempt import Assignment, Lost, Message, Outcome, Tell
 from attn_train.jobs.record import ErrorRecord
 from attn_train.loop.stop import Stop, StopFlag
-from attn_train.memory import keep_freed_memory
+from attn_train.process import keep_freed_memory, spin_briefly
 
 
 class RayWorkerActor:
@@ -20,6 +20,7 @@ class RayWorkerActor:
 
     def __init__(self) -> None:
         keep_freed_memory()
+        spin_briefly()
         self._flag = StopFlag()
         self._last: Any = None
 

@@ -1,7 +1,8 @@
-"""A process that trains keeps its memory."""
+"""A process that trains keeps its memory, and its threads do not wait in circles."""
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 PROGRAM = textwrap.dedent(
     """
     import sys, threading, psutil, torch
-    from attn_train.memory import keep_freed_memory
+    from attn_train.process import keep_freed_memory
 
     def run():
         made = [torch.ones(1 << 18) for _ in range(64)]
@@ -38,3 +39,14 @@ def test_what_is_freed_stays_with_the_process_in_every_thread_and_only_when_aske
         returned[how] = [int(count) >> 20 for count in done.stdout.split()]
     assert max(returned["keep"]) < 8
     assert max(returned["default"]) > 56
+
+
+def test_the_actor_of_a_worker_sets_its_threads_up_before_torch_is_there():
+    program = (
+        "import os, sys; from attn_train.backends.ray import RayWorkerActor;"
+        "before = 'torch' in sys.modules; RayWorkerActor(); print(before, os.environ['GOMP_SPINCOUNT'])"
+    )
+    for environ, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):
+        given = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"} | environ
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=given)
+        assert done.stdout.split() == ["False", expected]
