@@ -29,8 +29,9 @@ def keep_freed_memory() -> None:
 def spin_briefly() -> None:
     """Let threads that wait for each other sleep soon, unless GOMP_SPINCOUNT says otherwise.
 
-    To be called before torch is imported. By default GNU's OpenMP spins for about a millisecond at each of a step's several hundred meetings. On a machine
-    that does other things, too, the thread waited for cannot run meanwhile: two threads were ten times slower
-    than one. This spins for some ten microseconds, longer than neighbours on an idle machine take.
+    To be called before torch is imported. By default GNU's OpenMP spins for about a millisecond at each of a step's
+    several hundred meetings. On a machine that does other things, too, the thread waited for cannot run meanwhile:
+    two threads were ten times slower than one. This spins for some ten microseconds, longer than neighbours on an
+    idle machine take.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
