@@ -129,7 +129,8 @@ def _as_ctrl_c(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _as_ctrl_c)
+    for ending in (signal.SIGINT, signal.SIGTERM):  # a shell's background jobs would ignore Ctrl-C
+        signal.signal(ending, _as_ctrl_c)
     try:
         main()
     except DemoError as error:

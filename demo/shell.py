@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ATTN = Path(sys.executable).with_name("attn")
 CHUNK = 4096
+END_SECONDS = 15
 
 
 class DemoError(Exception):
@@ -23,7 +27,8 @@ def heading(number: int, text: str) -> None:
 def run(*words: str) -> None:
     """Run `attn` with these words on this terminal; its progress bars appear as they are."""
     _show("attn", *words)
-    code = subprocess.run([ATTN, *words], check=False, stdin=subprocess.DEVNULL).returncode
+    with _child(words, None) as process:
+        code = process.wait()
     _require_success(code, words)
 
 
@@ -31,16 +36,31 @@ def run_and_read(*words: str) -> str:
     """Run `attn`, pass on its output as it streams in, and return it."""
     _show("attn", *words)
     output = bytearray()
-    with subprocess.Popen([ATTN, *words], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
-        if process.stdout is None:
-            raise DemoError("no output to read")
-        while chunk := process.stdout.raw.read(CHUNK):  # type: ignore[attr-defined]
+    with _child(words, subprocess.PIPE) as process:
+        while chunk := process.stdout.read(CHUNK):  # type: ignore[union-attr]
             output += chunk
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
         code = process.wait()
     _require_success(code, words)
     return output.decode(errors="replace")
+
+
+@contextmanager
+def _child(words: tuple[str, ...], stdout: int | None) -> Iterator[subprocess.Popen[bytes]]:
+    """An `attn` process that is interrupted with us, and gone at the end."""
+    process = subprocess.Popen([ATTN, *words], stdout=stdout, stdin=subprocess.DEVNULL, bufsize=0)
+    try:
+        yield process
+    except BaseException:
+        process.send_signal(signal.SIGINT)
+        raise
+    finally:
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def pip_install(folder: Path) -> None:
