@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -72,33 +73,36 @@ def test_a_checkpoint_without_its_manifest_is_refused(tmp_path):
         read_checkpoint(checkpoint.path)
 
 
-@pytest.fixture
+@contextmanager
 def small_files():
-    """The operating system refuses files over 4 kB, as a full disk refuses everything."""
+    """The operating system refuses files over 4 kB, as a full disk refuses everything.
+
+    No fixture: pytest reports before it ends one, and its report may be such a file itself.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_disk_that_takes_no_more_leaves_the_older_checkpoint_and_no_litter(tmp_path):
     folder = CheckpointFolder(tmp_path)
     write(folder, 1)
-    with pytest.raises(CheckpointWriteFailed):
+    with small_files(), pytest.raises(CheckpointWriteFailed):
         write(folder, 2, {"weights": {"a": torch.zeros(10_000)}})
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000001"]
     assert torch.equal(read_checkpoint(folder.newest().path)[1]["weights"]["a"], PARTS["weights"]["a"])
 
 
-@pytest.mark.usefixtures("small_files")
 def test_training_goes_on_when_a_checkpoint_cannot_be_written_but_does_not_end_as_if_it_had_been(
     bigram, text, spec, record, tmp_path
 ):
     seen = record()
-    with pytest.raises(CheckpointWriteFailed):
+    with small_files(), pytest.raises(CheckpointWriteFailed):
         Trainer(bigram(), text, spec, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
     assert max(seen.losses) == 30
     assert [line.split(":")[0] for line in seen.lines] == ["CHECKPOINT_WRITE_FAILED"] * 2
