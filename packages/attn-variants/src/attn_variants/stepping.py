@@ -92,10 +92,15 @@ def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Turns | None
     """The turns of the rows' positions; None where positions turn nothing."""
     if layer.spec.rotary is None:
         return None
+    return batch_turns(layer.spec.rotary, layer.rotated, rows, batch)
+
+
+def batch_turns(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> Turns:
+    """The turns [tokens, 1, rotated] of a batch's positions, for the type and device of `rows`."""
     known = _TURNS.setdefault(batch, {})
-    key = layer.spec.rotary, layer.rotated, rows.dtype, rows.device
+    key = rotary, rotated, rows.dtype, rows.device
     if key not in known:
         longest = max(length + context for length, context in zip(batch.lengths, batch.contexts, strict=True))
-        table = turns_to(layer.spec.rotary, layer.rotated, longest, rows)
+        table = turns_to(rotary, rotated, longest, rows)
         known[key] = table.at(batch.positions)
     return known[key]
