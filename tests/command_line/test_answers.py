@@ -2,43 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-ATTN = Path(sys.executable).with_name("attn")
+Answer = Callable[..., Any]
 
 
-def attn(*words: str) -> subprocess.CompletedProcess[str]:
-    environ = dict(os.environ, COLUMNS="200")
-    return subprocess.run([ATTN, *words], capture_output=True, text=True, env=environ, check=False, timeout=240)
-
-
-def answer(*words: str) -> Any:
-    done = attn(*words, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_the_cache_of_llama_3_70b_weighs_what_its_eight_key_value_heads_say() -> None:
+def test_the_cache_of_llama_3_70b_weighs_what_its_eight_key_value_heads_say(answer: Answer) -> None:
     size = ("cost", "llama-3-70b", "--batch", "8", "--seq", "1000", "--dtype", "bf16")
     assert answer(*size)["cache_bytes"] == 2_621_440_000
     assert answer(*size, "--kv-heads", "64")["cache_bytes"] == 20_971_520_000
 
 
-def test_the_cache_of_another_mechanism_at_the_same_size_is_priced_too() -> None:
+def test_the_cache_of_another_mechanism_at_the_same_size_is_priced_too(answer: Answer) -> None:
     size = ("cost", "llama-3-70b", "--batch", "1", "--dtype", "bf16")
     short, long = (answer(*size, "--seq", seq, "--attention", "linear")["cache_bytes"] for seq in ("10", "100000"))
     assert short == long == 80 * 64 * (128 * 128 + 128) * 4  # float32 sums, whatever the length
     assert answer(*size, "--seq", "1", "--attention", "mqa")["cache_bytes"] == 80 * 2 * 128 * 2
 
 
-def test_every_mechanism_is_listed_with_its_paper_and_shows_itself() -> None:
+def test_every_mechanism_is_listed_with_its_paper_and_shows_itself(answer: Answer) -> None:
     rows = {row["name"]: row for row in answer("list", "mechanisms")}
     first = {
         "mha",
@@ -59,7 +44,7 @@ def test_every_mechanism_is_listed_with_its_paper_and_shows_itself() -> None:
     assert shown["state bytes"] == 100 * 2 * 2 * 64 * 4
 
 
-def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field() -> None:
+def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: Answer) -> None:
     fused = answer("explain", "gqa", "--kv-heads", "2")
     assert [row["verdict"] for row in fused][:2] == ["runs", "would accept"]
     assert fused[0]["name"] == "torch_sdpa"
@@ -80,7 +65,7 @@ def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field() -> None:
     ],
     ids=str,
 )
-def test_bad_input_is_one_line_that_says_what_is_allowed(words: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_one_line_that_says_what_is_allowed(words: tuple[str, ...], said: str, attn: Answer) -> None:
     done = attn(*words)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -89,7 +74,7 @@ def test_bad_input_is_one_line_that_says_what_is_allowed(words: tuple[str, ...],
     assert said in line or said in line.replace("key_value", "kv")
 
 
-def test_checking_a_mechanism_reports_every_law() -> None:
+def test_checking_a_mechanism_reports_every_law(answer: Answer) -> None:
     rows = answer("check", "mqa")
     verdicts = {row["law"]: row["verdict"] for row in rows}
     assert {"decode_equals_forward", "batch_invariance", "state_bytes", "cost", "compiles"} <= verdicts.keys()

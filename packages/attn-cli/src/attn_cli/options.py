@@ -7,7 +7,7 @@ import json
 from typing import Annotated, Any
 
 import typer
-from attn_core import Mechanism, MechanismConfig, configure
+from attn_core import Capability, Mechanism, MechanismConfig, configure
 from attn_core.errors import InvalidValue
 
 Width = Annotated[int, typer.Option(min=1, help="Width of the model.")]
@@ -51,3 +51,10 @@ class Sizes:
     def config(self, mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
         """The config of `mechanism` at these sizes."""
         return configure(mechanism, options, **dataclasses.asdict(self))
+
+
+def fitting(sizes: Sizes, mechanism: Mechanism) -> Sizes:
+    """The sizes with what the mechanism cannot have left out: a causal form, or fewer key/value heads."""
+    shared = sizes.key_value_heads if mechanism.can(Capability.GROUPED) else None
+    causal = sizes.causal and mechanism.can(Capability.CAUSAL)
+    return dataclasses.replace(sizes, causal=causal, key_value_heads=shared)

@@ -6,7 +6,8 @@ from attn_core.hooks import Command, hookimpl
 
 COMMANDS = {
     "list": "List mechanisms, kernels, caches, models, shapes or plugins.",
-    "show": "Show a mechanism: equation, paper, state, price, mask.",
+    "show": "Show a mechanism: equation, paper, state, price, kernels, picture.",
+    "compare": "Compare what mechanisms cost and remember as sequences grow.",
     "cost": "Price attention at the size of a known model.",
     "explain": "Say which kernel computes a mechanism, and why the others refuse.",
     "check": "Check a mechanism against the laws of attention.",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from attn_core import Mechanism, MechanismConfig, attend_problem, explain, installed
+from attn_core import installed
 from attn_core.dtype import dtype_name
 from attn_core.errors import Incompatible
 
+from attn_cli.facts import verdicts
 from attn_cli.options import (
     Bidirectional,
     Dtype,
@@ -44,24 +45,11 @@ def explain_command(
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
     config = sizes.config(mechanism, parse_options(option))
+    if mechanism.spec(config) is None:
+        message = f"mechanism {name!r} computes its own way; kernels are chosen for mechanisms that are a spec"
+        raise Incompatible(message, mechanism=name)
     rows = verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, gradients=training, padded=padded)
     if json:
         print_json(rows)
     else:
         print_table(rows, "no kernel is installed; pip install attn-variants")
-
-
-def verdicts(mechanism: Mechanism, config: MechanismConfig, **problem: Any) -> list[dict[str, Any]]:
-    """A row per kernel, the chosen one first."""
-    spec = mechanism.spec(config)
-    if spec is None:
-        raise Incompatible(
-            f"mechanism {mechanism.name!r} computes its own way; kernels are chosen for mechanisms that are a spec",
-            mechanism=mechanism.name,
-        )
-    rows = []
-    for place, verdict in enumerate(explain(installed().kernels, attend_problem(spec, **problem))):
-        said = "refuses" if not verdict.accepted else "runs" if place == 0 else "would accept"
-        cost = "" if verdict.cost is None else f"{verdict.cost:g}"
-        rows.append({"name": verdict.kernel.name, "verdict": said, "cost": cost, "reasons": "; ".join(verdict.reasons)})
-    return rows

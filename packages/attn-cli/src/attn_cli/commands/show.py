@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import Mask, Mechanism, MechanismConfig, Shape, installed, option_fields, state_bytes
+from attn_core import Mechanism, MechanismConfig, installed
+from attn_core.dtype import dtype_name
+from attn_core.errors import Incompatible
 
+from attn_cli.facts import describe, price, verdicts, weights_statement
 from attn_cli.options import (
     Bidirectional,
     Dtype,
@@ -17,12 +20,16 @@ from attn_cli.options import (
     Options,
     Sizes,
     Width,
+    fitting,
     parse_options,
 )
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
+from attn_cli.pictures import as_text, draw_grid, grid_of
 
 PICTURE = 12
-"""Positions on a side of the picture of a mask."""
+"""Positions on a side of the picture in text."""
+DRAWN = 48
+"""Positions on a side of the picture in a file."""
 
 
 def show_command(
@@ -35,70 +42,49 @@ def show_command(
     seq: Annotated[int, typer.Option(min=1, help="Tokens to price.")] = 1024,
     dtype: Dtype = "float32",
     option: Options = None,
+    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw its picture: PNG, SVG or PDF.")] = None,
     json: Json = False,
 ) -> None:
-    """Show a mechanism: what it is, what it remembers and what it costs.
+    """Show a mechanism: what it is, what it remembers, what it costs, which kernels compute it.
 
-    Sizes are of one layer. The picture of a mask has a row per query and a column per key; `■` is seen.
+    Sizes are of one layer. The picture has a row per query and a column per key: the mask, or, for a mechanism that
+    computes its own way, the mean weights of its heads on a random sample.
     """
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
-    config = sizes.config(mechanism, parse_options(option))
+    config = fitting(sizes, mechanism).config(mechanism, parse_options(option))
+    if draw is not None:
+        draw_to(draw, mechanism, config)
+    kernels = verdicts(mechanism, config, dtype=dtype_name(dtype), device="cpu", gradients=False, padded=False)
     facts = describe(mechanism) | price(mechanism, config, seq, dtype)
+    facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
     if json:
         print_json(facts)
         return
-    readable = dict(facts)
+    drawn = grid_of(mechanism, config, PICTURE)
+    print_facts(readable(facts) | ({drawn[0]: as_text(drawn[1])} if drawn else {}))
+
+
+def draw_to(path: Path, mechanism: Mechanism, config: MechanismConfig) -> None:
+    """Draw the picture; raises `Incompatible` for a mechanism with neither a mask nor weights."""
+    drawn = grid_of(mechanism, config, DRAWN)
+    if drawn is None:
+        raise Incompatible(
+            f"mechanism {mechanism.name!r} has neither a mask nor attention weights to draw", mechanism=mechanism.name
+        )
+    draw_grid(drawn[1], f"{mechanism.name}: {drawn[0]}", path)
+
+
+def readable(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as people read them."""
+    said = dict(facts)
     for key in ("state bytes per token", "state bytes"):
-        readable[key] = human_bytes(facts[key])
+        said[key] = human_bytes(facts[key])
     for key in ("flops", "allowed flops", "parameters"):
-        readable[key] = human_count(facts[key])
+        said[key] = human_count(facts[key])
     for key in ("capabilities", "states"):
-        readable[key] = ", ".join(facts[key]) or "none"
-    readable["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
-    spec = mechanism.spec(config)
-    if spec is not None:
-        readable["mask"] = picture(spec.mask)
-    print_facts(readable)
-
-
-def describe(mechanism: Mechanism) -> dict[str, Any]:
-    """What the mechanism says of itself."""
-    paper = mechanism.paper
-    options = {
-        name: "required" if default is MISSING else default for name, default in option_fields(mechanism).items()
-    }
-    return {
-        "name": mechanism.name,
-        "summary": mechanism.summary,
-        "package": installed().mechanisms.owner(mechanism.name),
-        "paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url or ''}".strip(),
-        "equation": mechanism.equation,
-        "capabilities": sorted(mechanism.capabilities),
-        "options": options,
-    }
-
-
-def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str) -> dict[str, Any]:
-    """What one layer remembers and costs for one sequence of `tokens` tokens."""
-    states = mechanism.state(config)
-    cost = mechanism.cost(config, Shape(batch=1, query=tokens, key=tokens))
-    grown = state_bytes(states, tokens=tokens, source=tokens, dtype=dtype)
-    shorter = state_bytes(states, tokens=tokens - 1, source=tokens - 1, dtype=dtype)
-    return {
-        "states": [f"{name}: {type(spec).__name__.lower()} {dict(spec.fields)}" for name, spec in states.items()],
-        "tokens": tokens,
-        "dtype": dtype,
-        "state bytes": grown,
-        "state bytes per token": grown - shorter,
-        "flops": cost.flops,
-        "allowed flops": cost.allowed_flops,
-        "parameters": cost.parameters,
-    }
-
-
-def picture(mask: Mask, positions: int = PICTURE) -> str:
-    """The mask over the first positions, a line per query."""
-    return "\n".join(
-        " ".join("■" if mask.allows(query, key) else "·" for key in range(positions)) for query in range(positions)
-    )
+        said[key] = ", ".join(facts[key]) or "none"
+    said["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
+    lines = [f"{row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
+    said["kernels"] = "\n".join(lines) or "its own computation"
+    return said

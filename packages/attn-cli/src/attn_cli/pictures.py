@@ -1,0 +1,107 @@
+"""Pictures of a mechanism: which keys each query sees, or how a random layer weighs a random sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attn_core import Capability, Mask, Mechanism, MechanismConfig
+from attn_core.errors import Incompatible, InvalidValue, MissingPackage
+
+SHADES = " ░▒▓█"
+Grid = list[list[float]]
+"""A row per query, a column per key, each from 0 to 1."""
+
+
+def mask_grid(mask: Mask, positions: int) -> Grid:
+    """The mask over the first positions, 1 where a key is seen."""
+    return [[float(bool(mask.allows(query, key))) for key in range(positions)] for query in range(positions)]
+
+
+def sample_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:
+    """The weights, averaged over heads, of a layer with random weights on a random sample; seeded.
+
+    Raises `Incompatible` for a mechanism that has no attention weights, `MissingPackage` without torch.
+    """
+    if not mechanism.can(Capability.WEIGHTS):
+        message = f"mechanism {mechanism.name!r} has no attention weights to draw"
+        raise Incompatible(message, mechanism=mechanism.name)
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingPackage.of("torch", "weighing a sample") from error
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        torch.manual_seed(0)
+        layer = mechanism.build(config).eval()
+        rows = torch.randn(1, positions, config.width)
+        source = (rows,) if mechanism.can(Capability.CROSS) else ()
+        weights = layer.weights(rows, *source)[0].mean(0).double()
+    grid: Grid = weights.tolist()
+    return grid
+
+
+def grid_of(mechanism: Mechanism, config: MechanismConfig, positions: int) -> tuple[str, Grid] | None:
+    """What there is to draw and its name: the mask of a spec, else weights of a sample, else None."""
+    spec = mechanism.spec(config)
+    if spec is not None:
+        return "mask", mask_grid(spec.mask, positions)
+    if mechanism.can(Capability.WEIGHTS):
+        return "weights", sample_grid(mechanism, config, positions)
+    return None
+
+
+def as_text(grid: Grid) -> str:
+    """The grid in characters, a line per query; darker is more."""
+    values = [value for row in grid for value in row]
+    if set(values) <= {0.0, 1.0}:
+        return "\n".join(" ".join("■" if value else "·" for value in row) for row in grid)
+    most = max(*values, 1e-12)
+    steps = len(SHADES) - 1
+    return "\n".join("".join(SHADES[round(max(value, 0.0) / most * steps)] * 2 for value in row) for row in grid)
+
+
+def draw_grid(grid: Grid, title: str, path: Path) -> None:
+    """Write the grid as a picture; raises as `save` does."""
+    figure = new_figure((5.5, 5.2))
+    axes = figure.add_subplot()
+    image = axes.imshow(grid, cmap="Blues", vmin=0.0, interpolation="nearest")
+    axes.set_xlabel("key")
+    axes.set_ylabel("query")
+    axes.set_title(title)
+    figure.colorbar(image, ax=axes, shrink=0.8)
+    save(figure, path)
+
+
+def draw_curves(curves: Mapping[str, Mapping[str, Sequence[float]]], lengths: Sequence[int], path: Path) -> None:
+    """Write one panel a quantity, one line a mechanism, over sequence lengths, both axes logarithmic."""
+    figure = new_figure((5.0 * len(curves), 4.2))
+    for place, (quantity, lines) in enumerate(curves.items(), start=1):
+        axes = figure.add_subplot(1, len(curves), place)
+        for number, (name, values) in enumerate(lines.items()):
+            # Mechanisms often cost the same; dashes of different lengths keep both lines visible.
+            axes.plot(lengths, values, marker="o", markersize=3, dashes=(4 + 2 * number, number), label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("tokens")
+        axes.set_title(quantity)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend()
+    save(figure, path)
+
+
+def new_figure(size: tuple[float, float]) -> Any:
+    """An empty figure of `size` inches; raises `MissingPackage` without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackage.of("attn-cli[draw]", "drawing") from error
+    return Figure(figsize=size, layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the figure; raises `InvalidValue` for a path that cannot be written or an unknown format."""
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise InvalidValue.of("--draw", str(path), f"a file that can be written ({error})") from error
