@@ -10,6 +10,7 @@ from attn_core.dispatch import Verdict, choose, explain
 from attn_core.distribution import Distribution, Softmax, Sparsemax
 from attn_core.heads import Heads
 from attn_core.hooks import Command, Finding, hookimpl
+from attn_core.inner import Attend, InnerAttention
 from attn_core.kernel import Anything, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
 from attn_core.loader import PluginRecord, PluginStatus
 from attn_core.mask import Causal, Full, Mask, Predicate, Prefix, Window
@@ -27,6 +28,7 @@ __all__ = [
     "Alibi",
     "Anything",
     "AtMost",
+    "Attend",
     "AttentionLayer",
     "AttentionSpec",
     "CacheFamily",
@@ -45,6 +47,7 @@ __all__ = [
     "Full",
     "General",
     "Heads",
+    "InnerAttention",
     "Kernel",
     "LanguageModel",
     "LayerState",

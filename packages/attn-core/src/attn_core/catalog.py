@@ -13,6 +13,7 @@ import pluggy
 from attn_core.config import MechanismConfig
 from attn_core.errors import MissingPackage
 from attn_core.hooks import Command
+from attn_core.inner import InnerAttention
 from attn_core.kernel import Kernel
 from attn_core.loader import PluginRecord, PluginStatus, load_plugins, new_manager
 from attn_core.mechanism import Mechanism
@@ -65,10 +66,10 @@ class Catalog:
                 continue
             yield from ((key.partition(":")[0], item) for item in offered)
 
-    def spec_layer(self, spec: AttentionSpec, config: MechanismConfig) -> Any:
-        """The layer that computes `spec`, from the first plugin that offers one."""
+    def spec_layer(self, spec: AttentionSpec, config: MechanismConfig, inner: InnerAttention | None = None) -> Any:
+        """The layer that computes `spec` around `inner`, from the first plugin that offers one."""
         for _, build in self.offers("attn_spec_layers"):
-            return build(spec, config)
+            return build(spec, config, inner)
         raise MissingPackage.of("attn-variants", "computing a declared mechanism")
 
     def _fill(self, hook: str, registry: Registry[Any]) -> None:

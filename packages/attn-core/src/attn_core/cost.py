@@ -26,3 +26,11 @@ class Cost:
     flops: int
     allowed_flops: int
     parameters: int
+
+    def __add__(self, other: Cost) -> Cost:
+        """The price of both."""
+        return Cost(
+            flops=self.flops + other.flops,
+            allowed_flops=self.allowed_flops + other.allowed_flops,
+            parameters=self.parameters + other.parameters,
+        )

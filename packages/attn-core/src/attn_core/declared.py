@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
+from attn_core.inner import InnerAttention
 from attn_core.mechanism import Mechanism
 from attn_core.spec import AttentionSpec
 from attn_core.state import Field, Paged, Source, StateSpecs
@@ -23,7 +25,15 @@ class DeclaredMechanism(Mechanism):
         """The layer of the spec, from the installed package that computes specs (`attn-variants`)."""
         from attn_core.catalog import installed
 
-        return installed().spec_layer(self.spec(config), config)
+        return installed().spec_layer(self.spec(config), config, self.inner(config))
+
+    def inner(self, config: MechanismConfig) -> InnerAttention | None:  # noqa: ARG002 -- most need none
+        """A fresh module that computes what the spec alone does not say; None where it says all."""
+        return None
+
+    def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:  # noqa: ARG002 -- most need none
+        """What the inner module remembers of a token besides its key and value."""
+        return {}
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values: per source token where cross, else per token, no further back than the mask looks."""
@@ -32,6 +42,7 @@ class DeclaredMechanism(Mechanism):
         fields = {
             "key": Field((heads.key_value, heads.key_size)),
             "value": Field((heads.key_value, heads.value_size)),
+            **self.further_fields(config),
         }
         if spec.cross:
             return {"source": Source(fields)}
@@ -39,7 +50,18 @@ class DeclaredMechanism(Mechanism):
         return {"kv": Paged(fields, window=None if back is None else back + 1)}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections of queries, keys, values and output, and the pairs of queries and keys.
+        """Projections of queries, keys, values and output, and the pairs of queries and keys."""
+        spec = self.spec(config)
+        per_pair = spec.score.pair_flops(spec.heads) + 2 * spec.heads.query * spec.heads.value_size
+        pairs = Cost(
+            flops=shape.batch * shape.query * shape.key * per_pair,
+            allowed_flops=shape.batch * spec.mask.count(shape.query, shape.key) * per_pair,
+            parameters=0,
+        )
+        return self.projection_cost(config, shape) + pairs
+
+    def projection_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """The part of the price that is paid per token, and all learned weights of the spec.
 
         Keys before the queries of a self-attention are remembered, so only new tokens are projected.
         """
@@ -50,12 +72,11 @@ class DeclaredMechanism(Mechanism):
         out = heads.query * heads.value_size
         per_query = 2 * config.width * (into + out) + spec.score.query_flops(heads)
         per_key = 2 * config.width * memory + spec.score.key_flops(heads)
-        per_pair = spec.score.pair_flops(heads) + 2 * heads.query * heads.value_size
         projected = shape.key if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
         biases = into + memory + config.width if config.bias else 0
         return Cost(
-            flops=tokens + shape.batch * shape.query * shape.key * per_pair,
-            allowed_flops=tokens + shape.batch * spec.mask.count(shape.query, shape.key) * per_pair,
+            flops=tokens,
+            allowed_flops=tokens,
             parameters=config.width * (into + memory + out) + biases + spec.score.parameters(heads),
         )

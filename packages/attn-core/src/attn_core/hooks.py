@@ -48,7 +48,10 @@ def attn_kernels() -> list[Kernel]:  # type: ignore[empty-body]
 
 @hookspec
 def attn_spec_layers() -> list[Callable[..., Any]]:  # type: ignore[empty-body]
-    """Functions `(spec, config) -> AttentionLayer` that compute any `AttentionSpec`."""
+    """Functions `(spec, config, inner) -> AttentionLayer` that compute any `AttentionSpec`.
+
+    `inner` is None, or the `InnerAttention` that computes what lies between projections and output.
+    """
 
 
 @hookspec

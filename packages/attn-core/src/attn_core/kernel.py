@@ -76,7 +76,8 @@ class Operands:
     `query` [batch, query, heads, key_size]; `key` [batch, key, key_value_heads, key_size]; `value`
     [batch, key, key_value_heads, value_size]. `query_positions` and `key_positions` [batch, length], int64,
     absolute, are None where positions are plainly aligned to the end of the keys; `keep` [batch, key], bool,
-    is None where every key is real. `parameters` are the score's weights by name; see `Score.weights`.
+    is None where every key is real. `parameters` are the score's weights by name; see `Score.weights`. `fields`
+    [batch, key, ...] are what an `InnerAttention` remembers besides keys and values.
     """
 
     query: Tensor
@@ -86,6 +87,7 @@ class Operands:
     key_positions: Tensor | None = None
     keep: Tensor | None = None
     parameters: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 class Kernel(ABC):

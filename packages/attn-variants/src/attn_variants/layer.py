@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
-from attn_core import AttentionSpec, Fields, Full, LayerState, Operands, RaggedBatch
+from attn_core import AttentionSpec, Fields, Full, InnerAttention, LayerState, Operands, RaggedBatch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
@@ -20,10 +22,10 @@ class SpecLayer(nn.Module):
     """Attention of a spec over inputs of `width`.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where
-    the score has weights of its own, `score`.
+    the score has weights of its own, `score`. `inner`, a module, computes what lies between projections and output.
     """
 
-    def __init__(self, spec: AttentionSpec, *, width: int, bias: bool) -> None:
+    def __init__(self, spec: AttentionSpec, *, width: int, bias: bool, inner: InnerAttention | None = None) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = spec
@@ -32,6 +34,7 @@ class SpecLayer(nn.Module):
         self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
         self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
         self.score = score_parameters(spec.score, heads)
+        self.inner: Any = inner
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
         self.reset_parameters()
@@ -49,7 +52,7 @@ class SpecLayer(nn.Module):
         # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
-        self.last_needs_positions = last.mask.kind != "full" or bool(last.modifiers)
+        self.last_needs_positions = last.mask.kind != "full" or bool(last.modifiers) or self.inner is not None
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attend over whole sequences.
@@ -57,30 +60,61 @@ class SpecLayer(nn.Module):
         `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None; `keep`
         [batch, key], bool, True where a key is real. Returns [batch, query, width].
         """
-        out = self._plan.run(self._operands(query, source, keep))
+        out = self.attend(query, self._operands(query, source, keep))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return attention_weights(self.spec, self._operands(query, source, keep))
+        operands = self._operands(query, source, keep)
+        if self.inner is None:
+            return attention_weights(self.spec, operands)
+        weights: Tensor = self.inner.weights(query, operands, partial(attention_weights, self.spec))
+        return weights
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
         """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
         key, value = self._memory(source)
-        return {"source": {"key": key, "value": value}}
+        return {"source": {"key": key, "value": value, **self.further(source)}}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
         out = attend_ragged(self, query, batch, state)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
-    def attend(self, operands: Operands) -> Tensor:
-        """The spec over projected operands, [batch, query, heads, value_size]."""
-        return self._plan.run(operands)
+    def attend(self, rows: Tensor, operands: Operands) -> Tensor:
+        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, width]."""
+        return self._attend(rows, operands, self._plan)
 
-    def attend_last(self, operands: Operands) -> Tensor:
+    def attend_last(self, rows: Tensor, operands: Operands) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
-        return self._last_plan.run(operands)
+        return self._attend(rows, operands, self._last_plan)
+
+    def operands(
+        self,
+        query: Tensor,
+        fields: Fields,
+        keep: Tensor | None = None,
+        positions: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Operands:
+        """Operands of queries [batch, query, heads, key_size] and remembered fields [batch, key, ...].
+
+        `positions` are those of queries and keys; see `Operands`.
+        """
+        return Operands(
+            query=query,
+            key=fields["key"],
+            value=fields["value"],
+            query_positions=positions[0],
+            key_positions=positions[1],
+            keep=keep,
+            parameters=self.score_weights(),
+            fields={} if self.inner is None else fields,
+        )
+
+    def further(self, rows: Tensor) -> Fields:
+        """What the inner module remembers of rows [..., width], besides keys and values."""
+        remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
+        return remembered
 
     def project_query(self, rows: Tensor) -> Tensor:
         """Queries [..., heads, key_size] of rows [..., width], not yet rotated."""
@@ -107,6 +141,12 @@ class SpecLayer(nn.Module):
         """The score's learned tensors by name."""
         return {} if self.score is None else dict(self.score.named_parameters())
 
+    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:
+        if self.inner is None:
+            return plan.run(operands)
+        out: Tensor = self.inner(rows, operands, plan.run)
+        return out.reshape(*rows.shape[:-1], self.spec.heads.query, self.spec.heads.value_size)
+
     def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
         key = self.key(rows).unflatten(-1, (heads.key_value, heads.key_size))
@@ -121,6 +161,5 @@ class SpecLayer(nn.Module):
             projected = self.project_query(query), key, value
         else:
             projected = self.project(query, self.turns_to(query.shape[-2], query))
-        return Operands(
-            query=projected[0], key=projected[1], value=projected[2], keep=keep, parameters=self.score_weights()
-        )
+        further = self.further(query if source is None else source)
+        return self.operands(projected[0], {"key": projected[1], "value": projected[2], **further}, keep)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attn_core import AttentionSpec, Kernel, Mechanism, MechanismConfig, hookimpl
+from attn_core import AttentionSpec, InnerAttention, Kernel, Mechanism, MechanismConfig, hookimpl
 
 from attn_variants.kernels.plain import Plain
 from attn_variants.kernels.torch_sdpa import TorchSdpa
@@ -14,6 +14,7 @@ from attn_variants.mechanisms.alibi import AttentionWithLinearBiases
 from attn_variants.mechanisms.cross import CrossAttention
 from attn_variants.mechanisms.general import GeneralAttention
 from attn_variants.mechanisms.gqa import GroupedQueryAttention
+from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
 from attn_variants.mechanisms.linear import LinearAttention
 from attn_variants.mechanisms.mha import MultiHeadAttention
 from attn_variants.mechanisms.mqa import MultiQueryAttention
@@ -37,6 +38,7 @@ def attn_mechanisms() -> list[Mechanism]:
         GeneralAttention(),
         SparsemaxAttention(),
         LinearAttention(),
+        MultiHeadLatentAttention(),
     ]
 
 
@@ -52,8 +54,8 @@ def attn_spec_layers() -> list[Callable[..., Any]]:
     return [spec_layer]
 
 
-def spec_layer(spec: AttentionSpec, config: MechanismConfig) -> Any:
-    """A fresh `SpecLayer` with random weights."""
+def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttention | None = None) -> Any:
+    """A fresh `SpecLayer` with random weights around `inner`."""
     from attn_variants.layer import SpecLayer
 
-    return SpecLayer(spec, width=config.width, bias=config.bias)
+    return SpecLayer(spec, width=config.width, bias=config.bias, inner=inner)

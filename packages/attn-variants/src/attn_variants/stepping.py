@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import LayerState, Operands, RaggedBatch, Rotary, Rows
+from attn_core import LayerState, RaggedBatch, Rotary, Rows
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to
@@ -28,64 +28,49 @@ def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: Lay
         query, view, fresh = layer.project_query(rows), state["source"], None
     else:
         query, key, value = layer.project(rows, turns_of(layer, rows, batch))
-        view, fresh = state["kv"], (key, value)
-        view.append({"key": key, "value": value})
+        view, fresh = state["kv"], {"key": key, "value": value, **layer.further(rows)}
+        view.append(fresh)
     if batch.decoding:
-        return attend_last(layer, query, batch.positions, view.rows(range(batch.requests)))
+        return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
     out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)
     single = [span for span in batch.spans() if span.stop - span.start == 1]
     if single:
         places = torch.tensor([span.start for span in single], device=rows.device)
         remembered = view.rows([span.request for span in single])
-        out[places] = attend_last(layer, query[places], batch.positions[places], remembered)
+        out[places] = attend_last(layer, rows[places], query[places], batch.positions[places], remembered)
     for span in batch.spans():
         chunk = slice(span.start, span.stop)
         if span.stop - span.start < 2:
             continue
         if fresh is not None and batch.contexts[span.request] == 0:
             # The start of a sequence meets nothing but itself, which is at hand.
-            start = Operands(
-                query=query[None, chunk],
-                key=fresh[0][None, chunk],
-                value=fresh[1][None, chunk],
-                parameters=layer.score_weights(),
-            )
-            out[chunk] = layer.attend(start)[0]
+            start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in fresh.items()})
+            out[chunk] = layer.attend(rows[None, chunk], start)[0]
         else:
-            out[chunk] = attend_chunk(layer, query[chunk], batch.positions[chunk], view.rows([span.request]))
+            remembered = view.rows([span.request])
+            out[chunk] = attend_chunk(layer, rows[chunk], query[chunk], batch.positions[chunk], remembered)
     return out
 
 
-def attend_last(layer: SpecLayer, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
+def attend_last(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
     """Outputs [requests, heads, value_size] of the newest row of each request.
 
-    `query` [requests, heads, key_size], `positions` [requests]; `remembered` holds rows up to the newest.
+    `rows` [requests, width], `query` [requests, heads, key_size], `positions` [requests]; `remembered` holds rows up
+    to the newest.
     """
-    located = layer.last_needs_positions
-    operands = Operands(
-        query=query[:, None],
-        key=remembered.fields["key"],
-        value=remembered.fields["value"],
-        query_positions=positions[:, None] if located else None,
-        key_positions=remembered.positions if located else None,
-        keep=remembered.keep,
-        parameters=layer.score_weights(),
-    )
-    return layer.attend_last(operands)[:, 0]
+    located = (positions[:, None], remembered.positions) if layer.last_needs_positions else (None, None)
+    operands = layer.operands(query[:, None], remembered.fields, remembered.keep, located)
+    return layer.attend_last(rows[:, None], operands)[:, 0]
 
 
-def attend_chunk(layer: SpecLayer, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
-    """Outputs [tokens, heads, value_size] of the consecutive new rows [tokens, heads, key_size] of one request."""
-    operands = Operands(
-        query=query[None],
-        key=remembered.fields["key"],
-        value=remembered.fields["value"],
-        query_positions=positions[None],
-        key_positions=remembered.positions,
-        keep=remembered.keep,
-        parameters=layer.score_weights(),
-    )
-    return layer.attend(operands)[0]
+def attend_chunk(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
+    """Outputs [tokens, heads, value_size] of the consecutive new rows [tokens, width] of one request.
+
+    `query` is [tokens, heads, key_size]; `positions` [tokens].
+    """
+    located = (positions[None], remembered.positions)
+    operands = layer.operands(query[None], remembered.fields, remembered.keep, located)
+    return layer.attend(rows[None], operands)[0]
 
 
 def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Turns | None:

@@ -1,0 +1,24 @@
+"""What is done to queries and keys before they meet, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attn_core.heads import Heads
+from attn_core.part import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class QkNorm(Part):
+    """q / rms(q) · g_q and k / rms(k) · g_k in every head, before rotary positions (Henry et al. 2020, arXiv 2010.04245,
+    in the form of Qwen 3 and Gemma 3).
+
+    `query_gain` and `key_gain` [key_size] are shared by all heads; `eps` is added to the mean square.
+    """
+
+    eps: float = 1e-6
+    kind = "qk_norm"
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"query_gain": (heads.key_size,), "key_gain": (heads.key_size,)}
