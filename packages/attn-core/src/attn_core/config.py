@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.heads import Heads
-from attn_core.score import Rotary
+from attn_core.rotary import Rotary
 
 if TYPE_CHECKING:
     from attn_core.mechanism import Mechanism

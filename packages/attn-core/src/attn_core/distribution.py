@@ -78,7 +78,7 @@ class Entmax(Distribution):
     equation = r"\left[(\alpha - 1) e - \tau\right]_+^{1/(\alpha - 1)}"
 
     def __post_init__(self) -> None:
-        if not 1 < self.alpha <= 32:  # noqa: PLR2004 -- beyond, weights are one-hot to the last bit
+        if not 1 < self.alpha <= 32:
             raise InvalidValue.of("entmax.alpha", self.alpha, "a number above 1, at most 32 (softmax is the limit 1)")
 
 
@@ -121,7 +121,7 @@ class LocalGaussian(Distribution):
     located = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.radius, int) or self.radius < 1:
+        if self.radius < 1:
             raise InvalidValue.of("local_gaussian.radius", self.radius, "a whole number of positions from 1")
 
     def query_flops(self, heads: Heads) -> int:

@@ -11,8 +11,9 @@ from attn_core.part import Part
 
 @dataclass(frozen=True, kw_only=True)
 class QkNorm(Part):
-    """q / rms(q) · g_q and k / rms(k) · g_k in every head, before rotary positions (Henry et al. 2020, arXiv 2010.04245,
-    in the form of Qwen 3 and Gemma 3).
+    """q / rms(q) · g_q and k / rms(k) · g_k in every head, before rotary positions (Henry et al. 2020).
+
+    arXiv 2010.04245, in the form of Qwen 3 and Gemma 3.
 
     `query_gain` and `key_gain` [key_size] are shared by all heads; `eps` is added to the mean square.
     """

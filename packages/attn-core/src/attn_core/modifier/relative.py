@@ -116,7 +116,7 @@ class RelativeValues(RelativeVectors):
         return heads.value_size
 
 
-def check_clip(kind: str, clip: int) -> None:
+def check_clip(kind: str, clip: object) -> None:
     """Raise `InvalidValue` unless distances can be clipped there."""
     if not isinstance(clip, int) or clip < 0:
         raise InvalidValue.of(f"{kind}.clip", clip, "a whole number of positions from 0")
