@@ -17,7 +17,7 @@ from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, Sequence
 from attn_serve.kernels import use_kernel
 from attn_serve.maps import compute_maps
 from attn_serve.memory import store_size
-from attn_serve.news import Spelling, chunk_of
+from attn_serve.news import chunk_of
 from attn_serve.reader import Reader
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
 from attn_serve.scores import score_all
@@ -42,7 +42,6 @@ class EngineHost:
         use_kernel(model, settings.kernel)
         self._deliver = deliver
         self._reader = Reader(tokenizer)
-        self._spelling = Spelling(tokenizer)
         store = installed().caches.get(CACHE).create(model.state_specs(), store_size(model, settings))
         limits = (
             EngineLimits() if settings.max_batch_tokens is None else EngineLimits(step_tokens=settings.max_batch_tokens)
@@ -83,17 +82,16 @@ class EngineHost:
     def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
         """Log probabilities of given sequences."""
         sequences = [self._reader.read(prompt) for prompt in prompts]
-        return score_all(self._loop, sequences, Scoring(alternatives=alternatives), self._spelling)
+        return score_all(self._loop, sequences, Scoring(alternatives=alternatives), self._reader.spelling)
 
     def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a prompt, and the text they spell."""
-        ids = self._reader.read(prompt)
-        return TokenizedAnswer(tokens=tuple(self._spelling.token(i) for i in ids), text=self._reader.text(prompt, ids))
+        return self._reader.tokenize(prompt)
 
     def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights, a layer each."""
         ids = self._reader.read(wanted.prompt)
-        return compute_maps(self._loaded, ids, wanted, [self._spelling.token(i).text for i in ids])
+        return compute_maps(self._loaded, ids, wanted, [self._reader.spelling.token(i).text for i in ids])
 
     def load(self) -> LoadAnswer:
         """How busy the engine is."""
@@ -119,4 +117,4 @@ class EngineHost:
         return max(1, min(Sampling().max_new_tokens, left))
 
     def _listen(self, events: Sequence[Event]) -> None:
-        self._deliver([chunk_of(event, self._spelling) for event in events])
+        self._deliver([chunk_of(event, self._reader.spelling) for event in events])

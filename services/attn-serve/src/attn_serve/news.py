@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, Unavailable
-from attn_engine import Event, Finish, FinishReason, ScoredToken
-from attn_models.tokenizers import Tokenizer
+from attn_engine import Event, Finish, FinishReason
 
-from attn_serve.answers import Alternative, Chunk, TokenAnswer, UsageAnswer
+from attn_serve.answers import Chunk, UsageAnswer
 from attn_serve.answers import Finish as FinishAnswer
+from attn_serve.spelling import Spelling
 
 FINISHES = {
     FinishReason.END_OF_SEQUENCE: FinishAnswer.END,
@@ -17,23 +15,6 @@ FINISHES = {
     FinishReason.LENGTH: FinishAnswer.LENGTH,
     FinishReason.SCORED: FinishAnswer.LENGTH,
 }
-SPELLINGS_KEPT = 65536
-
-
-class Spelling:
-    """The text of single tokens."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._text = lru_cache(SPELLINGS_KEPT)(lambda token: tokenizer.decode([token], skip_special=False))
-
-    def token(self, token: int) -> TokenAnswer:
-        """A token without a log probability."""
-        return TokenAnswer(token, self._text(token))
-
-    def scored(self, token: ScoredToken) -> TokenAnswer:
-        """A token with what the model thought of it."""
-        others = tuple(Alternative(other, self._text(other), logprob) for other, logprob in token.alternatives)
-        return TokenAnswer(token.id, self._text(token.id), token.logprob, others)
 
 
 def chunk_of(event: Event, spelling: Spelling) -> Chunk:

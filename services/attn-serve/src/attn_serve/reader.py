@@ -1,11 +1,13 @@
-"""Prompts of any form to token ids."""
+"""Prompts of any form to token ids, and what these spell."""
 
 from __future__ import annotations
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 
+from attn_serve.answers import TokenizedAnswer
 from attn_serve.requests import PromptInput
+from attn_serve.spelling import Spelling
 
 
 class Reader:
@@ -13,6 +15,7 @@ class Reader:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self.spelling = Spelling(tokenizer)
 
     @property
     def chat(self) -> bool:
@@ -32,6 +35,11 @@ class Reader:
         if not ids:
             raise InvalidValue.of("prompt", "no tokens", "at least one token")
         return ids
+
+    def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
+        """The tokens of a prompt, and the text they spell; raises as `read` does."""
+        ids = self.read(prompt)
+        return TokenizedAnswer(tokens=tuple(self.spelling.token(i) for i in ids), text=self.text(prompt, ids))
 
     def text(self, prompt: PromptInput, ids: tuple[int, ...]) -> str:
         """The text that was tokenised: of a conversation what the template made of it, of ids their decoding."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from attn_engine import EngineLoop, Event, Request, Scoring
 
 from attn_serve.answers import SequenceAnswer, TokenAnswer
-from attn_serve.news import Spelling, chunk_of
+from attn_serve.news import chunk_of
+from attn_serve.spelling import Spelling
 
 
 def score_all(

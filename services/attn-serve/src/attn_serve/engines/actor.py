@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attn_core.errors import Unavailable
 
-from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer
 from attn_serve.host import EngineHost
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
 
@@ -60,10 +60,6 @@ class EngineActor:
     async def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
         """Log probabilities of given sequences."""
         return await asyncio.to_thread(self._running().score, prompts, alternatives)
-
-    async def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
-        """The tokens of a prompt."""
-        return self._running().tokenize(prompt)
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""

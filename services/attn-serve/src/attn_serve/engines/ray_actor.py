@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from attn_core.errors import AttnError, Unavailable
+from attn_models.tokenizers import Tokenizer
 
 from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
 from attn_serve.engines.streams import Streams
+from attn_serve.reader import Reader
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
 
 CALLS_AT_ONCE = 1000
@@ -29,7 +31,8 @@ class RayEngine:
         self._settings = settings
         self._streams = Streams()
         self._actor: Any = None
-        self._reader: asyncio.Task[None] | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._reader: Reader | None = None
 
     async def start(self) -> ModelInfo:
         """Start the actor and load the model in it."""
@@ -47,7 +50,8 @@ class RayEngine:
         )
         self._actor = kind.remote(self._folder, self._settings)
         info = await self._call("start")
-        self._reader = asyncio.create_task(self._read(), name=f"events of {self._name}")
+        self._reader = Reader(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
+        self._listener = asyncio.create_task(self._listen(), name=f"events of {self._name}")
         return cast(ModelInfo, info)
 
     def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
@@ -59,8 +63,10 @@ class RayEngine:
         return cast(list[SequenceAnswer], await self._call("score", prompts, alternatives))
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
-        """The tokens of a prompt."""
-        return cast(TokenizedAnswer, await self._call("tokenize", prompt))
+        """The tokens of a prompt, found in this process: asking the actor would take longer than finding them."""
+        if self._reader is None:
+            raise Unavailable(f"model {self._name!r} is not running")
+        return await asyncio.to_thread(self._reader.tokenize, prompt)
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""
@@ -86,9 +92,9 @@ class RayEngine:
         except (AttnError, TimeoutError):
             pass  # an actor that is gone or busy is killed just the same
         finally:
-            self._actor = None
-            if self._reader is not None:
-                self._reader.cancel()
+            self._actor = self._reader = None
+            if self._listener is not None:
+                self._listener.cancel()
             ray.kill(actor)
             self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
 
@@ -112,7 +118,7 @@ class RayEngine:
         except ray.exceptions.RayActorError as error:
             raise Unavailable(LOST) from error
 
-    async def _read(self) -> None:
+    async def _listen(self) -> None:
         """Deliver chunks for as long as the engine is wanted, across restarts of its actor."""
         import ray
 
