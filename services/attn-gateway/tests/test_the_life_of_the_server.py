@@ -11,8 +11,10 @@ import grpc
 import grpc.aio
 import pytest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_core.errors import InvalidValue, UserError
+from attn_core.errors import InvalidValue, MissingPackage, UserError
 from attn_gateway import Gateway, GatewaySettings, TlsFiles, read_token, serving
+from attn_gateway.cluster import ClusterSettings, ModelToLoad
+from attn_gateway.serve import ServeSettings, serve
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -33,6 +35,12 @@ async def test_every_service_and_the_server_say_that_they_serve(channel: grpc.ai
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await health(channel, "attn.v1.Nothing")
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_model_that_no_installed_service_can_load_is_an_error_not_an_empty_server(tmp_path: Path) -> None:
+    cluster = ClusterSettings(home=tmp_path, models=(ModelToLoad.parse("mine=./folder"),))
+    with pytest.raises(MissingPackage, match="pip install attn-serve"):
+        await serve(ServeSettings(gateway=GatewaySettings(port=0), cluster=cluster), print, lambda _: [])
 
 
 async def test_health_needs_no_token_for_probes_have_none(words: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import attn_core
 import psutil
 import structlog
+from attn_core.errors import MissingPackage
 
 from attn_gateway.cluster import Cluster, ClusterSettings
 from attn_gateway.gateway import Gateway
@@ -34,6 +35,7 @@ class ServeSettings:
     grace: float = 10.0
 
 
+MODEL_SERVICE = "attn.v1.ModelService"
 Offer = Callable[[Cluster], Sequence[GrpcService]]
 """Makes the services, given the cluster they run on."""
 
@@ -43,6 +45,8 @@ async def serve(
 ) -> signal.Signals:
     """Serve until SIGINT or SIGTERM, which is returned; `announce` is called when calls are answered.
 
+    Raises `MissingPackage` where models are to be loaded and no service serves any.
+
     The services are those of all plugins, or what `offer` makes. A second signal does not wait: it kills what was
     started and ends this process with code 130.
     """
@@ -50,7 +54,10 @@ async def serve(
     ready.clear()
     cluster = Cluster(settings.cluster)
     signals = _Signals(ready.remove, cluster.abandon)
-    gateway = Gateway(settings.gateway, (offer or offered_services)(cluster))
+    services = (offer or offered_services)(cluster)
+    if settings.cluster.models and not any(MODEL_SERVICE in service.names for service in services):
+        raise MissingPackage.of("attn-serve", "serving a model")
+    gateway = Gateway(settings.gateway, services)
     try:
         await signals.unless_stopped(gateway.start())
         if not signals.stopped.is_set():

@@ -19,6 +19,7 @@ from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptIn
 
 CALLS_AT_ONCE = 1000
 RESTART_POLL_SECONDS = 0.2
+SPINS = "10000"
 LOST = "the engine died while it answered; it is being started again, ask once more"
 
 
@@ -41,12 +42,14 @@ class RayEngine:
         from attn_serve.engines.actor import EngineActor
 
         threads = str(self._settings.threads or os.cpu_count() or 1)
+        # Threads that spin long while they wait for each other keep the processor from whoever else needs it.
+        spins = os.environ.get("GOMP_SPINCOUNT", SPINS)
         # Ray would give an actor without CPUs of its own one thread for tensor operations.
         kind = ray.remote(EngineActor).options(
             num_cpus=0,
             max_concurrency=CALLS_AT_ONCE,
             max_restarts=-1,
-            runtime_env={"env_vars": {"OMP_NUM_THREADS": threads}},
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": threads, "GOMP_SPINCOUNT": spins}},
         )
         self._actor = kind.remote(self._folder, self._settings)
         info = await self._call("start")
