@@ -38,6 +38,9 @@ class AttentionSpec:
         if len(set(kinds)) < len(kinds):
             allowed = "each kind that has learned weights once"
             raise InvalidValue.of("modifiers", [modifier.kind for modifier in self.modifiers], allowed)
+        if self.mask.heads not in {None, self.heads.query}:
+            allowed = f"{self.heads.query}, as many masks as there are query heads"
+            raise InvalidValue.of("mask.heads", self.mask.heads, allowed)
 
     @property
     def equation(self) -> str:

@@ -66,11 +66,11 @@ class Mask(ABC):
         """Queries whose positions differ by a multiple of this see nearly the same keys; 1 where neighbours do."""
         return 1
 
-    def over(self, keys: Positions) -> Mask:  # noqa: ARG002 -- most masks do not depend on it
+    def over(self, keys: Positions) -> Mask:
         """The mask over `keys` keys: an int, or a tensor that broadcasts with the positions."""
         return self
 
-    def of_head(self, head: int) -> Mask:  # noqa: ARG002 -- most masks do not depend on it
+    def of_head(self, head: int) -> Mask:
         """The mask of query head `head`."""
         return self
 

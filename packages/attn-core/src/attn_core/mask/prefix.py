@@ -13,7 +13,7 @@ from attn_core.mask.runs import Runs, run
 class Prefix(Mask):
     """The first `length` positions are seen by every query (prefix language models, Raffel et al. 2020).
 
-    With `Causal` they are attention sinks (Xiao et al. 2023, arXiv 2309.17453): `Window(left=w) | Prefix(s) & Causal()`.
+    As attention sinks (Xiao et al. 2023, arXiv 2309.17453): `Window(left=w) | Prefix(s) & Causal()`.
     """
 
     length: int
@@ -22,7 +22,7 @@ class Prefix(Mask):
     def allows(self, query: Positions, key: Positions) -> Any:
         return (key < self.length) & ((query <= key) | (query > key))
 
-    def runs(self, query: int, keys: int) -> Runs:  # noqa: ARG002 -- every query sees the same
+    def runs(self, query: int, keys: int) -> Runs:
         return run(0, min(self.length, keys))
 
     def count(self, queries: int, keys: int) -> int:
