@@ -1,0 +1,1 @@
+"""Attention that remembers one small latent per token in place of keys and values."""

@@ -1,0 +1,139 @@
+"""Multi-head latent attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import (
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Rotary,
+    Shape,
+    StateSpecs,
+)
+from attn_core.errors import InvalidValue
+
+from attn_variants.latent.sizes import LatentShape, LatentSizes
+from attn_variants.mechanisms.capabilities import SELF
+from attn_variants.mechanisms.masks import self_mask
+from attn_variants.mechanisms.options import check_whole
+
+
+class MultiHeadLatentAttention(ComputedMechanism):
+    """Keys and values of all heads are made from one latent a token, and only the latent is remembered.
+
+    Positions are carried by a small rotary key beside it, which all heads share. The model's rotary positions turn it
+    where the model has some, else interleaved ones of the option `base`.
+    """
+
+    name = "mla"
+    summary = "remembers one latent and one rotary key a token for all heads"
+    paper = Paper(
+        title="DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
+        authors="DeepSeek-AI",
+        year=2024,
+        arxiv="2405.04434",
+    )
+    equation = (
+        r"c_j = \mathrm{RMSNorm}(W^{DKV} x_j),\quad k_j = [W^{UK} c_j; R_j W^{KR} x_j],\quad v_j = W^{UV} c_j,\quad"
+        r" o_i = \sum_j \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d_n + d_R}}\right) v_j"
+    )
+    capabilities = SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_size` where they are None.
+
+        `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite); `norm_eps` is of both
+        RMSNorms. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is (0.1 ln s + 1)².
+        """
+
+        latent: int = 512
+        rotary_size: int = 64
+        nope_size: int | None = None
+        value_size: int | None = None
+        query_latent: int | None = None
+        base: float = 10000.0
+        norm_eps: float = 1e-6
+        score_factor: float = 1.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("latent", "rotary_size"):
+                check_whole(name, getattr(self, name), "elements")
+            for name in ("nope_size", "value_size", "query_latent"):
+                if getattr(self, name) is not None:
+                    check_whole(name, getattr(self, name), "elements")
+            if self.rotary_size % 2:
+                raise InvalidValue.of("rotary_size", self.rotary_size, "an even number: elements are turned in pairs")
+            if not self.base > 1:
+                raise InvalidValue.of("base", self.base, "a number above 1")
+            for name in ("norm_eps", "score_factor"):
+                if not getattr(self, name) > 0:
+                    raise InvalidValue.of(name, getattr(self, name), "a number above 0")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LatentAttentionLayer`; raises `InvalidValue` as `sizes` does."""
+        from attn_variants.latent.layer import LatentAttentionLayer
+
+        options = options_of(config)
+        shape = LatentShape(
+            width=config.width,
+            sizes=self.sizes(config),
+            mask=self_mask(config),
+            rotary=config.rotary or Rotary(base=options.base, interleaved=True),
+            bias=config.bias,
+            norm_eps=options.norm_eps,
+        )
+        return LatentAttentionLayer(shape)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Latent, after its norm, and rotary key, after its turn."""
+        sizes = self.sizes(config)
+        return {"latent": Paged({"latent": Field((sizes.latent,)), "rotary_key": Field((sizes.rotated,))})}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """The expanded computation of whole sequences; where keys are remembered, the absorbed one."""
+        sizes, width, heads = self.sizes(config), config.width, config.heads
+        up = sizes.latent * heads * (sizes.nope + sizes.value)
+        squeezed = sizes.query_latent or 0
+        query = (width + heads * sizes.key) * squeezed if squeezed else width * heads * sizes.key
+        weights = query + width * sizes.remembered + up + width * heads * sizes.value
+        biases = squeezed + sizes.remembered + width if config.bias else 0
+        seen = shape.query == shape.key
+        per_pair = sizes.key + sizes.value if seen else sizes.remembered + sizes.latent
+        # Absorbing costs a query what expanding costs a key: it meets both matrices once.
+        tokens = 2 * shape.batch * shape.query * weights
+        pairs = 2 * shape.batch * heads * per_pair
+        return Cost(
+            flops=tokens + pairs * shape.query * shape.key,
+            allowed_flops=tokens + pairs * self_mask(config).count(shape.query, shape.key),
+            parameters=weights + biases + squeezed + sizes.latent,
+        )
+
+    def sizes(self, config: MechanismConfig) -> LatentSizes:
+        """The sizes of a config; raises `InvalidValue` where it asks for shared key/value heads."""
+        if config.key_value_heads not in {None, config.heads}:
+            allowed = f"{config.heads}, as many as heads: all heads share one latent already"
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+        options, head = options_of(config), config.head_layout
+        return LatentSizes(
+            heads=config.heads,
+            latent=options.latent,
+            query_latent=options.query_latent,
+            rotated=options.rotary_size,
+            nope=options.nope_size or head.key_size,
+            value=options.value_size or head.value_size,
+            score_factor=options.score_factor,
+        )
+
+
+def options_of(config: MechanismConfig) -> MultiHeadLatentAttention.Config:
+    """The config with the mechanism's options; their defaults where it has none."""
+    own = MultiHeadLatentAttention.Config
+    return config if isinstance(config, own) else own(**vars(config))
