@@ -123,9 +123,9 @@ def mask_text(spec: AttentionSpec, config: MechanismConfig) -> str:
 
 
 def picture(mask: Mask) -> str:
-    """The mask over the first positions, a line per query."""
-    rows = range(SEEN)
-    return "\n".join(" ".join("■" if mask.allows(query, key) else "·" for key in rows) for query in rows)
+    """The mask over the first positions, a line per query; of a mask that differs by head the first head's."""
+    rows, first = range(SEEN), mask.over(SEEN).of_head(0)
+    return "\n".join(" ".join("■" if first.allows(query, key) else "·" for key in rows) for query in rows)
 
 
 def main() -> None:

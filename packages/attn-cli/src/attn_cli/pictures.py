@@ -15,8 +15,11 @@ Grid = list[list[float]]
 
 
 def mask_grid(mask: Mask, positions: int) -> Grid:
-    """The mask over the first positions, 1 where a key is seen."""
-    return [[float(bool(mask.allows(query, key))) for key in range(positions)] for query in range(positions)]
+    """The mask over as many positions, 1 where a key is seen; of a mask that differs by head the mean of its heads."""
+    bound, heads = mask.over(positions), mask.heads or 1
+    masks = [bound.of_head(head) for head in range(heads)]
+    places = range(positions)
+    return [[sum(bool(one.allows(query, key)) for one in masks) / heads for key in places] for query in places]
 
 
 def sample_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:

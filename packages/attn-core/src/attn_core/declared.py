@@ -52,10 +52,12 @@ class DeclaredMechanism(Mechanism):
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections of queries, keys, values and output, and the pairs of queries and keys."""
         spec = self.spec(config)
-        per_pair = spec.score.pair_flops(spec.heads) + 2 * spec.heads.query * spec.heads.value_size
+        per_pair = spec.pair_flops()
+        # A mask that differs by head counts the pairs of all heads, each of which pays its share of `per_pair`.
+        allowed = spec.mask.count(shape.query, shape.key) * per_pair // (spec.mask.heads or 1)
         pairs = Cost(
             flops=shape.batch * shape.query * shape.key * per_pair,
-            allowed_flops=shape.batch * spec.mask.count(shape.query, shape.key) * per_pair,
+            allowed_flops=shape.batch * allowed,
             parameters=0,
         )
         return self.projection_cost(config, shape) + pairs
@@ -70,13 +72,13 @@ class DeclaredMechanism(Mechanism):
         into = heads.query * heads.key_size
         memory = heads.key_value * (heads.key_size + heads.value_size)
         out = heads.query * heads.value_size
-        per_query = 2 * config.width * (into + out) + spec.score.query_flops(heads)
-        per_key = 2 * config.width * memory + spec.score.key_flops(heads)
+        per_query = 2 * config.width * (into + out) + spec.query_flops()
+        per_key = 2 * config.width * memory + spec.key_flops()
         projected = shape.key if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
         biases = into + memory + config.width if config.bias else 0
         return Cost(
             flops=tokens,
             allowed_flops=tokens,
-            parameters=config.width * (into + memory + out) + biases + spec.score.parameters(heads),
+            parameters=config.width * (into + memory + out) + biases + spec.parameters(),
         )

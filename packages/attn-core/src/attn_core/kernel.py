@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.errors import InvalidValue
-from attn_core.problem import Problem
+from attn_core.problem import PRICED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -115,7 +115,8 @@ class Kernel(ABC):
         reasons = []
         for field, default in DEFAULTS.items():
             value = getattr(problem, field)
-            condition = self.accepts.get(field) or OneOf(*default if isinstance(default, tuple) else (default,))
+            plainest = Anything() if field in PRICED else OneOf(*default if isinstance(default, tuple) else (default,))
+            condition = self.accepts.get(field) or plainest
             why = condition.refuses(value)
             if why:
                 reasons.append(f"{field}: {why}")

@@ -36,10 +36,37 @@ def counted(rows: Tensor) -> Tensor:
 
 
 def allowed_pairs(mask: Mask, operands: Operands) -> Tensor:
-    """Bool [batch or 1, 1, query, key], True where a query may see a real key."""
-    query, key = positions(operands)
-    allowed: Tensor = mask.allows(query[:, None, :, None], key[:, None, None, :])
-    return allowed if operands.keep is None else allowed & operands.keep[:, None, None, :]
+    """Bool [batch or 1, heads or 1, query, key], True where a query may see a real key; see `seen_pairs`."""
+    return seen_pairs(mask, *positions(operands), operands.keep)
+
+
+def seen_pairs(mask: Mask, query: Tensor, key: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Bool [batch or 1, heads or 1, query, key], True where the mask allows a pair and the key is real.
+
+    `query` [batch or 1, query] and `key` [batch or 1, key] are positions, `keep` [batch, key] as in `Operands`. A mask
+    that depends on the number of keys is told one more than the position of the last real one.
+    """
+    kept = None if keep is None else keep[:, None, None, :]
+    query, key = query[:, None, :, None], key[:, None, None, :]
+    if mask.by_length:
+        mask = mask.over(number_of_keys(key, kept))
+    if mask.heads is None:
+        seen: Tensor = mask.allows(query, key)
+    else:
+        first = mask.of_head(0).allows(query, key)
+        seen = first.repeat(1, mask.heads, 1, 1)
+        for head in range(1, mask.heads):
+            seen[:, head : head + 1] = mask.of_head(head).allows(query, key)
+    return seen if kept is None else seen & kept
+
+
+def number_of_keys(key: Tensor, keep: Tensor | None) -> Tensor:
+    """One more than the last position [..., 1] of the real keys among positions [..., key]; 0 where there is none."""
+    if key.shape[-1] == 0:
+        return key.sum(-1, keepdim=True)
+    ends = key + 1
+    real: Tensor = ends if keep is None else ends * keep
+    return real.amax(-1, keepdim=True)
 
 
 def of_query_heads(heads: Heads, rows: Tensor) -> Tensor:

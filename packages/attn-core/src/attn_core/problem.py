@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attn_core.mask.density import density
 from attn_core.spec import AttentionSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """One operation to compute. Every default is the plainest case; a kernel that does not mention a field
-    accepts its default only, so what is added here later is refused until a kernel says otherwise."""
+    accepts its default only, so what is added here later is refused until a kernel says otherwise.
+
+    `queries`, `keys` and `density` are the exception: they change what a call costs, never what it means, so a kernel
+    that does not mention them accepts them all. `density` is the share of all pairs that is left to a kernel which
+    skips, for every `TILE` neighbouring queries, the keys that none of them may see. Unknown, they are 0, 0 and 1.
+    """
 
     operation: str = "attend"
     score: str = "scaled_dot"
@@ -22,21 +28,35 @@ class Problem:
     query_heads: int = 1
     key_value_heads: int = 1
     irregular_groups: bool = False
+    head_masks: bool = False
+    length_bound: bool = False
     padded: bool = False
+    placed: bool = False
     weights: bool = False
     gradients: bool = False
     dtype: str = "float32"
     device: str = "cpu"
+    queries: int = 0
+    keys: int = 0
+    density: float = 1.0
+
+
+TILE = 64
+"""Queries that a kernel which skips keys takes together, for `Problem.density`."""
+
+PRICED = frozenset({"queries", "keys", "density"})
+"""Fields that only inform prices."""
 
 
 def attend_problem(
-    spec: AttentionSpec, *, dtype: str, device: str, gradients: bool, padded: bool, weights: bool = False
+    spec: AttentionSpec, *, dtype: str, device: str, gradients: bool, padded: bool, **known: bool | int
 ) -> Problem:
     """The problem of computing `spec` over given tensors.
 
-    `padded` says that a key mask or explicit positions are given; `weights` that the weights are wanted too.
+    `padded` says that a key mask or explicit positions are given. Known may be: `placed`, that positions are explicit;
+    `weights`, that the weights are wanted too; `queries` and `keys`, the lengths.
     """
-    heads = spec.heads
+    heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
     return Problem(
         score=spec.score.kind,
         modifiers=tuple(modifier.kind for modifier in spec.modifiers),
@@ -47,9 +67,15 @@ def attend_problem(
         query_heads=heads.query,
         key_value_heads=heads.key_value,
         irregular_groups=heads.per_group is None,
+        head_masks=spec.mask.heads is not None,
+        length_bound=spec.mask.by_length,
         padded=padded,
-        weights=weights,
+        placed=bool(known.get("placed")),
+        weights=bool(known.get("weights")),
         gradients=gradients,
         dtype=dtype,
         device=device,
+        queries=queries,
+        keys=keys,
+        density=density(spec.mask, queries, keys, TILE) if queries and keys else 1.0,
     )

@@ -14,6 +14,7 @@ from attn_core import Kernel, Problem, installed
 from attn_core.kernel import DEFAULTS
 
 from attn_testing import oracle
+from attn_testing.problems import HEAD_MASKS, LENGTH_MASKS, MASK_KINDS
 
 HEADS = ((4, 4), (1, 1), (4, 2), (4, 1), (3, 1), (8, 2))
 """Query and key/value heads."""
@@ -21,12 +22,15 @@ HEADS = ((4, 4), (1, 1), (4, 2), (4, 1), (3, 1), (8, 2))
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "score": oracle.SCORES,
     "modifiers": ((), *((kind,) for kind in oracle.MODIFIERS), ("alibi", "soft_cap")),
-    "mask": ("full", "causal", "window", "prefix", "predicate", "composite"),
+    "mask": MASK_KINDS,
     "distribution": oracle.DISTRIBUTIONS,
     "key_size": (16, 8, 5, 64, 128),
     "value_size": (16, 8, 3, 64, 128),
     "irregular_groups": (False, True),
+    "head_masks": (False, True),
+    "length_bound": (False, True),
     "padded": (False, True),
+    "placed": (False, True),
     "gradients": (False, True),
     "dtype": ("float32", "float64", "bfloat16", "float16"),
 }
@@ -43,6 +47,10 @@ STRANGE: Mapping[str, Any] = {
     "value_size": 10**9 + 7,
 }
 """Values that no kernel computes unless it says `Anything`."""
+
+MASKS_WITH = {"head_masks": HEAD_MASKS, "length_bound": LENGTH_MASKS}
+"""Which kinds of masks make these fields true."""
+MASK_WITH = {"head_masks": "per_head", "length_bound": "neighbourhood"}
 
 RANDOM_PROBLEMS = 12
 
@@ -111,8 +119,12 @@ class KernelSubject:
 
 
 def with_field(problem: Problem, field: str, value: Any) -> Problem:
-    """The problem with another value of one field; irregular groups need heads that can be so."""
+    """The problem with another value of one field, and those others without which there is no such problem."""
     changed = dataclasses.replace(problem, **{field: value})
+    if field in MASK_WITH and value != (changed.mask in MASKS_WITH[field]):
+        changed = dataclasses.replace(changed, mask=MASK_WITH[field] if value else "full")
+    bound = {name: changed.mask in kinds for name, kinds in MASKS_WITH.items()}
+    changed = dataclasses.replace(changed, padded=changed.padded or changed.placed, **bound)
     if changed.irregular_groups:
         changed = dataclasses.replace(changed, query_heads=3, key_value_heads=2)
     return changed
@@ -122,5 +134,5 @@ def label_of(problem: Problem) -> str:
     """What distinguishes the problem, such as `causal-float32-h4/2-padded`."""
     words = [problem.score, *problem.modifiers, problem.mask, problem.distribution, problem.dtype]
     words += [f"h{problem.query_heads}/{problem.key_value_heads}", f"d{problem.key_size}/{problem.value_size}"]
-    words += [name for name in ("irregular_groups", "padded", "gradients") if getattr(problem, name)]
+    words += [name for name in ("irregular_groups", "padded", "placed", "gradients") if getattr(problem, name)]
     return "-".join(word for word in words if word not in {DEFAULTS["score"], DEFAULTS["distribution"]})

@@ -24,9 +24,7 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
         energies = modified(
             modifier, spec.heads, energies, query_places[:, None, :, None], key_places[:, None, None, :]
         )
-    allowed = torch.as_tensor(spec.mask.allows(query_places[:, None, :, None], key_places[:, None, None, :]))
-    if operands.keep is not None:
-        allowed = allowed & operands.keep[:, None, None, :]
+    allowed = allowed_pairs(spec, operands)
     share = {"softmax": softmax, "sparsemax": sparsemax}[spec.distribution.kind]
     return torch.einsum("bhqk,bkhd->bqhd", share(energies, allowed.expand(energies.shape)), value)
 
@@ -37,6 +35,21 @@ def places(operands: Operands) -> tuple[Tensor, Tensor]:
     query, key = operands.query_positions, operands.key_positions
     own = torch.arange(keys, device=operands.query.device)[None]
     return own[:, keys - queries :] if query is None else query, own if key is None else key
+
+
+def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """Which pairs may meet, bool [batch, heads, query, key], sequence by sequence and head by head."""
+    batch, keys = operands.key.shape[:2]
+    query_places, key_places = (rows.expand(batch, -1) for rows in places(operands))
+    found = []
+    for row in range(batch):
+        real = torch.ones(keys, dtype=torch.bool) if operands.keep is None else operands.keep[row].cpu()
+        ends = (key_places[row].cpu() + 1)[real]
+        mask = spec.mask.over(int(ends.max()) if len(ends) else 0)
+        query, key = query_places[row, :, None].cpu(), key_places[row, None, :].cpu()
+        seen = [torch.as_tensor(mask.of_head(head).allows(query, key)) & real for head in range(spec.heads.query)]
+        found.append(torch.stack(seen))
+    return torch.stack(found).to(operands.query.device)
 
 
 def scores(spec: AttentionSpec, query: Tensor, key: Tensor, weights: Mapping[str, Tensor]) -> Tensor:

@@ -9,23 +9,35 @@ from attn_core import (
     Additive,
     Alibi,
     AttentionSpec,
+    BigBird,
+    BlockSparse,
     Causal,
+    Chunked,
+    Dense,
     Distribution,
+    Fixed,
     Full,
     General,
+    GlobalTokens,
+    Graph,
     Heads,
     Mask,
     Modifier,
+    Neighbourhood,
     Operands,
+    PerHead,
     Predicate,
     Prefix,
     Problem,
     ScaledDot,
     Score,
     ScoreFunction,
+    Segments,
     SoftCap,
     Softmax,
     Sparsemax,
+    Strided,
+    Tree,
     Window,
 )
 from torch import Tensor
@@ -43,7 +55,22 @@ MASKS: Mapping[str, Mask] = {
     "prefix": Prefix(3),
     "predicate": Predicate(lambda query, key: (query + key) % 3 != 1),
     "composite": (Causal() & Window(left=4)) | Prefix(2),
+    "global": GlobalTokens((0, 5)),
+    "strided": Strided(3),
+    "fixed": Fixed(block=4, summaries=1),
+    "blocks": BlockSparse(4, ((0, 2), (), (1, 2), (0, 1))),
+    "neighbourhood": Neighbourhood(size=3, dilation=2),
+    "segments": Segments((3, 1, 4)),
+    "chunked": Chunked(size=3, back=1),
+    "tree": Tree((-1, 0, 0, 2), context=3),
+    "graph": Graph.of(9, [(1, 0), (1, 8), (6, 2), (8, 8)]),
+    "dense": Dense.of([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]]),
 }
+HEAD_MASKS = frozenset({"per_head", "big_bird"})
+"""Kinds of masks that differ by head."""
+LENGTH_MASKS = frozenset({"neighbourhood", "big_bird"})
+"""Kinds of masks that depend on the number of keys."""
+MASK_KINDS = (*MASKS, *sorted(HEAD_MASKS))
 DISTRIBUTIONS: Mapping[str, Distribution] = {"softmax": Softmax(), "sparsemax": Sparsemax()}
 BATCH = 2
 
@@ -61,19 +88,29 @@ def spec_of(problem: Problem) -> AttentionSpec:
         ),
         score=SCORES[problem.score],
         modifiers=tuple(MODIFIERS[kind] for kind in problem.modifiers),
-        mask=MASKS[problem.mask],
+        mask=mask_of(problem),
         distribution=DISTRIBUTIONS[problem.distribution],
     )
 
 
+def mask_of(problem: Problem) -> Mask:
+    """A mask of the problem's kind, for its heads."""
+    if problem.mask == "per_head":
+        return PerHead(tuple(Window(left=1 + head, dilation=1 + head % 2) for head in range(problem.query_heads)))
+    if problem.mask == "big_bird":
+        return BigBird(block=1, random=1, number_of_heads=problem.query_heads)
+    return MASKS[problem.mask]
+
+
 def operands_of(problem: Problem) -> dict[str, Operands]:
-    """Operands by name of their layout: as many queries as keys, fewer, and where padding is accepted, padded ones."""
-    found = {"square": draw(problem, 7, 7), "fewer queries": draw(problem, 3, 9)}
+    """Operands by name of their layout: as many queries as keys, fewer, many, and where accepted padded and placed."""
+    found = {"square": draw(problem, 7, 7), "fewer queries": draw(problem, 3, 9), "many": draw(problem, 70, 137)}
     if problem.padded:
         keep = torch.ones(BATCH, 9, dtype=torch.bool)
         keep[0, 6:] = False
         keep[1] = False
         found["padded, one wholly"] = draw(problem, 9, 9, keep=keep)
+    if problem.placed:
         found["placed"] = draw(
             problem,
             3,

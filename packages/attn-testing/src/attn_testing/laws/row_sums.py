@@ -33,10 +33,9 @@ class RowSums(MechanismLaw):
 
 def check_weights(case: Case, weights: Tensor, keep: Tensor | None) -> None:
     """Raise `LawBroken` unless `weights` [batch, heads, query, key] are shares of the allowed keys."""
-    allowed = allowed_pairs(case, weights.shape[-2], weights.shape[-1])
-    if keep is not None:
-        allowed = allowed & keep[:, None, None, :]
-    allowed = allowed.expand(weights.shape[0], 1, *weights.shape[-2:])
+    batch, heads, queries, keys = weights.shape
+    rows = [allowed_pairs(case, queries, keys, None if keep is None else keep[row]) for row in range(batch)]
+    allowed = torch.stack(rows).expand(batch, heads, queries, keys)
     require(bool(torch.isfinite(weights).all()), "a weight is not finite")
     require(bool((weights >= 0).all()), f"a weight is negative: {weights.min().item():g}")
     outside = weights.masked_fill(allowed, 0).abs().max().item()
@@ -45,14 +44,17 @@ def check_weights(case: Case, weights: Tensor, keep: Tensor | None) -> None:
     require_same(weights.sum(-1), sums, "the sums of the weights and one", 1e-10)
 
 
-def allowed_pairs(case: Case, queries: int, keys: int) -> Tensor:
-    """Which pairs [query, key] are allowed, by the spec's mask where the mechanism has one."""
+def allowed_pairs(case: Case, queries: int, keys: int, keep: Tensor | None) -> Tensor:
+    """Which pairs [heads or 1, query, key] are allowed, by the spec's mask where the mechanism has one."""
     # Queries of cross attention count from the start: they have no place among the keys.
     first = 0 if case.cross else keys - queries
     rows = torch.arange(first, first + queries)[:, None]
     columns = torch.arange(keys)[None, :]
+    real = torch.ones(keys, dtype=torch.bool) if keep is None else keep
     spec = case.mechanism.spec(case.config)
-    if spec is not None:
-        pairs: Tensor = spec.mask.allows(rows, columns)
-        return pairs.expand(queries, keys)
-    return columns <= rows if case.causal and not case.cross else torch.ones(queries, keys, dtype=torch.bool)
+    if spec is None:
+        seen = columns <= rows if case.causal and not case.cross else torch.ones(queries, keys, dtype=torch.bool)
+        return seen[None] & real
+    mask = spec.mask.over(int((real * (columns + 1)).max()))
+    heads = [mask.of_head(head).allows(rows, columns).expand(queries, keys) for head in range(mask.heads or 1)]
+    return torch.stack(heads) & real

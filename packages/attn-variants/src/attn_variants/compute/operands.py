@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Operands
+from attn_core.pairs import seen_pairs
 from torch import Tensor
 
 
@@ -23,13 +24,10 @@ def positions(operands: Operands) -> tuple[Tensor, Tensor]:
 
 
 def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor | None:
-    """Bool [batch or 1, 1, query or 1, key], True where a query may see a key; None if every pair may meet."""
-    kept = None if operands.keep is None else operands.keep[:, None, None, :]
+    """Bool [batch or 1, heads or 1, query or 1, key], True where a query may see a key; None if every pair may meet."""
     if spec.mask.kind == "full":
-        return kept
-    query, key = positions(operands)
-    allowed: Tensor = spec.mask.allows(query[:, None, :, None], key[:, None, None, :])
-    return allowed if kept is None else allowed & kept
+        return None if operands.keep is None else operands.keep[:, None, None, :]
+    return seen_pairs(spec.mask, *positions(operands), operands.keep)
 
 
 def nothing(operands: Operands) -> Tensor:

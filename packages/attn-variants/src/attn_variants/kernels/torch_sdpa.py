@@ -11,6 +11,28 @@ if TYPE_CHECKING:
     from attn_core import AttentionSpec
     from torch import Tensor
 
+MASKS = (
+    "full",
+    "causal",
+    "window",
+    "prefix",
+    "composite",
+    "predicate",
+    "global",
+    "strided",
+    "fixed",
+    "big_bird",
+    "blocks",
+    "neighbourhood",
+    "segments",
+    "chunked",
+    "tree",
+    "graph",
+    "dense",
+    "per_head",
+)
+"""Masks whose pairs become a tensor."""
+
 
 class TorchSdpa(Kernel):
     """`torch.nn.functional.scaled_dot_product_attention`: never holds all scores of a causal call in memory."""
@@ -18,14 +40,18 @@ class TorchSdpa(Kernel):
     name = "torch_sdpa"
     summary = "torch's fused scaled dot-product attention"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "score": OneOf("scaled_dot"),
-        "modifiers": OneOf("alibi"),
-        "mask": OneOf("full", "causal", "window", "prefix", "composite", "predicate"),
+        "score": OneOf("scaled_dot", "dot"),
+        "modifiers": OneOf("alibi", "t5_bias", "relative_bias"),
+        "distribution": OneOf("softmax", "softmax_one", "sink"),
+        "mask": OneOf(*MASKS),
         "key_size": Anything(),
         "value_size": Anything(),
         "query_heads": Anything(),
         "key_value_heads": Anything(),
+        "head_masks": Anything(),
+        "length_bound": Anything(),
         "padded": Anything(),
+        "placed": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
         "device": OneOf("cpu"),
