@@ -1,15 +1,37 @@
 """Everything that follows from a mask agrees with its predicate, pair by pair."""
 
 import importlib.util
+import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import Causal, Full, Predicate, Prefix, Window
+from attn_core import (
+    BigBird,
+    BlockSparse,
+    Causal,
+    Chunked,
+    Dense,
+    Fixed,
+    Full,
+    GlobalKeys,
+    GlobalTokens,
+    Graph,
+    Neighbourhood,
+    Predicate,
+    Prefix,
+    Segments,
+    Strided,
+    Summaries,
+    Tree,
+    Window,
+    blocks,
+)
 from attn_core.errors import InvalidValue
 
 POSITIONS = range(-4, 14)
+LENGTH = 14
 
 bounds = st.none() | st.integers(0, 6)
 windows = st.builds(
@@ -23,8 +45,35 @@ leaves = st.one_of(
     st.just(Predicate(lambda query, key: (query + key) % 3 == 0)),
     st.just(Predicate(lambda query, key: (key <= query + 1) & (key >= query - 2), back=2, ahead=1)),
 )
+small = st.integers(1, 5)
+nodes = st.integers(0, 7)
+edges = st.lists(st.tuples(nodes, nodes), max_size=12)
+trees = st.lists(st.integers(0, 30), max_size=6).map(lambda draws: tuple(d % (i + 1) - 1 for i, d in enumerate(draws)))
+patterns = st.one_of(
+    st.builds(GlobalKeys, st.lists(nodes, max_size=3).map(tuple)),
+    st.builds(GlobalTokens, st.lists(nodes, max_size=3).map(tuple)),
+    st.builds(lambda size, back, ahead: Chunked(size=size, back=back, ahead=ahead), small, nodes, nodes),
+    st.builds(Strided, small),
+    st.builds(lambda cells, more: Fixed(block=cells + more, summaries=cells), small, nodes),
+    st.builds(lambda cells, shift: Summaries(block=12, cells=cells, shift=shift), st.integers(1, 4), st.integers(0, 2)),
+    st.builds(lambda size, step: Neighbourhood(size=size, dilation=step), small, st.integers(1, 3)),
+    st.builds(
+        lambda block, number, head: BigBird(block=block, random=number, seed=7, number_of_heads=3).of_head(head),
+        st.integers(1, 2),
+        st.integers(0, 2),
+        st.integers(0, 2),
+    ),
+    st.builds(Segments, st.lists(st.integers(0, 6), max_size=4).map(tuple)),
+    st.builds(lambda found: Graph.of(8, found), edges),
+    st.builds(Tree, trees, st.integers(0, 5)),
+    st.builds(lambda rows: Dense.of(rows), st.lists(st.lists(st.booleans(), min_size=5, max_size=5), max_size=6)),
+    st.builds(
+        lambda rows: BlockSparse(2, tuple(tuple(key for key in row if key < len(rows)) for row in rows)),
+        st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=6),
+    ),
+)
 masks = st.recursive(
-    leaves,
+    leaves | patterns,
     lambda inner: st.one_of(
         st.builds(lambda a, b: a & b, inner, inner),
         st.builds(lambda a, b: a | b, inner, inner),
@@ -37,7 +86,8 @@ sizes = st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 def allowed_pairs(mask, queries, keys):
     """The pairs by brute force: query i of n over S keys stands at S - n + i."""
-    return {(q, k) for q in range(keys - queries, keys) for k in range(keys) if mask.allows(q, k)}
+    bound = mask.over(keys)
+    return {(q, k) for q in range(keys - queries, keys) for k in range(keys) if bound.allows(q, k)}
 
 
 @given(masks, sizes)
@@ -57,8 +107,9 @@ def test_keys_of_covers_every_key_that_a_query_sees_and_stays_among_the_keys(mas
 
 @given(masks)
 def test_lookback_and_lookahead_bound_what_is_seen(mask):
+    mask = mask.over(LENGTH)
     for query in POSITIONS:
-        for key in POSITIONS:
+        for key in range(LENGTH):
             if mask.allows(query, key):
                 assert mask.lookback is None or query - key <= mask.lookback
                 assert mask.lookahead is None or key - query <= mask.lookahead
@@ -67,11 +118,13 @@ def test_lookback_and_lookahead_bound_what_is_seen(mask):
 @given(masks)
 def test_a_causal_mask_shows_nothing_later(mask):
     if mask.causal:
-        assert not any(mask.allows(q, k) for q in POSITIONS for k in POSITIONS if k > q)
+        bound = mask.over(LENGTH)
+        assert not any(bound.allows(q, k) for q in POSITIONS for k in range(LENGTH) if k > q)
 
 
 @given(masks, masks)
 def test_and_or_and_not_mean_what_they_mean_for_pairs(one, other):
+    one, other = one.over(LENGTH), other.over(LENGTH)
     for q in POSITIONS:
         for k in POSITIONS:
             a, b = bool(one.allows(q, k)), bool(other.allows(q, k))
@@ -87,6 +140,36 @@ def test_de_morgan_holds(one, other, size):
 
 
 @given(masks, sizes)
+def test_the_runs_of_a_query_are_the_keys_it_sees(mask, size):
+    queries, keys = size
+    bound = mask.over(keys)
+    for query in range(keys - queries, keys):
+        runs = bound.runs(query, keys)
+        assert all(0 <= start < stop <= keys for start, stop in runs)
+        assert all(stop < following for (_, stop), (following, _) in itertools.pairwise(runs))
+        assert [key for start, stop in runs for key in range(start, stop)] == [
+            key for key in range(keys) if bound.allows(query, key)
+        ]
+
+
+@given(masks, sizes, st.integers(1, 5))
+def test_blocks_are_empty_partial_or_full_as_their_pairs_are(mask, size, block):
+    queries, keys = size
+    layout = blocks(mask, queries, keys, block)
+    pairs = {(q - keys + queries, k) for q, k in allowed_pairs(mask, queries, keys)}
+    for row, start in enumerate(range(0, queries, block)):
+        for column, first in enumerate(range(0, keys, block)):
+            inside = [
+                (q, k)
+                for q in range(start, min(start + block, queries))
+                for k in range(first, min(first + block, keys))
+            ]
+            seen = sum(pair in pairs for pair in inside)
+            assert (column in layout.full[row]) == (seen == len(inside))
+            assert (column in layout.partial[row]) == (0 < seen < len(inside))
+
+
+@given(masks, sizes)
 def test_a_mask_and_its_negation_share_out_all_pairs(mask, size):
     assert mask.count(*size) + (~mask).count(*size) == size[0] * size[1]
 
@@ -97,6 +180,7 @@ def test_tensors_of_positions_give_what_integers_give(mask):
         pytest.skip("torch is not installed, and attn-core does not need it")
     import torch
 
+    mask = mask.over(LENGTH)
     places = torch.tensor(list(POSITIONS))
     dense = mask.allows(places[:, None], places[None, :])
     assert dense.dtype == torch.bool

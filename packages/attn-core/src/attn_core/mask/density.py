@@ -27,7 +27,8 @@ def density(mask: Mask, queries: int, keys: int, tile: int) -> float:
 def seen_by_tiles(mask: Mask, queries: int, keys: int, tile: int) -> float:
     """The share of the keys that a tile sees, in the mean over a few tiles."""
     tiles = tiled(mask, queries, tile)
-    chosen = tiles[:: max(1, len(tiles) // SAMPLES)]
+    places = range(SAMPLES) if len(tiles) > SAMPLES else range(len(tiles))
+    chosen = [tiles[(2 * place + 1) * len(tiles) // (2 * len(places))] for place in places]
     return sum(size(seen_by(mask, rows, queries, keys)) for rows in chosen) / (len(chosen) * keys)
 
 

@@ -38,7 +38,7 @@ class Neighbourhood(Mask):
         # key >= clamp(first, 0, last) and key < clamp(first, 0, last) + size, without a clamp.
         begun = (other >= first) | (other >= last)
         ended = (other >= self.size) & (other >= first + self.size)
-        return (key % step == residue) & begun & (ended ^ True)
+        return (key % step == residue) & begun & (ended ^ True) & (query >= 0)
 
     @property
     def lookback(self) -> int:
@@ -60,6 +60,8 @@ class Neighbourhood(Mask):
         return self if self.length is not None else dataclasses.replace(self, length=keys)
 
     def runs(self, query: int, keys: int) -> Runs:
+        if query < 0:
+            return []
         length, residue = keys if self.length is None else self.length, query % self.dilation
         last = (length - residue + self.dilation - 1) // self.dilation - self.size
         first = max(0, min(max(0, query // self.dilation - self.size // 2), last))
