@@ -14,10 +14,10 @@ from attn_variants.mechanisms.alibi import AttentionWithLinearBiases
 from attn_variants.mechanisms.cross import CrossAttention
 from attn_variants.mechanisms.general import GeneralAttention
 from attn_variants.mechanisms.gqa import GroupedQueryAttention
-from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
 from attn_variants.mechanisms.linear import LinearAttention
 from attn_variants.mechanisms.mha import MultiHeadAttention
 from attn_variants.mechanisms.mqa import MultiQueryAttention
+from attn_variants.mechanisms.reduced import reduced
 from attn_variants.mechanisms.rope import RotaryAttention
 from attn_variants.mechanisms.sliding_window import SlidingWindow
 from attn_variants.mechanisms.sparsemax import SparsemaxAttention
@@ -38,7 +38,7 @@ def attn_mechanisms() -> list[Mechanism]:
         GeneralAttention(),
         SparsemaxAttention(),
         LinearAttention(),
-        MultiHeadLatentAttention(),
+        *reduced(),
     ]
 
 

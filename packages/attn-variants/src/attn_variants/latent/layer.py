@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
-from attn_core import LayerState, Operands, RaggedBatch
+from attn_core import Fields, Full, LayerState, Operands, RaggedBatch, Rows
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
@@ -54,6 +56,8 @@ class LatentAttentionLayer(nn.Module):
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
         self._expanded = KernelPlan(self.expanded_spec, name)
         self._absorbed = KernelPlan(self.absorbed_spec, name)
+        # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
+        self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
@@ -73,9 +77,23 @@ class LatentAttentionLayer(nn.Module):
         """
         turns = batch_turns(self.rotary, self.rotated, query, batch)
         rows = self.queries(query, turns)
-        memory = self.memory(query, turns)
-        state["latent"].append(dict(zip(("latent", "rotary_key"), memory, strict=True)))
-        return self._out(attend_new(self, rows, memory, batch, state["latent"]))
+        latent, turned = self.memory(query, turns)
+        fresh = {"latent": latent, "rotary_key": turned}
+        state["latent"].append(fresh)
+        return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
+
+    def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
+        """Outputs [batch, tokens, heads, value] of the start of a sequence, expanded as in training."""
+        return self.attend_expanded(self.expand(query, (fresh["latent"], fresh["rotary_key"])))
+
+    def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
+        """Outputs [requests, query, heads, value] of queries at `positions`, absorbed; None is one, the newest."""
+        memory = remembered.fields["latent"], remembered.fields["rotary_key"]
+        operands = dataclasses.replace(self.absorb(query, memory), keep=remembered.keep)
+        if positions is None:
+            return self.give_values(self._newest.run(operands))
+        located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
+        return self.attend_absorbed(located)
 
     def queries(self, rows: Tensor, turns: Turns) -> Tensor:
         """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, width]."""
@@ -115,8 +133,12 @@ class LatentAttentionLayer(nn.Module):
 
     def attend_absorbed(self, operands: Operands) -> Tensor:
         """Outputs [batch, query, heads, value] over remembered rows."""
+        return self.give_values(self._absorbed.run(operands))
+
+    def give_values(self, latents: Tensor) -> Tensor:
+        """The values [..., heads, value] of mean latents [..., heads, latent]."""
         out_of = self.value_up.weight.view(self.sizes.heads, self.sizes.value, self.sizes.latent)
-        return torch.einsum("bqhc,hvc->bqhv", self._absorbed.run(operands), out_of)
+        return torch.einsum("bqhc,hvc->bqhv", latents, out_of)
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Without positions [..., nope], and to be turned or turned [..., rotated]."""

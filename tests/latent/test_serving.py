@@ -1,0 +1,54 @@
+"""A decoder whose layers remember latents, served from every cache, says what plain repeated computation says."""
+
+import random
+
+import pytest
+import torch
+from attn_engine import EngineLimits, Request, Sampling
+from attn_engine.build import build_engine
+from attn_engine.event import FinishReason
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+
+VOCABULARY = 31
+PLAIN = {"vocabulary": VOCABULARY, "context": 64, "width": 16, "layers": 2, "heads": 4, "norm": "rms"}
+CHOICES = {
+    "mla": {"mechanism": "mla", "options": {"latent": 6, "rotary_size": 4}, "positions": "none"},
+    "mla with the model's rotary positions": {
+        "mechanism": "mla",
+        "options": {"latent": 6, "rotary_size": 4, "query_latent": 5},
+        "positions": "rotary",
+        "rotary_interleaved": True,
+    },
+    "transmla": {"mechanism": "transmla", "options": {"latent": 6}, "positions": "learned"},
+    "transmla with rotary positions": {"mechanism": "transmla", "options": {"latent": 6}, "positions": "rotary"},
+}
+
+
+def greedy(model, prompt, count):
+    tokens = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_requests_in_a_crowd_give_the_tokens_of_the_whole_sequence_run_again(choice, cache):
+    torch.manual_seed(0)
+    model = Decoder(DecoderConfig.from_plain(PLAIN | CHOICES[choice])).double().eval()
+    rng = random.Random(1)
+    prompts = {f"r{i}": [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))] for i in range(5)}
+    engine = build_engine(model, cache=cache, requests=3, limits=EngineLimits(step_tokens=7))
+    for name, prompt in prompts.items():
+        engine.submit(
+            Request(id=name, token_ids=tuple(prompt), task=Sampling(max_new_tokens=8, temperature=0, ignore_end=True))
+        )
+    said, ended = {name: [] for name in prompts}, {}
+    while not engine.idle:
+        for event in engine.step():
+            said[event.request] += [token.id for token in event.tokens]
+            ended[event.request] = event.finish or ended.get(event.request)
+    assert said == {name: greedy(model, prompt, 8) for name, prompt in prompts.items()}
+    assert {finish.reason for finish in ended.values()} == {FinishReason.LENGTH}
