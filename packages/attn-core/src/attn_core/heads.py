@@ -34,6 +34,8 @@ class Heads:
         elif len(self.groups) != self.query or any(not 0 <= g < self.key_value for g in self.groups):
             allowed = f"{self.query} entries from 0 to {self.key_value - 1}"
             raise InvalidValue.of("heads.groups", self.groups, allowed)
+        # Now, because torch.compile cannot trace the lock with which a cached property is first computed.
+        _ = self.per_group
 
     @cached_property
     def group_of(self) -> tuple[int, ...]:

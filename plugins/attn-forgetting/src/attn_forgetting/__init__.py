@@ -1,0 +1,71 @@
+"""Forgetting attention (FoX): softmax attention that forgets by gates which the data opens and closes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Causal,
+    Cost,
+    DeclaredMechanism,
+    Field,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    hookimpl,
+)
+from attn_core.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from attn_forgetting.gates import ForgetGates
+
+
+class Forgetting(DeclaredMechanism):
+    """Every token carries a forget gate; a score falls by the logarithms of all gates between its key and its query."""
+
+    name = "forgetting"
+    summary = "scores fall by the forget gates between key and query"
+    paper = Paper(
+        title="Forgetting Transformer: Softmax Attention with a Forget Gate",
+        authors="Lin et al.",
+        year=2025,
+        arxiv="2503.02130",
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + D + M\right) V,\quad"
+        r" D_{ij} = \sum_{l=j+1}^{i} \log f_l,\quad f_l = \sigma(w_f^\top x_l + b_f)"
+    )
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL}
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """The causal softmax attention that forgets; raises `InvalidValue` where the config is not causal."""
+        if not config.causal:
+            raise InvalidValue.of("causal", config.causal, "True: mechanism 'forgetting' forgets what came before")
+        return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
+
+    def inner(self, config: MechanismConfig) -> ForgetGates:
+        """The gates with random weights."""
+        from attn_forgetting.gates import ForgetGates
+
+        return ForgetGates(self.spec(config), config.width)
+
+    def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
+        """The logarithm of the gate of every head, in float32: sums of thousands of them decide a weight."""
+        return {"gate": Field((config.heads,), dtype="float32")}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """That of the softmax attention and of the gates, which always have a bias."""
+        flops = 2 * shape.batch * shape.query * config.width * config.heads
+        return super().cost(config, shape) + Cost(
+            flops=flops, allowed_flops=flops, parameters=(config.width + 1) * config.heads
+        )
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """What this plugin offers."""
+    return [Forgetting()]

@@ -1,0 +1,52 @@
+"""Forget gates as a bias on the scores."""
+
+from __future__ import annotations
+
+from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
+from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wide
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+
+class ForgetGates(InnerAttention, nn.Module):
+    """Softmax attention whose scores fall by log f of every token after the key, up to the query's own.
+
+    Learned: `gate` (`nn.Linear` from `width` to one gate a head, uniform by Glorot's rule, its bias zero).
+    """
+
+    def __init__(self, spec: AttentionSpec, width: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.gate = nn.Linear(width, spec.heads.query)
+        nn.init.xavier_uniform_(self.gate.weight)
+        nn.init.zeros_(self.gate.bias)
+
+    def remember(self, rows: Tensor) -> Fields:
+        """ "gate": log f [..., heads] of rows [..., width], at least float32."""
+        return {"gate": logsigmoid(wide(self.gate(rows)))}
+
+    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+        """Outputs [batch, query, heads, value_size]."""
+        value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
+        out = self.weights(rows, operands, attend) @ value
+        return out.transpose(1, 2).to(operands.value.dtype)
+
+    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+        """Weights [batch, heads, query, key]."""
+        heads = self.spec.heads
+        query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
+        key = of_query_heads(heads, wide(operands.key).transpose(1, 2))
+        return shares(query @ key.transpose(-1, -2) + forgotten(operands), allowed_pairs(self.spec.mask, operands))
+
+
+def forgotten(operands: Operands) -> Tensor:
+    """D [batch, heads, query, key], for keys at positions 0, 1, ...: the sums of log f from after key to query.
+
+    Padding forgets nothing. Above the diagonal D means nothing.
+    """
+    gates = wide(operands.fields["gate"])
+    if operands.keep is not None:
+        gates = gates.masked_fill(~operands.keep[..., None], 0.0)
+    sums = gates.cumsum(1)
+    places = positions(operands)[0][..., None].expand(sums.shape[0], -1, sums.shape[2])
+    return sums.gather(1, places).transpose(1, 2)[..., None] - sums.transpose(1, 2)[:, :, None, :]

@@ -1,0 +1,5 @@
+from attn_testing import MechanismLaws
+
+
+class TestForgetting(MechanismLaws):
+    mechanism = "forgetting"

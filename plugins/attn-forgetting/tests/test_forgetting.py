@@ -1,0 +1,91 @@
+import math
+
+import attn_forgetting
+import pytest
+import torch
+from attn_core import configure, installed, state_bytes
+from attn_core.errors import InvalidValue
+
+FORGETTING = attn_forgetting.Forgetting()
+
+
+def build(**shared):
+    torch.manual_seed(0)
+    return FORGETTING.build(configure(FORGETTING, **shared)).double()
+
+
+def by_loops(layer, rows, heads, groups, size):
+    """Equations 4 to 7 of the paper for rows [token, width]: gates multiply the exponential of every earlier score."""
+    query = (rows @ layer.query.weight.T).view(-1, heads, size)
+    key = (rows @ layer.key.weight.T).view(-1, groups, size)
+    value = (rows @ layer.value.weight.T).view(-1, groups, size)
+    gate = torch.sigmoid(rows @ layer.inner.gate.weight.T + layer.inner.gate.bias)
+    out = []
+    for token in range(len(rows)):
+        for head in range(heads):
+            mine, terms, kept = head // (heads // groups), [], torch.ones((), dtype=rows.dtype)
+            for past in range(token, -1, -1):
+                terms.append(kept * torch.exp(query[token, head] @ key[past, mine] / math.sqrt(size)))
+                kept = kept * gate[past, head]
+            total = sum(terms)
+            out.append(sum(term / total * value[token - back, mine] for back, term in enumerate(terms)))
+    return torch.stack(out).view(len(rows), -1) @ layer.output.weight.T
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 2)])
+def test_it_equals_a_loop_over_the_equations_forward_and_gradient(heads, groups):
+    layer = build(width=8, heads=heads, key_value_heads=groups, head_size=3)
+    rows = torch.randn(7, 8, dtype=torch.float64, requires_grad=True)
+    expected, out = by_loops(layer, rows, heads, groups, 3), layer(rows[None])[0]
+    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    probe = torch.randn_like(out)
+    wanted = [rows, layer.query.weight, layer.value.weight, layer.inner.gate.weight, layer.inner.gate.bias]
+    ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+
+
+def test_gates_that_stay_open_forget_nothing():
+    layer = build(width=8, heads=2)
+    mha = installed().mechanisms.get("mha")
+    plain = mha.build(configure(mha, width=8, heads=2)).double()
+    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
+    with torch.no_grad():
+        layer.inner.gate.bias.fill_(100.0)
+    rows = torch.randn(2, 9, 8, dtype=torch.float64)
+    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-14)
+
+
+def test_a_constant_gate_is_a_linear_bias_of_its_logarithm():
+    layer = build(width=8, heads=2)
+    alibi = installed().mechanisms.get("alibi")
+    biased = alibi.build(configure(alibi, width=8, heads=2)).double()
+    biased.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
+    slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)  # those of two heads
+    with torch.no_grad():
+        layer.inner.gate.weight.zero_()
+        layer.inner.gate.bias.copy_(torch.logit(torch.exp(-slopes)))
+    rows = torch.randn(2, 9, 8, dtype=torch.float64)
+    assert torch.allclose(layer(rows), biased(rows), rtol=0, atol=1e-13)
+
+
+def test_a_closed_gate_hides_everything_before_it():
+    layer = build(width=8, heads=2)
+    rows = torch.randn(1, 6, 8, dtype=torch.float64)
+    with torch.no_grad():
+        layer.inner.gate.weight.copy_(torch.zeros(2, 8).index_fill(1, torch.tensor([0]), -1e4))
+    rows[..., 0] = -1.0
+    rows[0, 3, 0] = 1.0  # log f of the fourth token is -10000, of all others 0
+    other = rows.clone()
+    other[:, :3, 1:] = 7.0
+    assert torch.equal(layer(rows)[:, 3:], layer(other)[:, 3:])
+
+
+def test_a_token_remembers_one_gate_a_head_besides_its_key_and_value():
+    state = FORGETTING.state(configure(FORGETTING, width=32, heads=4, key_value_heads=2))
+    assert state_bytes(state, tokens=10, dtype="bfloat16") == 10 * (2 * 2 * 8 * 2 + 4 * 4)
+
+
+def test_it_refuses_to_look_ahead():
+    with pytest.raises(InvalidValue, match="causal: False"):
+        build(width=8, causal=False)

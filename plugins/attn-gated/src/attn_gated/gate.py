@@ -1,0 +1,31 @@
+"""The gate between attention and its output projection."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Attend, InnerAttention, Operands
+from torch import Tensor, nn
+
+
+class Gate(InnerAttention, nn.Module):
+    """Multiplies each head's output by σ(x W_g); `gates` of all heads, one each or one per element.
+
+    Learned: `gate` (`nn.Linear`, uniform by Glorot's rule).
+    """
+
+    def __init__(self, width: int, *, heads: int, gates: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.gate = nn.Linear(width, gates, bias=bias)
+        nn.init.xavier_uniform_(self.gate.weight)
+        if self.gate.bias is not None:
+            nn.init.zeros_(self.gate.bias)
+
+    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+        """Gated outputs [batch, query, heads, value_size] of rows [batch, query, width]."""
+        gates = torch.sigmoid(self.gate(rows))
+        return attend(operands) * gates.reshape(*rows.shape[:-1], self.heads, -1)
+
+    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- the gate comes after
+        """The softmax weights [batch, heads, query, key], before the gate."""
+        return attend(operands)

@@ -1,0 +1,84 @@
+import attn_gated
+import pytest
+import torch
+from attn_core import Rotary, configure, installed
+from attn_core.errors import InvalidValue
+
+GATED = attn_gated.Gated()
+
+
+def build(options=None, **shared):
+    torch.manual_seed(0)
+    return GATED.build(configure(GATED, options, **shared)).double()
+
+
+@pytest.mark.parametrize("per", ["element", "head"])
+def test_the_output_equals_a_loop_over_the_equation(per):
+    layer = build({"per": per}, width=6, heads=2)
+    rows = torch.randn(5, 6, dtype=torch.float64)
+    query, key, value, gate = (
+        (rows @ linear.weight.T).view(5, 2, -1) for linear in (layer.query, layer.key, layer.value, layer.inner.gate)
+    )
+    expected = torch.zeros(5, 2, 3, dtype=torch.float64)
+    for token in range(5):
+        for head in range(2):
+            scores = key[: token + 1, head] @ query[token, head] / 3**0.5
+            shares = scores.softmax(0)
+            read = sum(share * value[past, head] for past, share in enumerate(shares))
+            expected[token, head] = read / (1 + torch.exp(-gate[token, head]))
+    out = layer(rows[None])[0]
+    assert torch.allclose(out, expected.flatten(1) @ layer.output.weight.T, rtol=0, atol=1e-13)
+
+
+def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient():
+    pytest.importorskip("transformers")
+    from transformers import Qwen3NextConfig
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention, Qwen3NextRotaryEmbedding
+
+    settings = Qwen3NextConfig(
+        hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=8, attn_implementation="eager",
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    )  # fmt: skip
+    theirs = Qwen3NextAttention(settings, 0).double()
+    theirs.q_norm = theirs.k_norm = torch.nn.Identity()  # query and key norms are no part of the gate
+    ours = build(width=12, heads=4, key_value_heads=2, head_size=8, rotary=Rotary(fraction=0.5))
+    query, gate = theirs.q_proj.weight.view(4, 16, 12).chunk(2, dim=1)
+    with torch.no_grad():
+        ours.query.weight.copy_(query.flatten(0, 1))
+        ours.inner.gate.weight.copy_(gate.flatten(0, 1))
+        for mine, name in ((ours.key, "k_proj"), (ours.value, "v_proj"), (ours.output, "o_proj")):
+            mine.weight.copy_(getattr(theirs, name).weight)
+    rows = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
+    mask = torch.full((7, 7), float("-inf"), dtype=torch.float64).triu(1)[None, None]
+    turns = Qwen3NextRotaryEmbedding(settings).double()(rows, torch.arange(7)[None])
+    expected, _ = theirs(rows, turns, mask)
+    out = ours(rows)
+    assert torch.allclose(out, expected, rtol=0, atol=1e-6)  # their softmax and their turns are float32
+    probe = torch.randn_like(out)
+    gradients = [torch.autograd.grad((made * probe).sum(), rows)[0] for made in (out, expected)]
+    assert torch.allclose(*gradients, rtol=0, atol=1e-5)
+
+
+def test_gates_that_are_wide_open_leave_the_attention_as_it_is():
+    layer = build({"per": "head"}, width=8, heads=2, bias=True)
+    mha = installed().mechanisms.get("mha")
+    plain = mha.build(configure(mha, width=8, heads=2, bias=True)).double()
+    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
+    with torch.no_grad():
+        layer.inner.gate.bias.fill_(100.0)
+    rows = torch.randn(2, 5, 8, dtype=torch.float64)
+    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-14)
+    assert torch.equal(layer.weights(rows), plain.weights(rows))
+
+
+def test_closed_gates_let_nothing_through():
+    layer = build(width=8, heads=2, bias=True)
+    with torch.no_grad():
+        layer.inner.gate.bias.fill_(-1000.0)
+    rows = torch.randn(2, 5, 8, dtype=torch.float64)
+    assert torch.equal(layer(rows), layer.output.bias.expand(2, 5, 8))
+
+
+def test_a_gate_per_anything_else_is_refused_by_name():
+    with pytest.raises(InvalidValue, match=r"per: 'token' is not allowed; allowed: element or head"):
+        configure(GATED, {"per": "token"}, width=8)

@@ -1,0 +1,96 @@
+"""Mixture of block attention (MoBA): each query reads its own block and the best of the past ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Causal,
+    Cost,
+    DeclaredMechanism,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    hookimpl,
+)
+from attn_core.errors import InvalidValue
+
+if TYPE_CHECKING:
+    from attn_moba.blocks import BlockMixture
+
+
+class Moba(DeclaredMechanism):
+    """Keys in blocks; a query scores past blocks by their mean key and attends to the best of them and to its own."""
+
+    name = "moba"
+    summary = "the own block and the past blocks whose mean key fits best"
+    paper = Paper(
+        title="MoBA: Mixture of Block Attention for Long-Context LLMs",
+        authors="Lu et al.",
+        year=2025,
+        arxiv="2502.13189",
+    )
+    equation = (
+        r"O_i = \mathrm{softmax}\left(\frac{q_i K_{I_i}^\top}{\sqrt{d_k}} + M\right) V_{I_i},\quad"
+        r" I_i = \{j : \lfloor j/B \rfloor \in \{\lfloor i/B \rfloor\} \cup"
+        r" \mathrm{top}_{k-1,\, b < \lfloor i/B \rfloor}\; q_i^\top \mathrm{mean}(K_{[bB, (b+1)B)})\}"
+    )
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """Blocks of `block` tokens, of which a query reads at most `top`, its own included."""
+
+        block: int = 512
+        top: int = 3
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("block", "top"):
+                if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                    raise InvalidValue.of(name, getattr(self, name), "a whole number from 1")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """The causal attention that is thinned out; raises `InvalidValue` where the config is not causal."""
+        if not config.causal:
+            raise InvalidValue.of("causal", config.causal, "True: mechanism 'moba' chooses among past blocks")
+        return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
+
+    def inner(self, config: MechanismConfig) -> BlockMixture:
+        """The choice of blocks and the attention to them; it learns nothing."""
+        from attn_moba.blocks import BlockMixture
+
+        block, top = sizes(config)
+        return BlockMixture(self.spec(config), block=block, top=top)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, one score per past block, and the pairs of every query and `top` blocks."""
+        heads = config.head_layout
+        block, top = sizes(config)
+        queries = shape.batch * shape.query * heads.query
+        blocks = -(-shape.key // block)
+        choice = 2 * queries * blocks * heads.key_size
+        pair = 2 * (heads.key_size + heads.value_size)
+        seen = Causal().count(shape.query, shape.key) * shape.batch * heads.query
+        pairs = Cost(
+            flops=choice + queries * top * block * pair,
+            allowed_flops=choice + min(seen, queries * top * block) * pair,
+            parameters=0,
+        )
+        return self.projection_cost(config, shape) + pairs
+
+
+def sizes(config: MechanismConfig) -> tuple[int, int]:
+    """Tokens of a block and blocks of a query."""
+    own = config if isinstance(config, Moba.Config) else Moba.Config(width=config.width)
+    return own.block, own.top
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """What this plugin offers."""
+    return [Moba()]

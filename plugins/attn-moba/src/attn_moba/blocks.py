@@ -1,0 +1,93 @@
+"""Attention to chosen blocks of keys."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core.pairs import counted, positions, shares, wide
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from attn_moba.choice import choose
+
+PIECE = 1 << 24
+"""Most elements of gathered keys held at once, but while compiling."""
+
+
+class BlockMixture(InnerAttention, nn.Module):
+    """Each query attends to its own block of `block` keys and to the `top` - 1 best of the blocks before it."""
+
+    def __init__(self, spec: AttentionSpec, *, block: int, top: int) -> None:
+        super().__init__()
+        self.spec = spec
+        self.block = block
+        self.top = top
+
+    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+        """Outputs [batch, query, heads, value_size]."""
+        chosen, places = self._chosen(operands)
+        query = wide(operands.query) * self.spec.heads.key_size**-0.5
+        keep = self._blocks(self._keep(operands))
+        memory = self._of_heads(operands.key), self._of_heads(operands.value), keep
+        length = PIECE // max(1, self.top * self.block * query[:, 0].numel())
+        if torch.compiler.is_compiling() or length >= query.shape[1]:
+            return read(query, chosen, places, *memory).to(operands.value.dtype)
+        out = []
+        for start in range(0, query.shape[1], max(1, length)):
+            piece = slice(start, start + max(1, length))
+            inputs = query[:, piece], chosen[:, piece], places[:, piece], *memory
+            # Gathered keys are larger than all pairs; the backward pass gathers them again, a piece at a time.
+            out.append(checkpoint(read, *inputs, use_reentrant=False) if torch.is_grad_enabled() else read(*inputs))
+        return torch.cat(out, dim=1).to(operands.value.dtype)
+
+    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+        """Weights [batch, heads, query, key], zero outside the chosen blocks."""
+        chosen, places = self._chosen(operands)
+        blocks = -(-operands.key.shape[1] // self.block)
+        # Choices that are none point behind the last block.
+        seen = torch.zeros(*chosen.shape[:-1], blocks + self.top, dtype=torch.bool, device=chosen.device)
+        seen = seen.scatter(-1, torch.where(chosen < 0, blocks + self.top - 1, chosen), value=True)
+        keys = seen[..., :blocks].repeat_interleave(self.block, dim=-1)[..., : operands.key.shape[1]].transpose(1, 2)
+        past = counted(operands.key)[:, None, None] <= places[:, None, :, None]
+        key = operands.key[:, :, list(self.spec.heads.group_of)]
+        scores = torch.einsum("bqhd,bkhd->bhqk", wide(operands.query), wide(key)) * self.spec.heads.key_size**-0.5
+        return shares(scores, keys & past & self._keep(operands)[:, None, None])
+
+    def _chosen(self, operands: Operands) -> tuple[Tensor, Tensor]:
+        """Blocks [batch, query, heads, top], -1 where there is none, and positions of the queries [batch, query]."""
+        places = positions(operands)[0].expand(operands.query.shape[0], -1)
+        keys = self._of_heads(operands.key), self._blocks(self._keep(operands))
+        return choose(wide(operands.query), *keys, places // self.block, self.top), places
+
+    def _keep(self, operands: Operands) -> Tensor:
+        """Which keys are real, [batch, key]."""
+        given = operands.keep
+        return operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool) if given is None else given
+
+    def _of_heads(self, rows: Tensor) -> Tensor:
+        """What each query head reads, in blocks: [batch, block, heads, within, size] of [batch, key, groups, size]."""
+        return self._blocks(wide(rows)[:, :, list(self.spec.heads.group_of)]).transpose(2, 3)
+
+    def _blocks(self, rows: Tensor) -> Tensor:
+        """[batch, block, within, ...] of rows [batch, key, ...], with zeros behind the last."""
+        missing = -rows.shape[1] % self.block
+        filled = pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing))
+        return filled.reshape(filled.shape[0], -1, self.block, *filled.shape[2:])
+
+
+def read(query: Tensor, chosen: Tensor, places: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
+    """Outputs [batch, query, heads, value_size] of scaled queries over their chosen blocks.
+
+    `chosen` [batch, query, heads, top], `places` [batch, query]; `key` and `value` [batch, block, heads, within, size],
+    `keep` [batch, block, within].
+    """
+    sequence = torch.arange(query.shape[0], device=query.device)[:, None, None, None]
+    head = torch.arange(query.shape[2], device=query.device)[:, None]
+    at = chosen.clamp(min=0)
+    keys, values = key[sequence, at, head].flatten(3, 4), value[sequence, at, head].flatten(3, 4)
+    within = torch.arange(keep.shape[-1], device=query.device)
+    past = at[..., None] * keep.shape[-1] + within <= places[:, :, None, None, None]
+    allowed = past & keep[sequence, at] & (chosen >= 0)[..., None]
+    scores = (keys @ query[..., None])[..., 0]
+    return (shares(scores, allowed.flatten(3))[..., None, :] @ values)[..., 0, :]

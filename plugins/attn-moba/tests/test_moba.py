@@ -1,0 +1,102 @@
+import attn_moba
+import pytest
+import torch
+from attn_core import Shape, configure, installed
+from attn_core.errors import InvalidValue
+from attn_moba import blocks
+
+MOBA = attn_moba.Moba()
+
+
+def build(options=None, **shared):
+    torch.manual_seed(0)
+    return MOBA.build(configure(MOBA, options, **shared)).double()
+
+
+def by_loops(layer, rows, block, top):
+    """The paper's section 2 for rows [token, width]: one query and one head at a time."""
+    heads = layer.spec.heads
+    query = (rows @ layer.query.weight.T).view(-1, heads.query, heads.key_size)
+    key = (rows @ layer.key.weight.T).view(-1, heads.key_value, heads.key_size)
+    value = (rows @ layer.value.weight.T).view(-1, heads.key_value, heads.value_size)
+    out = []
+    for token in range(len(rows)):
+        for head in range(heads.query):
+            mine, q = heads.group_of[head], query[token, head]
+            gates = [q @ key[b * block : (b + 1) * block, mine].mean(0) for b in range(token // block)]
+            best = sorted(range(len(gates)), key=lambda b: -gates[b].item())[: top - 1]
+            seen = [j for j in range(token + 1) if j // block in {*best, token // block}]
+            shares = (key[seen, mine] @ q / heads.key_size**0.5).softmax(0)
+            out.append(shares @ value[seen, mine])
+    return torch.stack(out).view(len(rows), -1) @ layer.output.weight.T
+
+
+@pytest.mark.parametrize(("block", "top"), [(4, 1), (4, 2), (3, 3), (2, 9), (64, 2)])
+@pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
+def test_it_equals_a_loop_over_queries_forward_and_gradient(block, top, heads, groups):
+    layer = build({"block": block, "top": top}, width=8, heads=heads, key_value_heads=groups)
+    rows = torch.randn(17, 8, dtype=torch.float64, requires_grad=True)
+    expected, out = by_loops(layer, rows, block, top), layer(rows[None])[0]
+    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    probe = torch.randn_like(out)
+    wanted = [rows, layer.query.weight, layer.key.weight, layer.value.weight]
+    ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+
+
+def test_pieces_change_nothing(monkeypatch):
+    layer = build({"block": 3, "top": 2}, width=8, heads=2)
+    rows = torch.randn(2, 14, 8, dtype=torch.float64, requires_grad=True)
+    probe = torch.randn(2, 14, 8, dtype=torch.float64)
+
+    def run():
+        out = layer(rows)
+        return out, *torch.autograd.grad((out * probe).sum(), [rows, layer.key.weight])
+
+    whole = run()
+    monkeypatch.setattr(blocks, "PIECE", 2 * 3 * 16 * 4)
+    for piece, one in zip(run(), whole, strict=True):
+        assert torch.allclose(piece, one, rtol=0, atol=1e-13)
+    with torch.no_grad():
+        assert torch.allclose(layer(rows), whole[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", [{"block": 4, "top": 9}, {"block": 64, "top": 1}])
+def test_all_blocks_or_one_that_holds_all_is_causal_attention(options):
+    layer = build(options, width=8, heads=2)
+    mha = installed().mechanisms.get("mha")
+    plain = mha.build(configure(mha, width=8, heads=2)).double()
+    plain.load_state_dict(layer.state_dict())
+    rows = torch.randn(2, 30, 8, dtype=torch.float64)
+    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-13)
+    assert torch.allclose(layer.weights(rows), plain.weights(rows), rtol=0, atol=1e-13)
+
+
+def test_a_query_reads_at_most_its_blocks():
+    layer = build({"block": 4, "top": 2}, width=8, heads=2)
+    weights = layer.weights(torch.randn(1, 32, 8, dtype=torch.float64))[0]
+    blocks_read = (weights.unflatten(-1, (8, 4)) > 0).any(-1).sum(-1)
+    assert blocks_read[:, :4].eq(1).all()
+    assert blocks_read[:, 4:].eq(2).all()
+
+
+def test_weights_read_what_the_output_is_made_of():
+    layer = build({"block": 3, "top": 2}, width=8, heads=2)
+    rows = torch.randn(2, 13, 8, dtype=torch.float64)
+    keep = torch.rand(2, 13) > 0.3
+    value = (rows @ layer.value.weight.T).view(2, 13, 2, 4)
+    read = torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, keep=keep), value)
+    assert torch.allclose(layer(rows, keep=keep), read.flatten(2) @ layer.output.weight.T, rtol=0, atol=1e-13)
+
+
+def test_the_price_of_the_pairs_grows_with_the_blocks_read_and_not_with_the_length():
+    config = configure(MOBA, {"block": 16, "top": 2}, width=32, heads=4)
+    one, other = (MOBA.cost(config, Shape(query=1, key=keys)).flops for keys in (1600, 3200))
+    assert other - one == 2 * 32 * 100
+
+
+@pytest.mark.parametrize("option", ["block", "top"])
+def test_no_block_is_refused_by_name(option):
+    with pytest.raises(InvalidValue, match=f"{option}: 0"):
+        configure(MOBA, {option: 0}, width=8)
