@@ -7,3 +7,7 @@ class TestPlain(KernelLaws):
 
 class TestTorchSdpa(KernelLaws):
     kernel = "torch_sdpa"
+
+
+class TestBlockSparse(KernelLaws):
+    kernel = "block_sparse"

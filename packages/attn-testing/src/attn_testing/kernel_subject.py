@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -86,8 +87,9 @@ class KernelSubject:
         devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         for device in devices:
             for dtype in VALUES["dtype"]:
-                for size in (16, 64, 128):
+                for size, mask in itertools.product((16, 64, 128), VALUES["mask"]):
                     plain = Problem(key_size=size, value_size=size, dtype=dtype, device=device)
+                    plain = with_field(plain, "mask", mask)
                     if not self.kernel.refusals(plain):
                         return plain
         return Problem(key_size=16, value_size=16)

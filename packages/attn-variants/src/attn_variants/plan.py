@@ -6,6 +6,12 @@ import torch
 from attn_core import AttentionSpec, Kernel, Operands, attend_problem, choose, installed
 from torch import Tensor
 
+ALL_SEEN = frozenset({"full", "causal"})
+"""Masks that leave so many pairs that no kernel's price depends on the lengths."""
+
+Lengths = tuple[int, int]
+"""Queries and keys, rounded up to powers of two; zeros where not known."""
+
 
 class KernelPlan:
     """The kernels of one spec. `name` asks for one kernel, which then raises where it refuses."""
@@ -14,23 +20,41 @@ class KernelPlan:
         self.spec = spec
         self.name = name
         self._kernels: tuple[Kernel, ...] = tuple(installed().kernels)
-        self._chosen: dict[tuple[torch.dtype, str, bool, bool], int] = {}
+        self._chosen: dict[tuple[torch.dtype, str, tuple[bool, bool, bool], Lengths], int] = {}
 
     def run(self, operands: Operands) -> Tensor:
         """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`."""
         query = operands.query
-        padded = operands.keep is not None or operands.query_positions is not None or operands.key_positions is not None
-        index: int = self.index(query.dtype, query.device.type, torch.is_grad_enabled(), padded)
+        placed = operands.query_positions is not None or operands.key_positions is not None
+        flags = torch.is_grad_enabled(), placed or operands.keep is not None, placed
+        # What is compiled is compiled for all lengths.
+        unknown = placed or self.spec.mask.kind in ALL_SEEN or torch.compiler.is_compiling()
+        lengths = (0, 0) if unknown else (rounded(query.shape[1]), rounded(operands.key.shape[1]))
+        index: int = self.index(query.dtype, query.device.type, flags, lengths)
         return self._kernels[index].run(self.spec, operands)
 
-    def index(self, dtype: torch.dtype, device: str, gradients: bool, padded: bool) -> int:  # noqa: FBT001
-        """The place of the chosen kernel among the installed ones."""
-        key = (dtype, device, gradients, padded)
+    def index(self, dtype: torch.dtype, device: str, flags: tuple[bool, bool, bool], lengths: Lengths) -> int:
+        """The place of the chosen kernel among the installed ones; flags are gradients, padded and placed."""
+        key = dtype, device, flags, lengths
         if key not in self._chosen:
-            name = str(dtype).removeprefix("torch.")
-            problem = attend_problem(self.spec, dtype=name, device=device, gradients=gradients, padded=padded)
+            gradients, padded, placed = flags
+            problem = attend_problem(
+                self.spec,
+                dtype=str(dtype).removeprefix("torch."),
+                device=device,
+                gradients=gradients,
+                padded=padded,
+                placed=placed,
+                queries=lengths[0],
+                keys=lengths[1],
+            )
             self._chosen[key] = self._kernels.index(choose(installed().kernels, problem, self.name))
         return self._chosen[key]
+
+
+def rounded(length: int) -> int:
+    """The next power of two; 0 stays."""
+    return 1 << (length - 1).bit_length() if length else 0
 
 
 # torch.compile calls `index` while tracing and keeps the number; a kernel object could not be kept so. This is all that

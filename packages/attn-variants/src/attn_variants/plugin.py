@@ -7,6 +7,7 @@ from typing import Any
 
 from attn_core import AttentionSpec, InnerAttention, Kernel, Mechanism, MechanismConfig, hookimpl
 
+from attn_variants.kernels.block_sparse import BlockSparse
 from attn_variants.kernels.plain import Plain
 from attn_variants.kernels.torch_sdpa import TorchSdpa
 from attn_variants.mechanisms.additive import AdditiveAttention
@@ -45,7 +46,7 @@ def attn_mechanisms() -> list[Mechanism]:
 @hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for `attend`."""
-    return [Plain(), TorchSdpa()]
+    return [Plain(), TorchSdpa(), BlockSparse()]
 
 
 @hookimpl

@@ -41,6 +41,10 @@ class Pair(Mask):
     def by_length(self) -> bool:
         return self.one.by_length or self.other.by_length
 
+    @property
+    def closed(self) -> bool:
+        return self.one.closed and self.other.closed
+
     def over(self, keys: Positions) -> Self:
         if not self.by_length:
             return self
@@ -121,6 +125,10 @@ class Not(Mask):
     @property
     def by_length(self) -> bool:
         return self.mask.by_length
+
+    @property
+    def closed(self) -> bool:
+        return self.mask.closed
 
     def over(self, keys: Positions) -> Not:
         return Not(self.mask.over(keys)) if self.by_length else self

@@ -15,8 +15,11 @@ SAMPLES = 8
 def density(mask: Mask, queries: int, keys: int, tile: int) -> float:
     """The share, from 0 to 1, estimated from a few tiles of `tile` queries and at most four heads.
 
-    Queries are taken in the order of `tiled`. Both lengths are at least 1.
+    Queries are taken in the order of `tiled`. Both lengths are at least 1. Where runs are not known in closed form it is 1:
+    finding them would take longer than the attention.
     """
+    if not mask.closed:
+        return 1.0
     bound = mask.over(keys)
     count = bound.heads or 1
     heads = [bound.of_head(head) for head in range(0, count, -(-count // 4))]
@@ -45,4 +48,4 @@ def tiled(mask: Mask, queries: int, tile: int) -> list[range]:
 def seen_by(mask: Mask, rows: range, queries: int, keys: int) -> Runs:
     """The keys that some of the queries `rows` see; queries are numbered from 0 and aligned to the end of the keys."""
     offset = keys - queries
-    return merged(sorted(piece for row in rows for piece in mask.runs(row + offset, keys)))
+    return merged(sorted({piece for row in rows for piece in mask.runs(row + offset, keys)}))

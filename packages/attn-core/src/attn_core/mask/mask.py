@@ -62,6 +62,11 @@ class Mask(ABC):
         return False
 
     @property
+    def closed(self) -> bool:
+        """Whether `runs` are known in closed form, so that asking for them is cheap however many keys there are."""
+        return True
+
+    @property
     def period(self) -> int:
         """Queries whose positions differ by a multiple of this see nearly the same keys; 1 where neighbours do."""
         return 1

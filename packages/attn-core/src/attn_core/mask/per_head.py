@@ -36,6 +36,10 @@ class PerHead(Mask):
         return any(mask.by_length for mask in self.masks)
 
     @property
+    def closed(self) -> bool:
+        return all(mask.closed for mask in self.masks)
+
+    @property
     def lookback(self) -> int | None:
         return widest([mask.lookback for mask in self.masks])
 

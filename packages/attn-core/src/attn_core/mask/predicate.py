@@ -32,3 +32,7 @@ class Predicate(Mask):
     @property
     def lookahead(self) -> int | None:
         return self.ahead
+
+    @property
+    def closed(self) -> bool:
+        return False

@@ -1,0 +1,1 @@
+"""Attention over tiles of queries and the keys they see."""

@@ -1,0 +1,83 @@
+"""Attention under a mask that leaves few pairs, by tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import torch
+from attn_core import AttentionSpec, Mask, Operands
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attn_variants.compute.block_sparse.layout import buckets
+from attn_variants.compute.block_sparse.tiles import Layout, Tiles
+from attn_variants.compute.operands import nothing
+from attn_variants.score.compute import scale_of
+
+
+def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """The output [batch, query, heads, value_size] in the type of the values.
+
+    Positions are aligned to the end of the keys. Where the mask depends on the number of keys and `keep` is given,
+    sequences of one length are computed together.
+    """
+    if operands.key.shape[1] == 0 or operands.query.shape[0] == 0:
+        return nothing(operands)
+    if operands.keep is None or not spec.mask.by_length:
+        return by_heads(spec, spec.mask.over(operands.key.shape[1]), operands)
+    out = nothing(operands)
+    for length, rows in of_one_length(operands.keep):
+        some = {name: getattr(operands, name)[rows] for name in ("query", "key", "value", "keep")}
+        out = out.index_put((rows,), by_heads(spec, spec.mask.over(length), dataclasses.replace(operands, **some)))
+    return out
+
+
+def of_one_length(keep: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each number of keys, one more than the last real one's, and the sequences that have it; none without any."""
+    places = torch.arange(1, keep.shape[1] + 1, device=keep.device)
+    lengths = (keep * places).amax(1)
+    for length in sorted(set(lengths.tolist()) - {0}):
+        yield length, (lengths == length).nonzero()[:, 0]
+
+
+def by_heads(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
+    """The output under a mask that needs no length any more; heads of one mask go together."""
+    if mask.heads is None:
+        return by_tiles(spec, mask, operands)
+    alike: dict[Mask, list[int]] = defaultdict(list)
+    for head in range(mask.heads):
+        alike[mask.of_head(head)].append(head)
+    out, order = [], []
+    for own, heads in alike.items():
+        out.append(by_tiles(spec, own, heads_of(spec, operands, heads)))
+        order += heads
+    places = torch.tensor(order).argsort()
+    return torch.cat(out, dim=2).index_select(2, places)
+
+
+def heads_of(spec: AttentionSpec, operands: Operands, heads: Sequence[int]) -> Operands:
+    """The operands of some query heads, each with keys and values of its own."""
+    groups = torch.tensor([spec.heads.group_of[head] for head in heads])
+    return dataclasses.replace(
+        operands,
+        query=operands.query.index_select(2, torch.tensor(heads)),
+        key=operands.key.index_select(2, groups),
+        value=operands.value.index_select(2, groups),
+    )
+
+
+def by_tiles(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
+    """The output under one mask for all heads, which share keys and values in equal consecutive groups."""
+    query, key, value = operands.query, operands.key, operands.value
+    groups, size = key.shape[2], value.shape[-1]
+    wide = max(query.shape[-1], size)
+    rows = pad(query, (0, wide - query.shape[-1])).reshape(*query.shape[:2], groups, -1, wide)
+    rows = rows.permute(0, 2, 3, 1, 4).contiguous()
+    keys = pad(key, (0, wide - key.shape[-1])).transpose(1, 2).contiguous()
+    values = pad(value, (0, wide - size)).transpose(1, 2).contiguous()
+    cut = buckets(mask, query.shape[1], key.shape[1])
+    layout = Layout(cut, scale_of(spec.score, query.shape[-1]), operands.keep)
+    out: Tensor = Tiles.apply(rows, keys, values, layout)  # type: ignore[no-untyped-call]
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., :size]

@@ -1,0 +1,149 @@
+"""The attention of one bucket of tiles, forward and backward, by torch's fused kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_variants.compute.block_sparse.layout import Bucket
+
+PIECE = 1 << 23
+"""Most elements of gathered keys that are held at once."""
+
+FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 -- the only one that gives lse
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How one call is cut: the buckets, the scale of the scores, and `keep` [batch, key], bool, or None."""
+
+    buckets: tuple[Bucket, ...]
+    scale: float
+    keep: Tensor | None
+
+
+class Tiles(torch.autograd.Function):
+    """`apply(query, key, value, layout)`: query [batch, groups, share, query, size], key and value [batch, groups, key,
+    size] -> [batch, groups, share, query, size]. Queries that see no key give zeros.
+
+    Keys are gathered again for the gradient, so only inputs, outputs and one number per query are remembered.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
+        """The outputs."""
+        out = torch.zeros_like(query)
+        sums = query.new_zeros(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
+        for piece in pieces(layout, key):
+            rows = of_tiles(query, piece)
+            found, logs = FORWARD(
+                rows,
+                keys_of(key, piece),
+                keys_of(value, piece),
+                attn_mask=bias(piece, layout, query),
+                scale=layout.scale,
+            )
+            put(out, found, piece)
+            put(sums[..., None], logs[..., None].to(sums.dtype), piece)
+        ctx.layout = layout
+        ctx.save_for_backward(query, key, value, out, sums)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """The gradients to queries, keys and values."""
+        query, key, value, out, sums = ctx.saved_tensors
+        to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        for piece in pieces(ctx.layout, key):
+            found = BACKWARD(
+                of_tiles(gradient, piece),
+                of_tiles(query, piece),
+                keys_of(key, piece),
+                keys_of(value, piece),
+                of_tiles(out, piece),
+                of_tiles(sums[..., None], piece)[..., 0],
+                0.0,
+                False,  # noqa: FBT003 -- not causal: the mask says all; torch takes it by place
+                attn_mask=bias(piece, ctx.layout, query),
+                scale=ctx.layout.scale,
+            )
+            put(to_query, found[0], piece)
+            add_keys(to_key, found[1], piece)
+            add_keys(to_value, found[2], piece)
+        return to_query, to_key, to_value, None
+
+
+def pieces(layout: Layout, key: Tensor) -> Iterator[Bucket]:
+    """The buckets, those whose keys have to be gathered in pieces of bounded size."""
+    for bucket in layout.buckets:
+        tiles, count = bucket.keys.shape
+        most = max(1, PIECE // max(1, key.shape[0] * key.shape[1] * count * key.shape[-1]))
+        if bucket.start is not None or tiles <= most:
+            yield bucket
+            continue
+        for start in range(0, tiles, most):
+            chosen = slice(start, start + most)
+            shared = bucket.allowed is None or len(bucket.allowed) == 1
+            allowed = bucket.allowed if shared else bucket.allowed[chosen]  # type: ignore[index]
+            yield Bucket(bucket.queries[chosen], bucket.keys[chosen], allowed)
+
+
+def of_tiles(rows: Tensor, bucket: Bucket) -> Tensor:
+    """[tiles, batch * groups, share * query, size] of rows [batch, groups, share, query, size]."""
+    batch, groups, share, _, width = rows.shape
+    tiles, count = bucket.queries.shape
+    picked = rows.index_select(3, bucket.queries.flatten()).view(batch * groups, share, tiles, count, width)
+    return picked.permute(2, 0, 1, 3, 4).reshape(tiles, batch * groups, share * count, width)
+
+
+def put(into: Tensor, found: Tensor, bucket: Bucket) -> None:
+    """Write [tiles, batch * groups, share * query, size] to their rows of [batch, groups, share, query, size]."""
+    batch, groups, share, _, width = into.shape
+    tiles, count = bucket.queries.shape
+    back = found.view(tiles, batch, groups, share, count, width).permute(1, 2, 3, 0, 4, 5)
+    into.index_copy_(3, bucket.queries.flatten(), back.reshape(batch, groups, share, tiles * count, width))
+
+
+def keys_of(rows: Tensor, bucket: Bucket) -> Tensor:
+    """[tiles, batch * groups, key, size] of contiguous rows [batch, groups, key, size]; a view where tiles are even."""
+    batch, groups, length, width = rows.shape
+    tiles, count = bucket.keys.shape
+    if bucket.start is not None:
+        shape = tiles, batch * groups, count, width
+        steps = bucket.step * width, length * width, width, 1
+        return rows.as_strided(shape, steps, rows.storage_offset() + bucket.start * width)
+    flat = rows.view(batch * groups, length, width)
+    return flat.index_select(1, bucket.keys.flatten()).view(batch * groups, tiles, count, width).transpose(0, 1)
+
+
+def add_keys(into: Tensor, found: Tensor, bucket: Bucket) -> None:
+    """Add [tiles, batch * groups, key, size] to their rows of contiguous [batch, groups, key, size]."""
+    batch, groups, length, width = into.shape
+    moved = found.transpose(0, 1).reshape(batch * groups, -1, width)
+    into.view(batch * groups, length, width).index_add_(1, bucket.keys.flatten(), moved)
+
+
+def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
+    """What is added to the scores [tiles, batch * groups, share * query, key]: 0 or -inf; None where all may meet."""
+    batch, groups, share = query.shape[:3]
+    tiles, count = bucket.keys.shape
+    allowed = bucket.allowed
+    if layout.keep is not None:
+        kept = layout.keep.index_select(1, bucket.keys.flatten()).view(batch, tiles, 1, count).transpose(0, 1)
+        own = kept if allowed is None else kept & allowed[:, None]
+        rows = own.expand(tiles, batch, bucket.queries.shape[1], count)[:, :, None]
+        allowed = rows.expand(-1, -1, groups, -1, -1).reshape(tiles, batch * groups, -1, count)
+    elif allowed is not None:
+        allowed = allowed[:, None]
+    if allowed is None:
+        return None
+    added = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill_(~allowed, float("-inf"))
+    added = added.repeat(1, 1, share, 1)
+    return added.expand(tiles, batch * groups, -1, -1)
