@@ -11,3 +11,7 @@ class TestContiguous(CacheLaws):
 
 class TestPaged(CacheLaws):
     family = "paged"
+
+
+class TestShared(CacheLaws):
+    family = "shared"

@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from attn_cache import Contiguous, PagedTokens
+from attn_cache import Contiguous, PagedTokens, SharedTokens
 from attn_core import Field, Paged, Slot, StoreSize, installed
 from attn_core.errors import AlreadyExists, InvalidValue, WrongState
 from remembered import SPECS, Oracle, ragged
 
 KV = {"layer": {"kv": Paged({"key": Field((2, 4))})}}
 NEAR = {"layer": {"kv": Paged({"key": Field((2, 4))}, window=16)}}
-FAMILIES = pytest.mark.parametrize("family", [Contiguous(), PagedTokens()], ids=lambda family: family.name)
+FAMILIES = pytest.mark.parametrize(
+    "family", [Contiguous(), PagedTokens(), SharedTokens()], ids=lambda family: family.name
+)
 
 
 def test_both_stores_are_found_by_name():
@@ -212,3 +214,34 @@ def test_room_that_is_set_aside_costs_no_memory_until_it_is_used(family):
     store = family.create(KV, StoreSize(tokens=2**23, requests=4))
     assert sum(rows.nbytes for rows in store._tokens.memory["layer", "kv"].values()) >= 2**28
     assert resident() - before < 2**26
+
+
+def test_a_beginning_whose_window_is_gone_is_not_given_to_anybody():
+    store = SharedTokens().create(NEAR, StoreSize(tokens=128, requests=2))
+    tokens = list(range(64))
+    store.admit(1)
+    for end in range(16, 65, 16):
+        store.reserve(1, end)
+        store.view(ragged([16], [end - 16]), [1])
+    store.reserve(1, 65)
+    store.remember(1, tokens, "")
+    store.admit(2)
+    # Of the rows before token 64 only those of the last block are held; the token after 48 would need others.
+    assert store.adopt(2, tokens[:63], "") == 0
+    assert store.adopt(2, tokens, "") == 64
+
+
+def test_remembered_pages_count_as_free():
+    store = SharedTokens().create(KV, StoreSize(tokens=64, requests=2))
+    store.admit(1)
+    store.reserve(1, 64)
+    store.view(ragged([64], [0]), [1])
+    store.remember(1, list(range(64)), "")
+    assert store.usage().tokens == 64
+    store.release(1)
+    assert store.usage().tokens == 0
+    store.admit(2)
+    assert store.adopt(2, list(range(40)), "") == 32
+    assert store.usage().tokens == 32
+    assert store.reserve(2, 64)
+    assert not store.reserve(2, 65)

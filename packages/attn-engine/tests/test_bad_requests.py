@@ -61,7 +61,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_three_numbers():
     run(engine, [Request(id="x", token_ids=(1,) * 90, task=Sampling(max_new_tokens=6, ignore_end=True))])
 
 
-@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 def test_a_request_that_the_store_could_never_hold_is_refused_at_once(cache):
     engine = make_engine(small_model("paged"), cache, tokens=32, requests=1)
     with pytest.raises(InvalidValue, match="33 tokens"):

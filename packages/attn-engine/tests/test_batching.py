@@ -51,7 +51,7 @@ def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
 
 
 @EVERY_KIND
-@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 @pytest.mark.parametrize(
     "setting",
     [
@@ -68,7 +68,7 @@ def test_a_crowd_changes_nothing(kind, cache, setting):
 
 
 @EVERY_KIND
-@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 def test_joining_and_leaving_a_running_batch_changes_nothing(kind, cache):
     model, requests = model_and_requests(kind)
     engine = make_engine(model, cache, step_tokens=20)

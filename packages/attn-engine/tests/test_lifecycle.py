@@ -109,7 +109,7 @@ def test_usage_counts_prompt_new_and_computed_tokens():
     assert (usage.prompt_tokens, usage.new_tokens, usage.computed_tokens) == (7, 4, 10)
 
 
-@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+@pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 def test_nothing_leaks_after_a_random_program_of_submits_and_cancels(cache):
     rng = random.Random(4)
     model = small_model("hybrid")

@@ -30,6 +30,17 @@ async def test_a_completion_in_a_crowd_is_the_completion_alone(stub: InferenceSe
     assert len({tuple(tokens) for tokens in alone}) > 6
 
 
+async def test_a_prompt_asked_again_is_read_from_memory_and_answered_the_same(stub: InferenceServiceStub) -> None:
+    text = "a beginning of forty characters and not less"
+    answers = []
+    for _ in range(2):
+        messages = [message async for message in stub.Generate(ask(text, max_new_tokens=8))]
+        answers.append([token.id for message in messages for token in message.tokens])
+    assert answers[0] == answers[1]
+    assert messages[-1].usage.cached_tokens == 32
+    assert (await stub.GetLoad(inference_pb2.GetLoadRequest(model="tiny"))).cached_tokens >= 32
+
+
 async def test_a_seed_repeats_a_sampled_completion(stub: InferenceServiceStub) -> None:
     sampled = [await complete(stub, ask(max_new_tokens=20, temperature=1.5, seed=seed)) for seed in (7, 7, 8)]
     assert sampled[0] == sampled[1] != sampled[2]

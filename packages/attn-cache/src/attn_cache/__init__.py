@@ -1,5 +1,5 @@
-"""What is remembered between decoding steps: contiguous, paged, fixed and source states."""
+"""What is remembered between decoding steps: contiguous, paged, shared, fixed and source states."""
 
-from attn_cache.plugin import Contiguous, PagedTokens
+from attn_cache.plugin import Contiguous, PagedTokens, SharedTokens
 
-__all__ = ["Contiguous", "PagedTokens"]
+__all__ = ["Contiguous", "PagedTokens", "SharedTokens"]

@@ -32,6 +32,15 @@ class FixedStates:
             bank.rows[:, place] = bank.rows[:, last]
             bank.rows[:, last].zero_()
 
+    def snapshot(self, place: int) -> list[Tensor]:
+        """A copy of the states of the request at `place`."""
+        return [bank.rows[:, place].clone() for bank in self._banks]
+
+    def restore(self, place: int, snapshot: Sequence[Tensor]) -> None:
+        """Put a snapshot in place of the request's states."""
+        for bank, rows in zip(self._banks, snapshot, strict=True):
+            bank.rows[:, place] = rows
+
     def views(self, places: Sequence[int]) -> dict[tuple[str, str], FixedView]:
         """The views of one step by layer and state."""
         if not self._memory:

@@ -5,7 +5,7 @@ Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
@@ -67,6 +67,32 @@ class PagedRows:
         for group, pages in needs:
             group.take(place, pages)
         return True
+
+    def would_fit(self, place: int, tokens: int) -> bool:
+        """Whether `reserve` would succeed if every page that only `keep` holds were let go."""
+        return all(group.can_take(group.missing(place, tokens) - group.idle) for group in self.groups.values())
+
+    def keep(self, place: int, number: int) -> dict[int | None, int]:
+        """Keep page number `number` of the request in every window that still has it; these pages by window."""
+        held = {}
+        for window, group in self.groups.items():
+            table = group.tables[place]
+            if 0 <= number - table.first < len(table.pages):
+                held[window] = table.pages[number - table.first]
+                group.keep(held[window])
+        return held
+
+    def let_go(self, pages: Mapping[int | None, int]) -> None:
+        """Keep these pages, by window, no longer."""
+        for window, page in pages.items():
+            self.groups[window].let_go(page)
+
+    def adopt(self, place: int, tokens: int, blocks: Sequence[Mapping[int | None, int]]) -> None:
+        """Give the empty request at `place` the kept pages of its first `tokens` positions, as far as windows see."""
+        for window, group in self.groups.items():
+            first = first_visible(tokens, window) // PAGE
+            group.share(place, first, [block[window] for block in blocks[first:]])
+        self._computed[place] = tokens
 
     def close(self, place: int) -> None:
         """Free the request at `place`; the request at the last place takes it over."""

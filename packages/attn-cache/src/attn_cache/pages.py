@@ -23,7 +23,10 @@ class Table:
 
 
 class PageGroup:
-    """The pages of all states of one window. Page 0 belongs to nobody and stays zero: padding is read from it."""
+    """The pages of all states of one window. Page 0 belongs to nobody and stays zero: padding is read from it.
+
+    Several requests may hold a page, which none of them writes any more, and it may be *kept* beyond them.
+    """
 
     def __init__(self, window: int | None, pages: int) -> None:
         self.window = window
@@ -31,11 +34,19 @@ class PageGroup:
         self.tables: list[Table] = []
         # The lowest page first: requests that run alone get neighbouring pages, which can be read in place.
         self._free = list(range(1, pages + 1))
+        self._holders = [0] * (pages + 1)
+        self._kept: set[int] = set()
+        self._idle = 0
 
     @property
     def taken(self) -> int:
         """Pages that requests hold."""
-        return self.pages - len(self._free)
+        return self.pages - len(self._free) - self._idle
+
+    @property
+    def idle(self) -> int:
+        """Pages that are kept though no request holds them."""
+        return self._idle
 
     def open(self) -> None:
         """Add a request that holds nothing."""
@@ -51,10 +62,31 @@ class PageGroup:
 
     def take(self, place: int, pages: int) -> None:
         """Give the request so many pages more."""
-        self.tables[place].pages += [heapq.heappop(self._free) for _ in range(pages)]
+        taken = [heapq.heappop(self._free) for _ in range(pages)]
+        for page in taken:
+            self._holders[page] = 1
+        self.tables[place].pages += taken
+
+    def share(self, place: int, first: int, pages: list[int]) -> None:
+        """Give a request that holds nothing these kept pages, from page number `first` of its sequence on."""
+        for page in pages:
+            self._idle -= self._holders[page] == 0
+            self._holders[page] += 1
+        self.tables[place] = Table(first, list(pages))
+
+    def keep(self, page: int) -> None:
+        """Keep a page that a request holds, also when no request does any more."""
+        self._kept.add(page)
+
+    def let_go(self, page: int) -> None:
+        """Keep the page no longer."""
+        self._kept.remove(page)
+        if self._holders[page] == 0:
+            self._idle -= 1
+            heapq.heappush(self._free, page)
 
     def drop_before(self, place: int, position: int) -> None:
-        """Free the pages that end before `position`."""
+        """Give back the pages that end before `position`."""
         table = self.tables[place]
         behind = min(position // PAGE - table.first, len(table.pages))
         if behind > 0:
@@ -63,7 +95,7 @@ class PageGroup:
             table.first += behind
 
     def close(self, place: int) -> None:
-        """Free all pages of the request; the last request takes over its place."""
+        """Give back all pages of the request; the last request takes over its place."""
         self._give_back(self.tables[place].pages)
         last = self.tables.pop()
         if place < len(self.tables):
@@ -71,4 +103,9 @@ class PageGroup:
 
     def _give_back(self, pages: list[int]) -> None:
         for page in pages:
-            heapq.heappush(self._free, page)
+            self._holders[page] -= 1
+            if self._holders[page] == 0:
+                if page in self._kept:
+                    self._idle += 1
+                else:
+                    heapq.heappush(self._free, page)

@@ -33,7 +33,20 @@ class PagedTokens(CacheFamily):
         return Store(specs, size, PagedRows(specs, size))
 
 
+class SharedTokens(CacheFamily):
+    """As `paged`, and requests that begin alike hold the same pages; beginnings outlive their requests."""
+
+    name = "shared"
+    summary = "Pages of 16 tokens; requests that begin alike share them, also with requests that have ended."
+
+    def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
+        """As `PagedTokens.create`; what requests leave free of the `size.tokens` remembers beginnings."""
+        from attn_cache.shared import SharedStore
+
+        return SharedStore(specs, size)
+
+
 @hookimpl
 def attn_caches() -> list[CacheFamily]:
-    """The contiguous and the paged store."""
-    return [Contiguous(), PagedTokens()]
+    """Every store of the package."""
+    return [Contiguous(), PagedTokens(), SharedTokens()]

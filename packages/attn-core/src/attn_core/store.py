@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from attn_core.batch import Fields, ModelState, RaggedBatch
 from attn_core.errors import InvalidValue
@@ -77,6 +77,26 @@ class StateStore(Protocol):
 
     def usage(self) -> Usage:
         """What is taken now."""
+        ...
+
+
+@runtime_checkable
+class PrefixStore(Protocol):
+    """A store in which requests that begin alike need compute what they share only once.
+
+    What is shared are blocks of whole tokens; a `scope` is any text, and nothing is shared between two scopes.
+    """
+
+    def adopt(self, request: int, tokens: Sequence[int], scope: str) -> int:
+        """Give a request, just admitted, the remembered states of the longest beginning of `tokens`; its length."""
+        ...
+
+    def remember(self, request: int, tokens: Sequence[int], scope: str) -> None:
+        """Remember the states of the request's whole blocks, now that those of all `tokens` are computed."""
+        ...
+
+    def chunk(self, computed: int, length: int, prompt: int) -> int:
+        """How many of the next `length` tokens to compute at once, for states that exist only where a step ends."""
         ...
 
 

@@ -116,6 +116,7 @@ class Engine:
             preemptions=self._scheduler.preemptions,
             computed_tokens=self._computed,
             generated_tokens=self._generated,
+            shared_tokens=self._scheduler.shared_tokens,
         )
 
     def drain(self) -> None:
@@ -142,8 +143,9 @@ class Engine:
         for chunk in chunks:
             sequence = chunk.sequence
             try:
-                if sequence.computed == 0:
+                if not sequence.entered:
                     self._forward.enter(sequence.number, sequence.request.source_ids)
+                    sequence.entered = True
             except Exception as error:
                 log.exception("request %s: the source could not be encoded", sequence.id)
                 self._end(sequence, FinishReason.FAILED, error)
@@ -155,7 +157,9 @@ class Engine:
         ordered, hidden = self._forward.run(chunks)
         for chunk in ordered:
             self._computed += chunk.length
-            chunk.sequence.computed_in_all += chunk.length
+            sequence = chunk.sequence
+            sequence.computed_in_all += chunk.length
+            self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
         for progress in advance(self._forward, ordered, hidden, self._end_ids):
             sequence = progress.sequence
             self._generated += 0 if sequence.scoring else len(progress.tokens)

@@ -41,11 +41,15 @@ class ScoredToken:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestUsage:
-    """What a request cost, in tokens; `computed_tokens` counts recomputation after preemption too."""
+    """What a request cost, in tokens; `computed_tokens` counts recomputation after preemption too.
+
+    `shared_tokens` are those whose states had been computed already, for another request or before a preemption.
+    """
 
     prompt_tokens: int
     new_tokens: int
     computed_tokens: int
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ class EngineLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """How busy an engine is. The last three count since it began."""
+    """How busy an engine is. The last four count since it began."""
 
     running: int
     waiting: int
@@ -34,3 +34,4 @@ class Load:
     preemptions: int
     computed_tokens: int
     generated_tokens: int
+    shared_tokens: int = 0

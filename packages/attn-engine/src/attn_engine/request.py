@@ -31,7 +31,8 @@ class Request:
     """One sequence to continue (`task` is `Sampling`) or to score (`task` is `Scoring`).
 
     `token_ids` is the prompt; `source_ids` the source, for models that attend to one. `deadline` is a moment of
-    `time.monotonic()`, in seconds. Of waiting requests the highest `priority` goes first, then the oldest.
+    `time.monotonic()`, in seconds. Of waiting requests the highest `priority` goes first, then the oldest. States of
+    equal beginnings are shared only between requests of one `scope`, such as a tenant's; None shares nothing.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Request:
     source_ids: tuple[int, ...] | None = None
     deadline: float | None = None
     priority: int = 0
+    scope: str | None = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))

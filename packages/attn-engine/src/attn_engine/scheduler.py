@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from attn_core import StateStore
 
+from attn_engine.prefixes import Prefixes
 from attn_engine.sequence import Sequence
 
 
@@ -34,9 +35,11 @@ class Scheduler:
     def __init__(self, store: StateStore, step_tokens: int) -> None:
         self._store = store
         self._step_tokens = step_tokens
+        self.prefixes = Prefixes(store)
         self.waiting: list[Sequence] = []
         self.running: dict[int, Sequence] = {}
         self.preemptions = 0
+        self.shared_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
         """Let it wait for a place."""
@@ -70,6 +73,7 @@ class Scheduler:
             length = min(sequence.pending, left)
             if length < 1 or sequence.number not in self.running:
                 continue
+            length = self.prefixes.chunk(sequence, length)
             if self._make_room(sequence, sequence.computed + length):
                 chunks.append(Chunk(sequence, length))
                 left -= length
@@ -98,13 +102,17 @@ class Scheduler:
             sequence = self.waiting[0]
             if not self._store.admit(sequence.number):
                 break
+            self.prefixes.adopt(sequence)
             # Room for all that is known, and a token more, so that it is not thrown out before it has made one.
             if not self._store.reserve(sequence.number, len(sequence.tokens) + (sequence.scoring is None)):
                 self._store.release(sequence.number)
+                sequence.forget()
                 break
             self.waiting.pop(0)
             self.running[sequence.number] = sequence
-            length = min(sequence.pending, left)
+            sequence.adopted_in_all += sequence.computed
+            self.shared_tokens += sequence.computed
+            length = self.prefixes.chunk(sequence, min(sequence.pending, left))
             chunks.append(Chunk(sequence, length))
             left -= length
         return chunks

@@ -26,6 +26,10 @@ class Sequence:
     tokens: list[int] = field(init=False)
     computed: int = 0
     computed_in_all: int = 0
+    adopted_in_all: int = 0
+    """Tokens whose states were found computed."""
+    entered: bool = False
+    """Whether the source is in the store."""
     told: int = 0
     """Tokens whose scores have been told, where the task is scoring."""
     seed: int = field(init=False)
@@ -95,11 +99,15 @@ class Sequence:
     def forget(self) -> None:
         """Its states are gone from the store and will be computed again."""
         self.computed = 0
+        self.entered = False
 
     def finish(self, reason: FinishReason, error: Exception | None = None) -> Finish:
         """The closing news."""
         usage = RequestUsage(
-            prompt_tokens=len(self.request.token_ids), new_tokens=self.generated, computed_tokens=self.computed_in_all
+            prompt_tokens=len(self.request.token_ids),
+            new_tokens=self.generated,
+            computed_tokens=self.computed_in_all,
+            shared_tokens=self.adopted_in_all,
         )
         known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
         return Finish(reason=reason, usage=usage, stop=self.stops.found, error=known)

@@ -22,7 +22,7 @@ from attn_serve.reader import Reader
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
 from attn_serve.scores import score_all
 
-CACHE = "paged"
+CACHE = "shared"
 
 Deliver = Callable[[list[Chunk]], None]
 """Called on the engine's thread with all news of a step; must return at once."""
@@ -102,7 +102,7 @@ class EngineHost:
             state_tokens_used=load.state_tokens_used,
             state_tokens_total=load.state_tokens_total,
             preemptions=load.preemptions,
-            cached_tokens=0,
+            cached_tokens=load.shared_tokens,
             generated_tokens=load.generated_tokens,
         )
 

@@ -21,6 +21,8 @@ def store_size(model: LanguageModel, settings: EngineSettings) -> StoreSize:
     layers = model.state_specs().values()
     fixed = sum(state_bytes(specs, tokens=0, dtype=settings.dtype) for specs in layers)
     row = sum(state_bytes(specs, tokens=1, dtype=settings.dtype) for specs in layers) - fixed
+    # Beginnings that requests share bring as many snapshots of the fixed states.
+    fixed *= 2
     room = allowed - fixed * sequences
     needed = sequences * model.context
     tokens = min(needed, room // row) if row else needed

@@ -23,7 +23,9 @@ def chunk_of(event: Event, spelling: Spelling) -> Chunk:
     finish = event.finish
     if finish is None:
         return Chunk(event.request, tokens, event.text)
-    usage = UsageAnswer(prompt=finish.usage.prompt_tokens, cached=0, completion=finish.usage.new_tokens)
+    # A request that was preempted may have found its own beginning again: no more than its prompt counts.
+    cached = min(finish.usage.shared_tokens, finish.usage.prompt_tokens)
+    usage = UsageAnswer(prompt=finish.usage.prompt_tokens, cached=cached, completion=finish.usage.new_tokens)
     return Chunk(
         event.request,
         tokens,
