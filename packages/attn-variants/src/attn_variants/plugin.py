@@ -21,6 +21,7 @@ from attn_variants.mechanisms.mqa import MultiQueryAttention
 from attn_variants.mechanisms.reduced import reduced
 from attn_variants.mechanisms.rope import RotaryAttention
 from attn_variants.mechanisms.sliding_window import SlidingWindow
+from attn_variants.mechanisms.sparse.family import sparse
 from attn_variants.mechanisms.sparsemax import SparsemaxAttention
 
 
@@ -39,6 +40,7 @@ def attn_mechanisms() -> list[Mechanism]:
         GeneralAttention(),
         SparsemaxAttention(),
         LinearAttention(),
+        *sparse(),
         *reduced(),
     ]
 

@@ -1,0 +1,1 @@
+"""Mechanisms that let a query see few keys."""

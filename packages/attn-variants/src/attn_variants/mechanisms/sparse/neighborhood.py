@@ -1,0 +1,45 @@
+"""Neighbourhood attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Neighbourhood, Paper
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.sparse.common import ENCODER, never_causal
+
+
+class NeighborhoodAttention(DeclaredMechanism):
+    """Every query sees its k nearest positions; at the edges the neighbourhood is shifted, never cut.
+
+    In one dimension. Of sequences shorter than k tokens all is seen.
+    """
+
+    name = "neighborhood"
+    summary = "always the k nearest positions, also at the edges"
+    paper = Paper(title="Neighborhood Attention Transformer", authors="Hassani et al.", year=2023, arxiv="2204.07143")
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{\rho(i)}^\top}{\sqrt{d_k}}\right) V_{\rho(i)},\quad"
+        r" \rho(i) = \{s, \dots, s + k - 1\},\quad s = \min(\max(i - \lfloor k/2 \rfloor, 0), n - k)"
+    )
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`size` k of the neighbourhood; `dilation` between its positions, 1 for none (Hassani and Shi 2022)."""
+
+        size: int = 127
+        dilation: int = 1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("size", self.size, "tokens")
+            check_whole("dilation", self.dilation, "tokens")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        never_causal(self.name, config)
+        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        mask = Neighbourhood(size=options.size, dilation=options.dilation)
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)

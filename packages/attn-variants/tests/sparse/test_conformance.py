@@ -1,0 +1,51 @@
+from attn_testing import MechanismLaws
+
+FEW = ({"width": 16, "heads": 4}, {"width": 12, "heads": 3, "bias": True})
+"""For what differs from another class by an option only."""
+
+
+class TestDilatedWindow(MechanismLaws):
+    mechanism = "dilated_window"
+    options = {"window": 3, "dilations": (1, 2, 3)}
+
+
+class TestStrided(MechanismLaws):
+    mechanism = "strided"
+    options = {"stride": 3}
+
+
+class TestStridedByHeads(MechanismLaws):
+    mechanism = "strided"
+    options = {"stride": 2, "pattern": "heads"}
+    settings = FEW
+
+
+class TestFixed(MechanismLaws):
+    mechanism = "fixed"
+    options = {"block": 4, "summaries": 1}
+
+
+class TestBigBird(MechanismLaws):
+    mechanism = "bigbird"
+    options = {"block": 1, "random": 1}
+
+
+class TestNeighborhood(MechanismLaws):
+    mechanism = "neighborhood"
+    options = {"size": 3}
+
+
+class TestDilatedNeighborhood(MechanismLaws):
+    mechanism = "neighborhood"
+    options = {"size": 3, "dilation": 2}
+    settings = FEW
+
+
+class TestChunked(MechanismLaws):
+    mechanism = "chunked"
+    options = {"chunk": 3}
+
+
+class TestBlockLocal(MechanismLaws):
+    mechanism = "block_local"
+    options = {"block": 2}
