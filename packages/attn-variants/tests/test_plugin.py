@@ -23,10 +23,11 @@ def test_everything_offered_is_found_through_the_catalogue_by_its_name():
 def test_every_declared_mechanism_can_be_priced_described_and_located_without_torch():
     program = (
         "import sys\n"
-        "from attn_core import Shape, configure\n"
+        "from attn_core import Capability, Shape, configure\n"
         "from attn_variants import plugin\n"
         "for mechanism in plugin.attn_mechanisms():\n"
-        "    config = configure(mechanism, width=64, heads=4)\n"
+        "    causal = mechanism.can(Capability.CAUSAL)\n"
+        "    config = configure(mechanism, width=64, heads=4, causal=causal)\n"
         "    mechanism.spec(config), mechanism.state(config), mechanism.cost(config, Shape(query=8, key=8))\n"
         "sys.exit('torch' in sys.modules)\n"
     )
