@@ -1,3 +1,4 @@
+from attn_core import Rotary
 from attn_testing import MechanismLaws
 
 
@@ -7,6 +8,12 @@ class TestMultiHead(MechanismLaws):
 
 class TestGroupedQuery(MechanismLaws):
     mechanism = "gqa"
+
+
+class TestUnequalGroups(MechanismLaws):
+    mechanism = "gqa"
+    options = {"groups": [0, 1, 0, 0]}
+    settings = ({"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary()}, {"width": 16, "heads": 4})
 
 
 class TestMultiQuery(MechanismLaws):

@@ -27,7 +27,7 @@ def attn_commands() -> list[Command]:
         Command(
             name="convert",
             summary="Turn a GGUF file or a Hugging Face folder into a model folder.",
-            target="attn_models.commands:convert",
+            target="attn_models.convert_command:app",
         ),
         Command(
             name="pull",

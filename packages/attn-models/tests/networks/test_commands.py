@@ -8,7 +8,7 @@ import pytest
 import torch
 import typer
 from attn_core import installed
-from attn_models import commands
+from attn_models import commands, convert_command
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from typer.testing import CliRunner
@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 def attn():
     """Runs a subcommand by its name in the catalogue."""
     app = typer.Typer()
-    for name in ("convert", "pull"):
-        module, _, function = installed().commands.get(name).target.partition(":")
-        assert module == commands.__name__
-        app.command(name)(getattr(commands, function))
+    targets = [installed().commands.get(name).target for name in ("convert", "pull")]
+    assert targets == [f"{convert_command.__name__}:app", f"{commands.__name__}:pull"]
+    app.add_typer(convert_command.app, name="convert")
+    app.command("pull")(commands.pull)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from attn_core import AttentionSpec, DeclaredMechanism, Heads, MechanismConfig, Paper
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask
+from attn_variants.mechanisms.options import whole_numbers
 
 
 class GroupedQueryAttention(DeclaredMechanism):
@@ -30,6 +32,17 @@ class GroupedQueryAttention(DeclaredMechanism):
     )
     capabilities = GROUPED_SELF
 
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`groups` names the key/value head of each query head, where groups are not equal or not of neighbours."""
+
+        groups: tuple[int, ...] | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.groups is not None:
+                object.__setattr__(self, "groups", whole_numbers("groups", self.groups))
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         return AttentionSpec(heads=grouped_heads(config), mask=self_mask(config), rotary=config.rotary)
@@ -37,6 +50,11 @@ class GroupedQueryAttention(DeclaredMechanism):
 
 def grouped_heads(config: MechanismConfig) -> Heads:
     """The config's heads, in the smallest groups above one where it names no key/value heads."""
+    groups = config.groups if isinstance(config, GroupedQueryAttention.Config) else None
+    if groups is not None:
+        size = config.head_size or config.width // config.heads
+        shared = config.key_value_heads or max(groups) + 1
+        return Heads(query=config.heads, key_value=shared, key_size=size, value_size=size, groups=groups)
     if config.key_value_heads is not None or config.heads == 1:
         return config.head_layout
     share = next(share for share in range(2, config.heads + 1) if config.heads % share == 0)

@@ -1,0 +1,91 @@
+"""Conversions of model folders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_models.conversion.groups import HeadMap
+from attn_models.conversion.heads import fewer_heads
+from attn_models.conversion.latent import latent_attention
+from attn_models.conversion.pooling import METHODS, Method
+from attn_models.conversion.text_loss import text_loss
+from attn_models.decoder.decoder import Decoder
+from attn_models.families.own import OwnDoor
+from attn_models.loading import LoadedModel, load_model, save_model
+from attn_models.weights import read_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """What a conversion wrote: `energy` kept, at most 1; losses on a text in nats per token, None without one."""
+
+    folder: Path
+    layout: str
+    energy: float
+    loss_before: float | None = None
+    loss_after: float | None = None
+
+
+def convert_heads(
+    folder: Path, target: Path, heads: int | HeadMap, method: Method = "mean", *, text: str | None = None
+) -> Converted:
+    """Write the model in `folder` with fewer key/value heads to `target`, whole or not at all.
+
+    `heads` are how many, in equal groups of neighbours, or which become one. See `fewer_heads`, `load_model` and
+    `save_model` for errors.
+    """
+    if method not in METHODS:
+        raise InvalidValue.of("method", method, ", ".join(METHODS))
+
+    def change(model: Decoder) -> tuple[Decoder, float]:
+        if isinstance(heads, HeadMap):
+            return fewer_heads(model, heads, method)
+        now = model.config.key_value_heads or model.config.heads
+        return fewer_heads(model, HeadMap.consecutive(now, heads), method)
+
+    return _convert(folder, target, change, text)
+
+
+def convert_latent(folder: Path, target: Path, latent: int | None = None, *, text: str | None = None) -> Converted:
+    """Write the model in `folder` with one latent for all keys and values to `target`, whole or not at all.
+
+    See `latent_attention`, `load_model` and `save_model` for errors.
+    """
+    return _convert(folder, target, lambda model: latent_attention(model, latent), text)
+
+
+def _convert(
+    folder: Path, target: Path, change: Callable[[Decoder], tuple[Decoder, float]], text: str | None
+) -> Converted:
+    loaded = load_model(folder)
+    tokens = None if text is None else _tokens(loaded, text)
+    model, energy = change(loaded.model)
+    model.eval()
+    layout = _save(target, model, loaded, str(read_folder(folder).config.get("model_type")))
+    return Converted(
+        folder=target,
+        layout=layout,
+        energy=energy,
+        loss_before=None if tokens is None else text_loss(loaded.model, tokens),
+        loss_after=None if tokens is None else text_loss(model, tokens),
+    )
+
+
+def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:
+    """Write in the model's own layout, or where that cannot say it, in ours; returns which."""
+    try:
+        save_model(target, model, loaded.tokenizer, layout=own, generation=loaded.generation)
+    except Incompatible:
+        save_model(target, model, loaded.tokenizer, generation=loaded.generation)
+        return OwnDoor.model_type
+    return own
+
+
+def _tokens(loaded: LoadedModel, text: str) -> list[int]:
+    if loaded.tokenizer is None:
+        raise Incompatible(f"{loaded.path} has no tokenizer, so no loss can be taken on a text", path=loaded.path)
+    return loaded.tokenizer.encode(text)

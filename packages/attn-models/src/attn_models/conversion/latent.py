@@ -1,0 +1,106 @@
+"""A decoder whose keys and values are made from one latent (TransMLA, arXiv 2502.07864)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from attn_core import AttentionSpec, Causal, Heads
+from attn_core.errors import Incompatible, InvalidValue
+from torch import Tensor
+
+from attn_models.conversion.attentions import PROJECTIONS, specs_of
+from attn_models.conversion.pooling import by_head
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+
+MECHANISM = "transmla"
+
+
+def latent_attention(model: Decoder, latent: int | None = None) -> tuple[Decoder, float]:
+    """The decoder whose layers remember `latent` elements a token, and the energy kept.
+
+    The weights of keys and values, one above the other, are factorised by their singular values; the largest `latent`
+    are kept, by default all, which changes nothing. The energy is the share, 0 to 1, of their squares that is kept.
+    Raises `Incompatible` for layers that are not plain causal softmax attention, `InvalidValue` for a latent above the
+    full rank.
+    """
+    heads = _heads(model.config)
+    full = min(heads.key_value * (heads.key_size + heads.value_size), model.config.width)
+    size = full if latent is None else latent
+    if size not in range(1, full + 1):
+        raise InvalidValue.of("latent", latent, f"a whole number from 1 to {full}, the full rank")
+    tensors, energy, kept = {}, 0.0, 0.0
+    source = model.state_dict()
+    for name, tensor in source.items():
+        before, _, leaf = name.partition(".attention.")
+        prefix = f"{before}.attention."
+        if leaf == "key.weight":
+            parts = factorised(tensor, source[f"{prefix}value.weight"], size)
+            tensors[f"{prefix}down.weight"] = parts.down.to(tensor.dtype)
+            tensors[f"{prefix}key.weight"] = _repeated(parts.key, heads).to(tensor.dtype)
+            tensors[f"{prefix}value.weight"] = _repeated(parts.value, heads).to(tensor.dtype)
+            energy, kept = energy + parts.energy, kept + parts.kept
+        elif leaf in PROJECTIONS and leaf.endswith("bias"):
+            tensors[name] = _repeated(tensor, heads)
+        elif leaf not in PROJECTIONS:
+            tensors[name] = tensor
+    config = dataclasses.replace(
+        model.config,
+        key_value_heads=None,
+        head_size=heads.key_size,
+        mechanism=MECHANISM,
+        options={"latent": size},
+        pattern=(),
+    )
+    converted = Decoder(config).to(model.embedding.weight.dtype)
+    converted.load_state_dict(tensors)
+    return converted.train(model.training), kept / energy
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Factors:
+    """`key` and `value` [rows, latent] and `down` [latent, width], float64.
+
+    `energy` is the sum of all squared singular values, `kept` of those that were kept.
+    """
+
+    key: Tensor
+    value: Tensor
+    down: Tensor
+    energy: float
+    kept: float
+
+
+def factorised(key: Tensor, value: Tensor, latent: int) -> Factors:
+    """Weights [rows, width] of keys and of values through one latent: the closest of that rank (Eckart and Young).
+
+    Singular values are shared between both factors in equal parts, so that neither is much the larger.
+    """
+    left, values, right = torch.linalg.svd(torch.cat([key, value]).double(), full_matrices=False)
+    root = values[:latent].sqrt()
+    up = left[:, :latent] * root
+    energies = values.square()
+    return Factors(
+        key=up[: key.shape[0]],
+        value=up[key.shape[0] :],
+        down=root[:, None] * right[:latent],
+        energy=energies.sum().item(),
+        kept=energies[:latent].sum().item(),
+    )
+
+
+def _repeated(rows: Tensor, heads: Heads) -> Tensor:
+    """Rows [key_value_heads · size, ...] for each query head, [heads · size, ...]."""
+    return by_head(rows, heads.key_value)[list(heads.group_of)].flatten(0, 1)
+
+
+def _heads(config: DecoderConfig) -> Heads:
+    found = set()
+    for spec in specs_of(config):
+        if spec != AttentionSpec(heads=spec.heads, mask=Causal(), rotary=config.rotary):
+            raise Incompatible("only plain causal softmax attention can be factorised through a latent")
+        found.add(spec.heads)
+    if len(found) > 1:
+        raise Incompatible(f"the layers have {len(found)} layouts of heads; only models with one can be converted")
+    return found.pop()

@@ -1,0 +1,65 @@
+"""What a conversion costs in loss, and that a little training brings most of it back."""
+
+import random
+
+import pytest
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.conversion import HeadMap, fewer_heads, text_loss
+from attn_models.decoder.decoder import Decoder
+from torch.nn.functional import cross_entropy
+
+STEPS, FURTHER = 160, 40
+
+
+def test_the_loss_is_the_mean_over_all_tokens_but_the_first_of_each_window(tiny):
+    model = Decoder(tiny(context=5)).double().eval()
+    tokens = [random.Random(0).randrange(31) for _ in range(12)]
+    expected = []
+    with torch.no_grad():
+        for start in (0, 5, 10):
+            window = tokens[start : start + 5]
+            for place in range(1, len(window)):
+                shares = model(torch.tensor([window[:place]]))[0, -1].softmax(-1)
+                expected.append(-shares[window[place]].log().item())
+    assert text_loss(model, tokens) == pytest.approx(sum(expected) / len(expected), abs=1e-12)
+    assert text_loss(model, tokens[:11]) == pytest.approx(sum(expected[:8]) / 8, abs=1e-12)
+
+
+def test_a_text_of_one_token_is_refused(tiny):
+    with pytest.raises(InvalidValue):
+        text_loss(Decoder(tiny()), [1])
+
+
+def sequences(count):
+    """Each repeats a random beginning, which a model can only do by looking back."""
+    rng = random.Random(count)
+    rows = [[rng.randrange(8) for _ in range(6)] for _ in range(count)]
+    return torch.tensor([row * 3 for row in rows])
+
+
+def train(model, steps):
+    torch.manual_seed(1)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    data = sequences(32 * STEPS).split(32)
+    for step in range(steps):
+        tokens = data[step]
+        loss = cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return model.eval()
+
+
+def test_means_lose_less_than_first_heads_and_these_less_than_random_ones_and_training_closes_the_gap(tiny):
+    torch.manual_seed(0)
+    model = train(Decoder(tiny(vocabulary=8, width=32, heads=4, context=18)), STEPS)
+    held_out = sequences(50).flatten().tolist()[:900]
+    losses = {"before": text_loss(model, held_out)}
+    further = {}
+    for method in ("mean", "first", "random"):
+        converted, _ = fewer_heads(model, HeadMap((0, 0, 1, 1)), method)
+        losses[method] = text_loss(converted, held_out)
+        further[method] = text_loss(train(converted, FURTHER), held_out)
+    assert losses["before"] < losses["mean"] < losses["first"] < losses["random"], losses
+    assert further["mean"] - losses["before"] < (losses["mean"] - losses["before"]) / 2, (losses, further)
