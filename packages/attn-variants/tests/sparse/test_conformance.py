@@ -49,3 +49,13 @@ class TestChunked(MechanismLaws):
 class TestBlockLocal(MechanismLaws):
     mechanism = "block_local"
     options = {"block": 2}
+
+
+class TestLongformer(MechanismLaws):
+    mechanism = "longformer"
+    options = {"window": 2, "global_positions": (0, 6)}
+
+
+class TestAttentionSinks(MechanismLaws):
+    mechanism = "attention_sinks"
+    options = {"sinks": 2, "window": 3}

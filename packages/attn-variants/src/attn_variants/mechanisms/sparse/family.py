@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from attn_core import Mechanism
 
+from attn_variants.mechanisms.sparse.attention_sinks import AttentionSinks
 from attn_variants.mechanisms.sparse.bigbird import BigBirdAttention
 from attn_variants.mechanisms.sparse.block_local import BlockLocalAttention
 from attn_variants.mechanisms.sparse.chunked import ChunkedAttention
 from attn_variants.mechanisms.sparse.dilated_window import DilatedWindow
 from attn_variants.mechanisms.sparse.fixed import FixedAttention
+from attn_variants.mechanisms.sparse.longformer import LongformerAttention
 from attn_variants.mechanisms.sparse.neighborhood import NeighborhoodAttention
 from attn_variants.mechanisms.sparse.strided import StridedAttention
 
@@ -17,6 +19,8 @@ def sparse() -> list[Mechanism]:
     """One of each."""
     return [
         DilatedWindow(),
+        LongformerAttention(),
+        AttentionSinks(),
         StridedAttention(),
         FixedAttention(),
         BigBirdAttention(),

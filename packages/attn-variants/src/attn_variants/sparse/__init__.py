@@ -1,0 +1,1 @@
+"""Layers of sparse mechanisms that their masks alone do not say."""
