@@ -1,0 +1,79 @@
+"""The three branches and their gates."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core.pairs import positions, shares, wide
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from attn_nsa.compression import Compression, windows
+from attn_nsa.options import NsaConfig
+from attn_nsa.selection import read, select
+
+PIECE = 1 << 24
+"""Most elements of gathered keys held at once, but while compiling."""
+
+
+class Branches(InnerAttention, nn.Module):
+    """Compressed, selected and near keys, each an attention of its own, weighed by sigmoid gates of the query's row.
+
+    Learned: `compress_key`, `compress_value` (`Compression`) and `gates` (`nn.Linear`, three a head, with a bias).
+    """
+
+    def __init__(self, spec: AttentionSpec, options: NsaConfig) -> None:
+        super().__init__()
+        heads, length, stride = spec.heads, options.compress, options.stride
+        self.options = options
+        self.groups, self.scale = heads.key_value, heads.key_size**-0.5
+        self.compress_key = Compression(heads.key_size, length=length, stride=stride)
+        self.compress_value = Compression(heads.value_size, length=length, stride=stride)
+        self.gates = nn.Linear(options.width, 3 * heads.query)
+
+    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+        """Outputs [batch, query, heads, value_size]; `attend` is the branch of the window."""
+        gates: Tensor = torch.sigmoid(self.gates(rows)).reshape(*rows.shape[:-1], 3, -1, 1)
+        keep = operands.keep
+        keep = operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool) if keep is None else keep
+        places = positions(operands)[0].expand(operands.query.shape[0], -1)
+        query = self._grouped(operands.query)
+        compressed, weights = self._compressed(query, places, operands, keep)
+        selected = self._selected(query, weights, places, operands, keep)
+        far = [part.permute(0, 2, 1, 3, 4).flatten(2, 3).to(rows.dtype) for part in (compressed, selected)]
+        branches = torch.stack([*far, attend(operands)], dim=2)
+        return (branches * gates).sum(2)
+
+    def _grouped(self, query: Tensor) -> Tensor:
+        """Scaled queries [batch, groups, query, shared, size] of queries [batch, query, heads, size]."""
+        batch, length, _, size = query.shape
+        return wide(query).reshape(batch, length, self.groups, -1, size).transpose(1, 2) * self.scale
+
+    def _compressed(self, query: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs [batch, groups, query, shared, value_size] and weights [..., compressed] over whole blocks."""
+        key = wide(self.compress_key(operands.key, keep)).permute(0, 2, 3, 1)[:, :, None]
+        value = wide(self.compress_value(operands.value, keep)).transpose(1, 2)[:, :, None]
+        options = self.options
+        last = torch.arange(key.shape[-1], device=key.device) * options.stride + options.compress - 1
+        real = windows(keep, options.compress, options.stride).any(-1)
+        seen = (last <= places[..., None]) & real[:, None]
+        weights = shares(query @ key, seen[:, None, :, None])
+        return weights @ value, weights
+
+    def _selected(self, query: Tensor, weights: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> Tensor:
+        """Outputs [batch, groups, query, shared, value_size] over the selected blocks."""
+        size = self.options.select
+        key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, keep))
+        chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
+        memory = wide(key).permute(0, 3, 1, 2, 4), wide(value).permute(0, 3, 1, 2, 4), real
+        gathered = self.options.top * size * memory[0].shape[-1] * query.shape[0] * self.groups
+        length = max(1, PIECE // max(1, gathered))
+        if torch.compiler.is_compiling() or length >= query.shape[2]:
+            return read(query, chosen, places, *memory)
+        out = []
+        for start in range(0, query.shape[2], length):
+            piece = slice(start, start + length)
+            inputs = query[:, :, piece], chosen[:, :, piece], places[:, piece], *memory
+            # Gathered keys are larger than all pairs; the backward pass gathers them again, a piece at a time.
+            out.append(checkpoint(read, *inputs, use_reentrant=False) if torch.is_grad_enabled() else read(*inputs))
+        return torch.cat(out, dim=2)

@@ -1,0 +1,55 @@
+"""Which blocks a query reads whole, and reading them."""
+
+from __future__ import annotations
+
+import torch
+from attn_core.pairs import shares
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attn_nsa.options import NsaConfig
+
+NEVER = float("-inf")
+ALWAYS = 1e6
+"""More than a sum of shares can be."""
+
+
+def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfig) -> Tensor:
+    """Blocks [batch, groups, query, top], int64, -1 where there are fewer; no gradient passes through the choice.
+
+    `shares_of_blocks` [batch, groups, query, compressed] are what the heads of a group give to compressed blocks, `own`
+    [batch, query] the block that each query stands in, `blocks` how many there are. A block is worth the shares of the
+    compressed blocks in it, each by its overlap (equation 9 of the paper); the own block, the first and the one before
+    the own always come first.
+    """
+    with torch.no_grad():
+        # A compressed block covers so many strides; each stride gets the shares of all blocks over it.
+        cover, strides = options.compress // options.stride, options.select // options.stride
+        length = shares_of_blocks.shape[-1]
+        behind = pad(shares_of_blocks, (cover - 1, blocks * strides - length))
+        worth = sum(behind[..., shift : shift + blocks * strides] for shift in range(cover))
+        worth = torch.as_tensor(worth).reshape(*behind.shape[:-1], blocks, strides).sum(-1)
+        block = torch.arange(blocks, device=own.device)
+        here = own[:, None, :, None]
+        for rank, fixed in enumerate((block == here - 1, block == 0, block == here)):
+            worth = worth.masked_fill(fixed, ALWAYS * (rank + 1))
+        worth = worth.masked_fill(block > here, NEVER)
+        best = pad(worth, (0, options.top), value=NEVER).topk(options.top, dim=-1)
+        return best.indices.masked_fill(best.values == NEVER, -1)
+
+
+def read(query: Tensor, chosen: Tensor, places: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
+    """Outputs [batch, groups, query, shared, value_size] of scaled queries over the blocks chosen for their group.
+
+    `query` [batch, groups, query, shared, size], `chosen` [batch, groups, query, top], `places` [batch, query]; `key`
+    and `value` [batch, groups, block, within, size], `keep` [batch, block, within].
+    """
+    sequence = torch.arange(query.shape[0], device=query.device)[:, None, None, None]
+    group = torch.arange(query.shape[1], device=query.device)[:, None, None]
+    at = chosen.clamp(min=0)
+    keys, values = key[sequence, group, at].flatten(3, 4), value[sequence, group, at].flatten(3, 4)
+    within = torch.arange(keep.shape[-1], device=query.device)
+    past = at[..., None] * keep.shape[-1] + within <= places[:, None, :, None, None]
+    allowed = (past & keep[sequence, at] & (chosen >= 0)[..., None]).flatten(3)
+    weights = shares(query @ keys.transpose(-1, -2), allowed[..., None, :])
+    return weights @ values

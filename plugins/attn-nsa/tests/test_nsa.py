@@ -1,0 +1,143 @@
+import attn_nsa
+import pytest
+import torch
+from attn_core import Shape, configure, installed
+from attn_core.errors import InvalidValue
+from attn_nsa import branches, selection
+from attn_nsa.options import NsaConfig
+
+NSA = attn_nsa.Nsa()
+SMALL = {"compress": 4, "stride": 2, "select": 4, "top": 3, "window": 3}
+
+
+def build(options, **shared):
+    torch.manual_seed(0)
+    layer = NSA.build(configure(NSA, options, **shared)).double()
+    with torch.no_grad():
+        for compression in (layer.inner.compress_key, layer.inner.compress_value):
+            compression.places.copy_(torch.randn_like(compression.places))
+    return layer
+
+
+def attended(query, keys, values):
+    if not keys:
+        return torch.zeros_like(query), []
+    shares = (torch.stack(keys) @ query / len(query) ** 0.5).softmax(0)
+    return shares @ torch.stack(values), shares.tolist()
+
+
+def phi(compression, rows):
+    return compression.output.weight @ torch.relu(compression.mix.weight @ (rows + compression.places).flatten())
+
+
+def by_loops(layer, rows, options):
+    """Equations 5 to 12 of the paper, with keys shared by the branches, for one query and one group at a time."""
+    heads, inner = layer.spec.heads, layer.inner
+    query = (rows @ layer.query.weight.T).view(-1, heads.query, heads.key_size)
+    key = (rows @ layer.key.weight.T).view(-1, heads.key_value, heads.key_size)
+    value = (rows @ layer.value.weight.T).view(-1, heads.key_value, heads.value_size)
+    gates = torch.sigmoid(rows @ inner.gates.weight.T + inner.gates.bias).view(-1, 3, heads.query)
+    size, stride, block = options["compress"], options["stride"], options["select"]
+    out = torch.zeros(len(rows), heads.query, heads.value_size, dtype=rows.dtype)
+    for token in range(len(rows)):
+        for group in range(heads.key_value):
+            mine = [head for head in range(heads.query) if heads.group_of[head] == group]
+            starts = [start for start in range(0, token + 1, stride) if start + size - 1 <= token]
+            small = [phi(inner.compress_key, key[start : start + size, group]) for start in starts]
+            large = [phi(inner.compress_value, value[start : start + size, group]) for start in starts]
+            worth = [0.0] * (token // block + 1)
+            for head in mine:
+                far, shares = attended(query[token, head], small, large)
+                out[token, head] = out[token, head] + gates[token, 0, head] * far
+                for start, share in zip(starts, shares, strict=True):
+                    for position in range(start, start + size):
+                        worth[position // block] += share / stride
+            fixed = [token // block, 0, token // block - 1]
+            for rank, place in enumerate(fixed):
+                if place >= 0 and worth[place] < 1e5:
+                    worth[place] = 1e6 - rank
+            best = sorted(range(len(worth)), key=lambda b: -worth[b])[: options["top"]]
+            chosen = [j for j in range(token + 1) if j // block in best]
+            near = list(range(max(0, token - options["window"] + 1), token + 1))
+            for branch, seen in ((1, chosen), (2, near)):
+                for head in mine:
+                    read, _ = attended(query[token, head], list(key[seen, group]), list(value[seen, group]))
+                    out[token, head] = out[token, head] + gates[token, branch, head] * read
+    return out.flatten(1) @ layer.output.weight.T
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"top": 1}, {"top": 2}, {"stride": 4}, {"select": 8, "top": 2}, {"compress": 2}]
+)
+@pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
+def test_it_equals_a_loop_over_queries_forward_and_gradient(changed, heads, groups):
+    options = SMALL | changed
+    layer = build(options, width=8, heads=heads, key_value_heads=groups)
+    rows = torch.randn(22, 8, dtype=torch.float64, requires_grad=True)
+    expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
+    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    probe = torch.randn_like(out)
+    wanted = [rows, *layer.parameters()]
+    ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-11)
+
+
+def test_with_equal_blocks_a_selected_block_is_worth_its_compressed_share():
+    options = NsaConfig(width=8, compress=2, stride=2, select=2, top=5)
+    shares = torch.rand(1, 1, 1, 9, generator=torch.Generator().manual_seed(0))
+    chosen = selection.select(shares, torch.tensor([[8]]), 9, options)[0, 0, 0].tolist()
+    best = sorted(range(1, 7), key=lambda b: -shares[0, 0, 0, b].item())[:2]
+    assert chosen == [8, 0, 7, *best]
+
+
+def test_pieces_change_nothing(monkeypatch):
+    layer = build(SMALL, width=8, heads=4, key_value_heads=2)
+    rows = torch.randn(2, 21, 8, dtype=torch.float64, requires_grad=True)
+    probe = torch.randn(2, 21, 8, dtype=torch.float64)
+
+    def run():
+        out = layer(rows)
+        return out, *torch.autograd.grad((out * probe).sum(), [rows, layer.key.weight])
+
+    whole = run()
+    monkeypatch.setattr(branches, "PIECE", 500)
+    for piece, one in zip(run(), whole, strict=True):
+        assert torch.allclose(piece, one, rtol=0, atol=1e-13)
+    with torch.no_grad():
+        assert torch.allclose(layer(rows), whole[0], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("branch", "options"), [(1, {"top": 9}), (2, {"window": 64})])
+def test_a_branch_that_reads_everything_is_causal_attention(branch, options):
+    layer = build(SMALL | options, width=8, heads=2)
+    mha = installed().mechanisms.get("mha")
+    plain = mha.build(configure(mha, width=8, heads=2)).double()
+    plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
+    with torch.no_grad():
+        layer.inner.gates.weight.zero_()
+        layer.inner.gates.bias.fill_(-1000.0)
+        layer.inner.gates.bias[2 * branch : 2 * branch + 2] = 1000.0
+    rows = torch.randn(2, 30, 8, dtype=torch.float64)
+    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-13)
+
+
+def test_pairs_of_a_query_grow_with_the_blocks_and_the_strides_only():
+    config = configure(NSA, {"window": 16}, width=32, heads=4)
+    costs = [NSA.cost(config, Shape(query=1, key=keys)).allowed_flops for keys in (1600, 3200)]
+    compression = 2 * 4 * 33 * 2 * 8**2
+    assert costs[1] - costs[0] == 100 * (compression + 2 * 4 * 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window: 0"),
+        ({"compress": 24}, "compress: 24 is not allowed; allowed: a multiple of the stride 16"),
+        ({"stride": 48}, "compress: 32"),
+        ({"select": 40}, "select: 40"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
+    with pytest.raises(InvalidValue, match=message):
+        configure(NSA, options, width=8)
