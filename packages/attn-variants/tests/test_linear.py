@@ -1,47 +1,28 @@
 import pytest
 import torch
 from attn_core import Shape, configure, installed, state_bytes
-from attn_variants.compute.linear import EPSILON, bidirectional, chunked, features, recurrent, with_ones
+from attn_variants.compute.linear import EPSILON, features
 
 
-def operands(tokens=11, heads=2, key_size=3, value_size=4):
-    query = features(torch.randn(2, tokens, heads, key_size, dtype=torch.float64))
-    key = features(torch.randn(2, tokens, heads, key_size, dtype=torch.float64))
-    return query, key, with_ones(torch.randn(2, tokens, heads, value_size, dtype=torch.float64), key)
-
-
-def by_pairs(query, key, value, causal):
-    """Quadratic attention whose scores are products of features."""
-    scores = torch.einsum("bqhd,bkhd->bhqk", query, key)
-    scores = scores.tril() if causal else scores
-    weights = scores / (scores.sum(-1, keepdim=True) + EPSILON)
-    return torch.einsum("bhqk,bkhd->bqhd", weights, value[..., :-1])
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 11, 64])
-def test_chunks_of_any_size_and_single_tokens_equal_all_pairs(chunk):
-    query, key, value = operands()
-    expected = by_pairs(query, key, value, causal=True)
-    nothing = torch.zeros(2, 2, 3, 5, dtype=torch.float64)
-    by_token, after_tokens = recurrent(query, key, value, nothing)
-    by_chunk, after_chunks = chunked(query, key, value, None, chunk)
-    assert torch.allclose(by_token, expected, rtol=0, atol=1e-13)
-    assert torch.allclose(by_chunk, expected, rtol=0, atol=1e-13)
-    assert torch.allclose(after_chunks, after_tokens, rtol=0, atol=1e-13)
-
-
-def test_a_sequence_in_two_parts_equals_the_whole():
-    query, key, value = operands()
-    first, sums = chunked(query[:, :4], key[:, :4], value[:, :4], None, 3)
-    second, _ = chunked(query[:, 4:], key[:, 4:], value[:, 4:], sums, 3)
-    assert torch.allclose(torch.cat([first, second], 1), by_pairs(query, key, value, causal=True), rtol=0, atol=1e-13)
-
-
-def test_without_an_order_every_query_sees_every_key():
-    query, key, value = operands()
-    assert torch.allclose(
-        bidirectional(query, key, value), by_pairs(query, key, value, causal=False), rtol=0, atol=1e-13
+def by_pairs(layer, rows):
+    """Quadratic attention whose scores are products of elu(x) + 1, from the layer's weights."""
+    query, key, value = (
+        linear(rows).unflatten(-1, (layer.heads.query, -1)) for linear in (layer.query, layer.key, layer.value)
     )
+    scores = torch.einsum("bqhd,bkhd->bhqk", torch.nn.functional.elu(query) + 1, torch.nn.functional.elu(key) + 1)
+    scores = scores.tril() if layer.causal else scores
+    weights = scores / (scores.sum(-1, keepdim=True) + EPSILON)
+    return layer.output(torch.einsum("bhqk,bkhd->bqhd", weights, value).flatten(-2)), weights
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 11, 64])
+def test_sums_of_features_equal_all_pairs(build, chunk, causal):
+    layer = build("linear", {"chunk": chunk}, width=8, heads=2, causal=causal)
+    rows = torch.randn(2, 11, 8, dtype=torch.float64)
+    expected, weights = by_pairs(layer, rows)
+    assert torch.allclose(layer(rows), expected, rtol=0, atol=1e-13)
+    assert torch.allclose(layer.weights(rows), weights, rtol=0, atol=1e-13)
 
 
 def test_features_are_positive_and_at_least_float32():

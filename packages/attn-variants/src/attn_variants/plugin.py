@@ -18,6 +18,7 @@ from attn_variants.mechanisms.gqa import GroupedQueryAttention
 from attn_variants.mechanisms.linear import LinearAttention
 from attn_variants.mechanisms.mha import MultiHeadAttention
 from attn_variants.mechanisms.mqa import MultiQueryAttention
+from attn_variants.mechanisms.recurrences.family import recurrences
 from attn_variants.mechanisms.reduced import reduced
 from attn_variants.mechanisms.rope import RotaryAttention
 from attn_variants.mechanisms.sliding_window import SlidingWindow
@@ -42,6 +43,7 @@ def attn_mechanisms() -> list[Mechanism]:
         LinearAttention(),
         *sparse(),
         *reduced(),
+        *recurrences(),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Linear attention over features: at once, by chunks, and one token after the other.
+"""Features of linear attention, and its sums over all tokens; `recurrences` has those over earlier ones.
 
 Shapes: features of queries and keys [batch, tokens, heads, key_size], values [batch, tokens, heads, value_size + 1]
 whose last column is one, so that the sums S and z of the paper are one tensor [batch, heads, key_size,
@@ -35,41 +35,7 @@ def divided(sums: Tensor) -> Tensor:
 
 
 def bidirectional(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Outputs [batch, tokens, heads, value_size]: every query sees every key."""
+    """Sums [batch, tokens, heads, value_size + 1]: every query sees every key."""
     query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
     sums = torch.matmul(key.transpose(-1, -2), value)
-    return divided(torch.matmul(query, sums)).transpose(1, 2)
-
-
-def recurrent(query: Tensor, key: Tensor, value: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs [batch, tokens, heads, value_size] and the sums after them, token by token as in the paper."""
-    outs = []
-    for token in range(query.shape[1]):
-        before = before + key[:, token, :, :, None] * value[:, token, :, None, :]
-        outs.append(torch.matmul(query[:, token, :, None, :], before)[:, :, 0])
-    return divided(torch.stack(outs, dim=1)), before
-
-
-def chunked(query: Tensor, key: Tensor, value: Tensor, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-    """What `recurrent` computes, with pairs inside chunks and sums between them; `before` None is nothing.
-
-    Memory grows with tokens · (chunk + key_size · value_size / chunk) a head.
-    """
-    batch, length, heads, _ = query.shape
-    chunk = min(chunk, length)
-    query, key, value = (_chunks(rows, chunk) for rows in (query, key, value))
-    own = torch.matmul(key.transpose(-1, -2), value)
-    until = own.cumsum(1)
-    earlier = until - own if before is None else until - own + before[:, None]
-    pairs = torch.matmul(query, key.transpose(-1, -2)).tril()
-    seen = torch.matmul(pairs, value) + torch.matmul(query, earlier)
-    after = until[:, -1] if before is None else until[:, -1] + before
-    rows = divided(seen).transpose(2, 3).reshape(batch, -1, heads, value.shape[-1] - 1)
-    return rows[:, :length], after
-
-
-def _chunks(rows: Tensor, chunk: int) -> Tensor:
-    """[batch, chunks, heads, chunk, size] of [batch, tokens, heads, size], with zero rows at the end."""
-    batch, length, heads, size = rows.shape
-    padded = pad(rows, (0, 0, 0, 0, 0, -length % chunk))
-    return padded.reshape(batch, -1, chunk, heads, size).transpose(2, 3)
+    return torch.matmul(query, sums).transpose(1, 2)

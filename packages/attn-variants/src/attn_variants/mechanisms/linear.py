@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, Mechani
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
+from attn_variants.recurrences.price import Update, chunked_flops, least_flops
 
 
 class LinearAttention(ComputedMechanism):
@@ -34,6 +36,7 @@ class LinearAttention(ComputedMechanism):
             Capability.INCREMENTAL,
             Capability.EXACT,
             Capability.PADDING,
+            Capability.WEIGHTS,
         }
     )
 
@@ -56,13 +59,9 @@ class LinearAttention(ComputedMechanism):
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """The sums S and z of every head in float32, whatever the model's type."""
+        """The sums S of every head, with z as their last column, in float32, whatever the model's type."""
         heads = self.heads(config)
-        sums = {
-            "S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32"),
-            "z": Field((heads.query, heads.key_size), dtype="float32"),
-        }
-        return {"sums": Slot(sums)}
+        return {"memory": Slot({"S": Field((heads.query, heads.key_size, heads.value_size + 1), dtype="float32")})}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
@@ -71,16 +70,15 @@ class LinearAttention(ComputedMechanism):
         weights = config.width * (2 * into + 2 * out)
         biases = 2 * into + out + config.width if config.bias else 0
         # z is carried as one more column of S.
-        sums = 2 * heads.query * heads.key_size * (heads.value_size + 1)
-        pairs = 2 * heads.query * (heads.key_size + heads.value_size + 1)
-        tokens = shape.batch * shape.query
-        least = tokens * (2 * weights + 2 * sums)
-        if not config.causal:
-            return Cost(flops=least, allowed_flops=least, parameters=weights + biases)
-        chunk = min(chunk_of(config), shape.query)
-        padded = shape.batch * -(-shape.query // chunk) * chunk
-        flops = tokens * 2 * weights + padded * (2 * sums + chunk * pairs)
-        return Cost(flops=flops, allowed_flops=least, parameters=weights + biases)
+        summed = dataclasses.replace(heads, value_size=heads.value_size + 1)
+        least = least_flops(summed, Update(), shape.query)
+        sums = chunked_flops(summed, Update(), shape.query, chunk_of(config)) if config.causal else least
+        projected = shape.query * 2 * weights
+        return Cost(
+            flops=shape.batch * (projected + sums),
+            allowed_flops=shape.batch * (projected + least),
+            parameters=weights + biases,
+        )
 
     def heads(self, config: MechanismConfig) -> Heads:
         """The heads of a config. Raises `InvalidValue` where heads share keys, `Incompatible` for rotary positions."""

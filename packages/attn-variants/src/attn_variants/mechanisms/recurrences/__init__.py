@@ -1,0 +1,1 @@
+"""Linear recurrences and kernel features."""

@@ -1,0 +1,141 @@
+"""What every linear recurrence says of itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple, Self
+
+from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Shape, Slot, StateSpecs
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.recurrences.price import Update, chunked_flops, least_flops
+
+CAUSAL_ONLY = frozenset(
+    {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+)
+"""Of recurrences whose order is part of their definition."""
+
+
+class Extra(NamedTuple):
+    """Weights beside queries, keys, values, output and convolution: those of linear layers, and all others."""
+
+    linear: int = 0
+    other: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrenceConfig(MechanismConfig):
+    """The sizes of a head's memory, and how it is computed.
+
+    `key_size` and `value_size` default to the mechanism's share of the head size; `chunk` tokens meet pair by pair
+    and all earlier ones through the memory, which changes the speed only.
+    """
+
+    key_size: int | None = None
+    value_size: int | None = None
+    chunk: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("chunk", self.chunk, "tokens")
+        for name in ("key_size", "value_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), "elements")
+
+    @classmethod
+    def of(cls, config: MechanismConfig) -> Self:
+        """The config itself if it has these options, else the same with default options."""
+        if isinstance(config, cls):
+            return config
+        return cls(**{field.name: getattr(config, field.name) for field in fields(MechanismConfig)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolvedConfig(RecurrenceConfig):
+    """`convolution` is the number of taps of the short convolution over queries, keys and values; 0 is none."""
+
+    convolution: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.convolution:
+            check_whole("convolution", self.convolution, "taps")
+
+
+class Recurrence(ComputedMechanism):
+    """A linear recurrence with one memory a head; its layer is a `RecurrenceLayer`."""
+
+    Config = RecurrenceConfig
+    capabilities = CAUSAL_ONLY
+    update: ClassVar[Update]
+
+    @abstractmethod
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The weights that only this mechanism has."""
+
+    def key_size(self, head_size: int) -> int:
+        """The default key size of a head."""
+        return head_size
+
+    def value_size(self, head_size: int) -> int:
+        """The default value size of a head."""
+        return head_size
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config.
+
+        Raises `InvalidValue` where heads share keys, or where the order is to be ignored and is not by this mechanism,
+        and `Incompatible` for rotary positions that the mechanism does not take.
+        """
+        if config.key_value_heads not in {None, config.heads}:
+            allowed = f"{config.heads}, as many as heads: every head of {self.name!r} keeps a memory of its own"
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+        if not config.causal and not self.can(Capability.BIDIRECTIONAL):
+            raise InvalidValue.of("causal", config.causal, f"True: {self.name!r} is a recurrence in time")
+        if config.rotary is not None and not self.can(Capability.ROTARY):
+            raise Incompatible(f"mechanism {self.name!r} takes no rotary positions; use a model without them")
+        own, size = RecurrenceConfig.of(config), config.head_layout.key_size
+        return Heads(
+            query=config.heads,
+            key_value=config.heads,
+            key_size=own.key_size or self.key_size(size),
+            value_size=own.value_size or self.value_size(size),
+        )
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""
+        heads = self.heads(config)
+        memory = {"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")}
+        if taps_of(config):
+            memory["tail"] = Field((taps_of(config) - 1, channels_of(heads)))
+        return {"memory": Slot(memory)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, and the memory by chunks; keys before the queries cost nothing any more.
+
+        As torch counts FLOPs: neither convolutions of a few taps, which are sums of scaled rows, nor the triangular
+        systems of the delta rule are in them. At least, every token reads and writes the memory once.
+        """
+        heads, extra = self.heads(config), self.extras(config)
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        weights = config.width * (2 * into + 2 * out) + extra.linear
+        biases = 2 * into + out + config.width if config.bias else 0
+        chunks = chunked_flops(heads, self.update, shape.query, RecurrenceConfig.of(config).chunk)
+        projected = shape.batch * shape.query * 2 * weights
+        return Cost(
+            flops=projected + shape.batch * chunks,
+            allowed_flops=projected + shape.batch * least_flops(heads, self.update, shape.query),
+            parameters=weights + biases + extra.other + taps_of(config) * channels_of(heads),
+        )
+
+
+def taps_of(config: MechanismConfig) -> int:
+    """The taps of the short convolution, 0 for none."""
+    return config.convolution if isinstance(config, ConvolvedConfig) else 0
+
+
+def channels_of(heads: Heads) -> int:
+    """Elements of queries, keys and values of one token."""
+    return heads.query * (2 * heads.key_size + heads.value_size)

@@ -1,0 +1,140 @@
+"""The layer that every linear recurrence shares: projections, memory, output."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_variants.recurrences.chunked import chunked
+from attn_variants.recurrences.convolution import ShortConvolution
+from attn_variants.recurrences.numbers import by_heads, fresh_linear
+from attn_variants.recurrences.parallel import effective_weights
+from attn_variants.recurrences.recurrent import recurrent
+from attn_variants.recurrences.steps import Steps
+
+
+class Inputs(NamedTuple):
+    """What the steps of some tokens are made of.
+
+    `rows` [batch, tokens, width]; `query`, `key`, `value` [batch, tokens, heads, size], projected, and convolved where
+    the layer has a convolution; `positions` [batch or 1, tokens], int64.
+    """
+
+    rows: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    positions: Tensor
+
+
+class RecurrenceLayer(nn.Module):
+    """A linear recurrence over inputs of `width`; a subclass makes its `steps` and may `finish` what they read.
+
+    `chunk` tokens meet pair by pair, which changes the speed only; `taps` of a short convolution over queries, keys
+    and values, 0 for none. Learned: `query`, `key`, `value`, `output` (`nn.Linear`) and `convolution`. What is
+    remembered is at least float32, whatever the inputs are.
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, taps: int = 0) -> None:
+        super().__init__()
+        self.heads = heads
+        self.chunk = chunk
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        self.query = fresh_linear(width, into, bias=bias)
+        self.key = fresh_linear(width, into, bias=bias)
+        self.value = fresh_linear(width, out, bias=bias)
+        self.output = fresh_linear(out, width, bias=bias)
+        self.convolution = ShortConvolution(2 * into + out, taps) if taps else None
+
+    @abstractmethod
+    def steps(self, inputs: Inputs) -> Steps:
+        """The steps of some tokens."""
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """The layer's output [batch, tokens, width] of what was read, [batch, tokens, heads, value_size]."""
+        projected: Tensor = self.output(out.flatten(-2).to(rows.dtype))
+        return projected
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        """
+        steps, _ = self.read(query, source, keep)
+        return self.finish(self.attend(steps), query)
+
+    def attend(self, steps: Steps) -> Tensor:
+        """What whole sequences read, [batch, tokens, heads, value_size]."""
+        return chunked(steps, None, self.chunk)[0]
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """The effective weights [batch, heads, query, key] of the values in what each head reads.
+
+        They may be negative and need not sum to one; norms and gates that follow are not in them.
+        """
+        return effective_weights(self.read(query, source, keep)[0])
+
+    def read(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Steps, Tensor | None]:
+        """The steps of whole sequences; raises `InvalidValue` where a source is given."""
+        if source is not None:
+            allowed = "None: a linear recurrence runs over one sequence"
+            raise InvalidValue.of("source", tuple(source.shape), allowed)
+        positions = torch.arange(rows.shape[1], device=rows.device)[None]
+        return self._steps(rows, positions, keep, None)
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+
+        Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and with a
+        convolution "tail" [requests, taps - 1, channels], its last inputs.
+        """
+        before = state["memory"].read()
+        if batch.decoding:
+            out, after = self._decode(query, batch, before["S"], before.get("tail"))
+        else:
+            out, after = self._prefill(query, batch, before["S"], before.get("tail"))
+        state["memory"].write(after)
+        return self.finish(out[None], query[None])[0]
+
+    def _decode(
+        self, rows: Tensor, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        steps, tail = self._steps(rows[:, None], batch.positions[:, None], None, tail)
+        out, after = recurrent(steps, memory.to(steps.value.dtype))
+        return out[:, 0], _kept(after.to(memory.dtype), tail)
+
+    def _prefill(
+        self, rows: Tensor, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        pieces, memories, tails = [], [], []
+        for span in batch.spans():
+            piece, request = slice(span.start, span.stop), slice(span.request, span.request + 1)
+            mine = None if tail is None else tail[request]
+            steps, mine = self._steps(rows[None, piece], batch.positions[None, piece], None, mine)
+            seen, after = chunked(steps, memory[request].to(steps.value.dtype), self.chunk)
+            pieces.append(seen[0])
+            memories.append(after.to(memory.dtype))
+            tails.append(mine)
+        left = None if tail is None else torch.cat(tails)  # type: ignore[arg-type]
+        return torch.cat(pieces), _kept(torch.cat(memories), left)
+
+    def _steps(
+        self, rows: Tensor, positions: Tensor, keep: Tensor | None, tail: Tensor | None
+    ) -> tuple[Steps, Tensor | None]:
+        query, key, value = self.query(rows), self.key(rows), self.value(rows)
+        if self.convolution is not None:
+            mixed = torch.cat([query, key, value], dim=-1)
+            mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
+            mixed, tail = self.convolution(mixed, tail)
+            query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)
+        query, key, value = (by_heads(part, self.heads.query) for part in (query, key, value))
+        return self.steps(Inputs(rows, query, key, value, positions)).kept(keep), tail
+
+
+def _kept(memory: Tensor, tail: Tensor | None) -> dict[str, Tensor]:
+    return {"S": memory} if tail is None else {"S": memory, "tail": tail}

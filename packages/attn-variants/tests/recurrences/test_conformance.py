@@ -1,0 +1,50 @@
+from attn_testing import MechanismLaws
+
+
+class TestRetention(MechanismLaws):
+    mechanism = "retnet"
+    options = {"chunk": 8}
+
+
+class TestRetentionWithoutPositions(MechanismLaws):
+    mechanism = "retnet"
+    options = {"chunk": 8, "base": None, "value_size": 5}
+
+
+class TestGatedLinear(MechanismLaws):
+    mechanism = "gla"
+    options = {"chunk": 8, "rank": 3}
+
+
+class TestDeltaNet(MechanismLaws):
+    mechanism = "deltanet"
+    options = {"chunk": 8}
+
+
+class TestDeltaNetWithoutConvolution(MechanismLaws):
+    mechanism = "deltanet"
+    options = {"chunk": 8, "convolution": 0, "key_size": 4}
+
+
+class TestKimiDelta(MechanismLaws):
+    mechanism = "kda"
+    options = {"chunk": 8}
+
+
+class TestLightning(MechanismLaws):
+    mechanism = "lightning"
+    options = {"chunk": 8}
+
+
+class TestPerformer(MechanismLaws):
+    mechanism = "performer"
+    options = {"chunk": 8, "features": 7}
+
+
+class TestPerformerWithReluKernel(MechanismLaws):
+    mechanism = "performer"
+    options = {"chunk": 8, "kernel": "relu"}
+
+
+class TestEfficient(MechanismLaws):
+    mechanism = "efficient"
