@@ -6,6 +6,9 @@ from attn_core import Mechanism
 
 from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
 from attn_variants.mechanisms.latent.transmla import FactorisedAttention
+from attn_variants.mechanisms.low_rank.linformer import Linformer
+from attn_variants.mechanisms.low_rank.low_rank import LowRankAttention
+from attn_variants.mechanisms.low_rank.nystrom import NystromAttention
 
 
 def reduced() -> list[Mechanism]:
@@ -13,4 +16,7 @@ def reduced() -> list[Mechanism]:
     return [
         MultiHeadLatentAttention(),
         FactorisedAttention(),
+        Linformer(),
+        NystromAttention(),
+        LowRankAttention(),
     ]

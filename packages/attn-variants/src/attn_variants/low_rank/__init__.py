@@ -1,0 +1,1 @@
+"""Attention through matrices of low rank."""

@@ -1,0 +1,78 @@
+"""Linformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+
+SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1)}
+"""Sets of projections (None is one a head) and kinds, for keys and for values or for both."""
+
+
+class Linformer(WholeSequence):
+    """Keys and values are projected along the length to a fixed number of rows, so time is linear in it.
+
+    Every row is a mixture of all tokens: there is no causal form. The paper's sharing between layers is a model's.
+    """
+
+    name = "linformer"
+    summary = "keys and values are projected along the length to a fixed number of rows"
+    paper = Paper(
+        title="Linformer: Self-Attention with Linear Complexity", authors="Wang et al.", year=2020, arxiv="2006.04768"
+    )
+    equation = (
+        r"o = \mathrm{softmax}\left(\frac{Q (E^\top K)^\top}{\sqrt{d}}\right) F^\top V,\quad E, F \in R^{n \times k}"
+    )
+    capabilities = ENCODER | {Capability.EXACT}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`rank` k rows; `length` n is the longest sequence, by default the model's context, without one 512;
+        `sharing` of E and F: "none" (each head its own), "heads" or "keys_values" (one for all)."""
+
+        rank: int = 128
+        length: int | None = None
+        sharing: str = "heads"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("rank", self.rank, "rows")
+            if self.length is not None:
+                check_whole("length", self.length, "tokens")
+            if self.sharing not in SHARING:
+                raise InvalidValue.of("sharing", self.sharing, ", ".join(SHARING))
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer`; raises as `heads` does."""
+        from attn_variants.low_rank.linformer import LengthProjection
+        from attn_variants.whole_layer import WholeLayer
+
+        heads, (sets, kinds) = self.heads(config), SHARING[options_of(config).sharing]
+        inner = LengthProjection(
+            length=length_of(config), rank=options_of(config).rank, sets=sets or config.heads, kinds=kinds
+        )
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections of the width, of the length, and the pairs of queries and rows."""
+        heads, size = self.inner_size(config)
+        rank, (sets, kinds) = options_of(config).rank, SHARING[options_of(config).sharing]
+        flops = self.projected(config, shape) + 8 * shape.batch * heads * shape.query * rank * size
+        weights = self.weights(config) + kinds * (sets or heads) * length_of(config) * rank
+        return Cost(flops=flops, allowed_flops=flops, parameters=weights)
+
+
+def options_of(config: MechanismConfig) -> Linformer.Config:
+    """The config with the mechanism's options; their defaults where it has none."""
+    return config if isinstance(config, Linformer.Config) else Linformer.Config(**vars(config))
+
+
+def length_of(config: MechanismConfig) -> int:
+    """The longest sequence."""
+    return options_of(config).length or config.context or 512

@@ -1,0 +1,80 @@
+"""Nyströmformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+
+
+class NystromAttention(WholeSequence):
+    """The matrix of softmax attention is approximated from the rows and columns of a few landmarks.
+
+    Landmarks are means of equal stretches of the real tokens, so what they are depends on the length: there is no
+    causal form. With as many landmarks as tokens it is softmax attention, as far as the inverse has converged.
+    """
+
+    name = "nystrom"
+    summary = "softmax attention through landmarks and the inverse of their attention"
+    paper = Paper(
+        title="Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention",
+        authors="Xiong et al.",
+        year=2021,
+        arxiv="2102.03902",
+    )
+    equation = (
+        r"o = \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,"
+        r" \mathrm{softmax}(\tilde Q K^\top) V + \mathrm{conv}(V)"
+    )
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`landmarks`; `iterations` of the inverse; tokens of the convolution's `kernel`, odd, 0 for none."""
+
+        landmarks: int = 64
+        iterations: int = 6
+        kernel: int = 33
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("landmarks", self.landmarks, "rows")
+            check_whole("iterations", self.iterations, "steps")
+            if self.kernel != 0 and (self.kernel < 0 or self.kernel % 2 != 1):
+                raise InvalidValue.of("kernel", self.kernel, "an odd number of tokens, or 0 for no convolution")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer`; raises as `heads` does."""
+        from attn_variants.low_rank.nystrom import Landmarks
+        from attn_variants.whole_layer import WholeLayer
+
+        options = options_of(config)
+        heads = self.heads(config)
+        inner = Landmarks(
+            heads=config.heads,
+            landmarks=options.landmarks,
+            iterations=options.iterations,
+            kernel=options.kernel or None,
+        )
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Tokens meet landmarks four times; landmarks meet each other in every step of the inverse."""
+        (heads, size), options = self.inner_size(config), options_of(config)
+        marks, tokens = options.landmarks, shape.query
+        between = 4 * tokens * marks * size + tokens * marks**2
+        among = marks**2 * size + 4 * options.iterations * marks**3
+        inner = 2 * shape.batch * heads * (between + among + tokens * size * options.kernel)
+        flops = self.projected(config, shape) + inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config) + heads * options.kernel)
+
+
+def options_of(config: MechanismConfig) -> NystromAttention.Config:
+    """The config with the mechanism's options; their defaults where it has none."""
+    own = NystromAttention.Config
+    return config if isinstance(config, own) else own(**vars(config))

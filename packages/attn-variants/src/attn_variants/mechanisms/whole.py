@@ -1,0 +1,43 @@
+"""What mechanisms that need the whole sequence share."""
+
+from __future__ import annotations
+
+from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape
+from attn_core.errors import Incompatible, InvalidValue
+
+ENCODER = frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
+"""Of approximations that see a whole sequence at once."""
+
+
+class WholeSequence(ComputedMechanism):
+    """A mechanism without a causal form: what a token may see depends on all tokens."""
+
+    projections = 4
+    """Matrices of the width between inputs and heads, the output's among them."""
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config; raises `Incompatible` for causal or rotary ones, `InvalidValue` for shared ones."""
+        if config.causal:
+            message = f"mechanism {self.name!r} sees the whole sequence at once: configure it with causal=False"
+            raise Incompatible(message, mechanism=self.name)
+        if config.rotary is not None:
+            raise Incompatible(f"mechanism {self.name!r} takes no rotary positions", mechanism=self.name)
+        if config.key_value_heads not in {None, config.heads}:
+            allowed = f"{config.heads}, as many as heads"
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+        return config.head_layout
+
+    def inner_size(self, config: MechanismConfig) -> tuple[int, int]:
+        """Heads and the elements of one."""
+        return config.heads, config.head_layout.key_size
+
+    def projected(self, config: MechanismConfig, shape: Shape) -> int:
+        """FLOPs of the projections."""
+        heads, size = self.inner_size(config)
+        return 2 * shape.batch * shape.query * self.projections * config.width * heads * size
+
+    def weights(self, config: MechanismConfig) -> int:
+        """Parameters of the projections."""
+        heads, size = self.inner_size(config)
+        biases = (self.projections - 1) * heads * size + config.width if config.bias else 0
+        return self.projections * config.width * heads * size + biases

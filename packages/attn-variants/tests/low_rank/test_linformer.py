@@ -1,0 +1,92 @@
+import pytest
+import torch
+from attn_core import configure, installed
+from attn_core.errors import Incompatible, InvalidValue, UserError
+
+WIDTH, HEADS, LENGTH = 12, 3, 9
+
+
+def softmax_attention(build, layer, rows):
+    full = build("mha", width=WIDTH, heads=HEADS, causal=False)
+    full.load_state_dict({name: weight for name, weight in layer.state_dict().items() if not name.startswith("inner")})
+    return full(rows)
+
+
+def test_where_the_projections_are_the_identity_it_is_softmax_attention(build):
+    layer = build("linformer", {"rank": LENGTH, "length": LENGTH}, width=WIDTH, heads=HEADS, causal=False)
+    with torch.no_grad():
+        for weight in layer.inner.parameters():
+            weight.copy_(torch.eye(LENGTH)[None])
+    rows = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
+    assert torch.allclose(layer(rows), softmax_attention(build, layer, rows), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("sharing", ["none", "heads", "keys_values"])
+def test_each_output_equals_the_equation_in_loops(build, sharing):
+    options = {"rank": 4, "length": LENGTH, "sharing": sharing}
+    layer = build("linformer", options, width=WIDTH, heads=HEADS, causal=False)
+    rows = torch.randn(6, WIDTH, dtype=torch.float64)
+    inner, size, tokens = layer.inner, WIDTH // HEADS, 6
+    out = torch.zeros(tokens, WIDTH, dtype=torch.float64)
+    for head in range(HEADS):
+        part = slice(head * size, (head + 1) * size)
+        query, key, value = (rows @ linear.weight[part].T.detach() for linear in (layer.query, layer.key, layer.value))
+        own = head if sharing == "none" else 0
+        into_key = inner.key_weight[own].detach()
+        into_value = into_key if sharing == "keys_values" else inner.value_weight[own].detach()
+        keys = torch.stack([sum(into_key[n, k] * key[n] for n in range(tokens)) for k in range(4)])
+        values = torch.stack([sum(into_value[n, k] * value[n] for n in range(tokens)) for k in range(4)])
+        for token in range(tokens):
+            out[token, part] = (keys @ query[token] / size**0.5).softmax(0) @ values
+    assert torch.allclose(layer(rows[None])[0], out @ layer.output.weight.T, rtol=0, atol=1e-13)
+
+
+def test_more_tokens_than_it_is_built_for_are_refused(build):
+    layer = build("linformer", {"length": 4}, width=WIDTH, heads=HEADS, causal=False)
+    with pytest.raises(InvalidValue, match="at most 4"):
+        layer(torch.randn(1, 5, WIDTH, dtype=torch.float64))
+
+
+def test_a_causal_model_is_told_that_there_is_no_causal_form(build):
+    with pytest.raises(Incompatible, match="whole sequence at once"):
+        build("linformer", width=WIDTH, heads=HEADS, causal=True)
+
+
+@pytest.mark.parametrize("options", [{"rank": 0}, {"length": 0}, {"sharing": "layers"}])
+def test_a_bad_option_is_refused(options):
+    with pytest.raises(UserError):
+        configure(installed().mechanisms.get("linformer"), options, width=WIDTH, heads=HEADS)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("tokens", [LENGTH, 6])
+def test_outputs_and_gradients_equal_those_of_the_package_linformer(build, tokens):
+    from linformer.linformer import LinformerSelfAttention
+
+    their = LinformerSelfAttention(WIDTH, LENGTH, k=4, heads=HEADS).double()
+    layer = build("linformer", {"rank": 4, "length": LENGTH}, width=WIDTH, heads=HEADS, causal=False, bias=True)
+    none = torch.zeros(WIDTH, dtype=torch.float64)
+    layer.load_state_dict(
+        {
+            "query.weight": their.to_q.weight,
+            "key.weight": their.to_k.weight,
+            "value.weight": their.to_v.weight,
+            "output.weight": their.to_out.weight,
+            "output.bias": their.to_out.bias,
+            "inner.key_weight": their.proj_k[None],
+            "inner.value_weight": their.proj_v[None],
+            "query.bias": none,
+            "key.bias": none,
+            "value.bias": none,
+        }
+    )
+    rows = torch.randn(2, tokens, WIDTH, dtype=torch.float64)
+    found = []
+    for attention in (layer, their):
+        inputs = rows.clone().requires_grad_()
+        out = attention(inputs)
+        out.square().sum().backward()
+        found.append((out, inputs.grad))
+    assert torch.allclose(layer.inner.key_weight.grad[0], their.proj_k.grad, rtol=0, atol=1e-12)
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
