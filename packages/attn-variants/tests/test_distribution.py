@@ -1,8 +1,10 @@
 import pytest
 import torch
-from attn_core import Distribution
+from attn_core import AttentionSpec, Distribution, Heads, Operands
 from attn_core.errors import InvalidValue
-from attn_variants.compute.distribution import distribute, softmax, sparsemax
+from attn_variants.compute import plain
+from attn_variants.distribution.softmax import softmax
+from attn_variants.distribution.sparsemax import sparsemax
 
 
 def projection(scores):
@@ -65,8 +67,10 @@ def test_an_unknown_distribution_is_refused_by_name():
         kind = "uniform"
         equation = ""
 
+    spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=2, value_size=2), distribution=Uniform())
+    rows = torch.zeros(1, 3, 1, 2)
     with pytest.raises(InvalidValue, match="uniform"):
-        distribute(Uniform(), torch.zeros(2, 2), None)
+        plain.attend(spec, Operands(query=rows, key=rows, value=rows))
 
 
 @pytest.mark.oracle

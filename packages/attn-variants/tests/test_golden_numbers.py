@@ -4,8 +4,9 @@ import pytest
 import torch
 from attn_core import AttentionSpec, Causal, Full, Heads, Operands, ScaledDot, Window
 from attn_variants.compute import plain, torch_sdpa
-from attn_variants.compute.distribution import softmax, sparsemax
 from attn_variants.compute.modifiers import alibi_slopes
+from attn_variants.distribution.softmax import softmax
+from attn_variants.distribution.sparsemax import sparsemax
 
 ONE_HEAD = Heads(query=1, key_value=1, key_size=3, value_size=3)
 QUERY = [[1, 0, 2], [2, 2, 2], [2, 1, 3]]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from attn_core import (
+    AdaptiveEntmax,
     Additive,
     Alibi,
     AttentionSpec,
@@ -13,14 +14,21 @@ from attn_core import (
     BlockSparse,
     Causal,
     Chunked,
+    Concat,
+    Cosine,
     Dense,
     Distribution,
+    Dot,
+    Entmax,
     Fixed,
     Full,
     General,
     GlobalTokens,
     Graph,
+    Hard,
     Heads,
+    LocalGaussian,
+    Location,
     Mask,
     Modifier,
     Neighbourhood,
@@ -29,24 +37,43 @@ from attn_core import (
     Predicate,
     Prefix,
     Problem,
+    RelativeBias,
+    RelativeKeys,
+    RelativeValues,
     ScaledDot,
     Score,
     ScoreFunction,
     Segments,
+    Sigmoid,
     SoftCap,
     Softmax,
+    SoftmaxOne,
+    SoftmaxWithSink,
     Sparsemax,
     Strided,
+    T5Bias,
     Tree,
     Window,
 )
 from torch import Tensor
 
-SCORES: Mapping[str, Score] = {"scaled_dot": ScaledDot(), "general": General(), "additive": Additive(hidden=7)}
+SCORES: Mapping[str, Score] = {
+    "scaled_dot": ScaledDot(),
+    "dot": Dot(),
+    "general": General(),
+    "cosine": Cosine(),
+    "additive": Additive(hidden=7),
+    "concat": Concat(hidden=6),
+    "location": Location(longest=140),
+}
 MODIFIERS: Mapping[str, Modifier] = {
     "alibi": Alibi(),
     "soft_cap": SoftCap(cap=2.0),
     "function": ScoreFunction(lambda score, head, query, key: score + 0.1 * (head + 1) * (key - query)),
+    "t5_bias": T5Bias(buckets=8, max_distance=20, bidirectional=True),
+    "relative_bias": RelativeBias(clip=3),
+    "relative_keys": RelativeKeys(clip=2),
+    "relative_values": RelativeValues(clip=4, share=True),
 }
 MASKS: Mapping[str, Mask] = {
     "full": Full(),
@@ -71,7 +98,17 @@ HEAD_MASKS = frozenset({"per_head", "big_bird"})
 LENGTH_MASKS = frozenset({"neighbourhood", "big_bird"})
 """Kinds of masks that depend on the number of keys."""
 MASK_KINDS = (*MASKS, *sorted(HEAD_MASKS))
-DISTRIBUTIONS: Mapping[str, Distribution] = {"softmax": Softmax(), "sparsemax": Sparsemax()}
+DISTRIBUTIONS: Mapping[str, Distribution] = {
+    "softmax": Softmax(),
+    "softmax_one": SoftmaxOne(),
+    "sink": SoftmaxWithSink(),
+    "sigmoid": Sigmoid(),
+    "sparsemax": Sparsemax(),
+    "entmax": Entmax(),
+    "adaptive_entmax": AdaptiveEntmax(),
+    "hard": Hard(),
+    "local_gaussian": LocalGaussian(radius=3),
+}
 BATCH = 2
 
 
@@ -130,12 +167,11 @@ def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> Operan
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(problem.device, dtype)
 
-    weights = SCORES[problem.score].weights(spec_of(problem).heads)
     return Operands(
         query=normal(BATCH, queries, problem.query_heads, problem.key_size),
         key=normal(BATCH, keys, problem.key_value_heads, problem.key_size),
         value=normal(BATCH, keys, problem.key_value_heads, problem.value_size),
-        parameters={name: 0.3 * normal(*shape) for name, shape in weights.items()},
+        parameters={name: 0.3 * normal(*shape) for name, shape in spec_of(problem).weights.items()},
         **{name: tensor.to(problem.device) for name, tensor in located.items()},
     )
 

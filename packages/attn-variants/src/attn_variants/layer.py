@@ -5,24 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 from attn_core import AttentionSpec, Fields, Full, InnerAttention, LayerState, Operands, RaggedBatch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
+from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.drawing import PartWeights, part_weights
 from attn_variants.plan import KernelPlan
-from attn_variants.score.parameters import score_parameters
 from attn_variants.stepping import attend_ragged
 
 
 class SpecLayer(nn.Module):
     """Attention of a spec over inputs of `width`.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where
-    the score has weights of its own, `score`. `inner`, a module, computes what lies between projections and output.
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
+    parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
+    module, computes what lies between projections and output.
     """
 
     def __init__(self, spec: AttentionSpec, *, width: int, bias: bool, inner: InnerAttention | None = None) -> None:
@@ -33,8 +36,13 @@ class SpecLayer(nn.Module):
         self.key = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
         self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
         self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
-        self.score = score_parameters(spec.score, heads)
+        self.score = part_weights(spec.score, heads)
+        modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
+        self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
+        self.distribution = part_weights(spec.distribution, heads)
+        self.norm = part_weights(spec.norm, heads)
         self.inner: Any = inner
+        self._counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
         self.reset_parameters()
@@ -52,7 +60,7 @@ class SpecLayer(nn.Module):
         # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
-        self.last_needs_positions = last.mask.kind != "full" or bool(last.modifiers) or self.inner is not None
+        self.last_needs_positions = last.located or self.inner is not None
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attend over whole sequences.
@@ -107,7 +115,7 @@ class SpecLayer(nn.Module):
             query_positions=positions[0],
             key_positions=positions[1],
             keep=keep,
-            parameters=self.score_weights(),
+            parameters=self.part_weights(),
             fields={} if self.inner is None else fields,
         )
 
@@ -117,9 +125,10 @@ class SpecLayer(nn.Module):
         return remembered
 
     def project_query(self, rows: Tensor) -> Tensor:
-        """Queries [..., heads, key_size] of rows [..., width], not yet rotated."""
+        """Queries [..., heads, key_size] of rows [..., width], normed where the spec says so, not yet rotated."""
         heads = self.spec.heads
-        return self.query(rows).unflatten(-1, (heads.query, heads.key_size))  # type: ignore[no-any-return]
+        query = self.query(rows).unflatten(-1, (heads.query, heads.key_size))
+        return self._normed(query, "query_gain")
 
     def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
@@ -137,9 +146,22 @@ class SpecLayer(nn.Module):
             return None
         return turns_to(self.spec.rotary, self.rotated, length, like)
 
-    def score_weights(self) -> Mapping[str, Tensor]:
-        """The score's learned tensors by name."""
-        return {} if self.score is None else dict(self.score.named_parameters())
+    def part_weights(self) -> Mapping[str, Tensor]:
+        """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`."""
+        found: dict[str, Tensor] = {}
+        for place, part in self._weighted():
+            found |= {f"{place}.{name}": weight for name, weight in part.named().items()}
+        return found
+
+    def _weighted(self) -> list[tuple[str, PartWeights]]:
+        modifiers = [(f"modifiers.{kind}", cast("PartWeights", part)) for kind, part in self.modifiers.items()]
+        placed = [("score", self.score), *modifiers, ("distribution", self.distribution)]
+        return [(place, part) for place, part in placed if part is not None]
+
+    def _normed(self, rows: Tensor, gain: str) -> Tensor:
+        if self.norm is None or self.spec.norm is None:
+            return rows
+        return normed(rows, self.norm.named()[gain], self.spec.norm)
 
     def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:
         if self.inner is None:
@@ -150,6 +172,7 @@ class SpecLayer(nn.Module):
     def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
         key = self.key(rows).unflatten(-1, (heads.key_value, heads.key_size))
+        key = self._normed(key, "key_gain")
         return key, self.value(rows).unflatten(-1, (heads.key_value, heads.value_size))
 
     def _operands(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Operands:
@@ -161,5 +184,7 @@ class SpecLayer(nn.Module):
             projected = self.project_query(query), key, value
         else:
             projected = self.project(query, self.turns_to(query.shape[-2], query))
-        further = self.further(query if source is None else source)
-        return self.operands(projected[0], {"key": projected[1], "value": projected[2], **further}, keep)
+        fields = {"key": projected[1], "value": projected[2], **self.further(query if source is None else source)}
+        # Queries of a source have no place among its keys, so theirs are counted from the first.
+        places = torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
+        return self.operands(projected[0], fields, keep, (places, None))

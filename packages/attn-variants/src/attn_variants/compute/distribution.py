@@ -2,44 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
-from attn_core import Distribution
+from attn_core import Entmax, LocalGaussian
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
-NEVER = float("-inf")
+from attn_variants.compute.pairs import Pairs
+from attn_variants.distribution.entmax import entmax, entmax15
+from attn_variants.distribution.hard import hard
+from attn_variants.distribution.local import local_gaussian
+from attn_variants.distribution.softmax import softmax
+from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distribution.unbounded import sigmoid, softmax_with_sink
+
+LEAST_ALPHA = 1.01
+EXACT_ALPHA = 1.5
 
 
-def distribute(distribution: Distribution, scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """Weights of scores [..., key]; `allowed` broadcasts with them, True keeps. Rows without a key give zeros."""
-    if distribution.kind == "softmax":
-        return softmax(scores, allowed)
-    if distribution.kind == "sparsemax":
-        return sparsemax(scores, allowed)
-    raise InvalidValue.of("distribution", distribution.kind, "softmax, sparsemax")
+def distribute(pairs: Pairs, scores: Tensor) -> Tensor:
+    """Weights of scores [batch, heads, query, key] over the allowed keys. Rows without a key give zeros."""
+    kind = pairs.spec.distribution.kind
+    if kind in ALONE:
+        return ALONE[kind](scores, pairs.allowed)
+    if kind not in WITH_PARTS:
+        raise InvalidValue.of("distribution", kind, ", ".join([*ALONE, *WITH_PARTS]))
+    return WITH_PARTS[kind](pairs, scores)
 
 
-def softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """exp(e - max e) / Σ over the last axis; a row of -inf gives zeros and no gradient, never NaN."""
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, NEVER)
-    # Shifting by the largest score changes nothing but the range of exp, so no gradient need pass through it.
-    largest = scores.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    powers = torch.exp(scores - largest)
-    total = powers.sum(-1, keepdim=True)
-    return powers / total.masked_fill(total == 0, 1.0)
+def entmax_of(pairs: Pairs, scores: Tensor) -> Tensor:
+    """α-entmax with the α of the spec; exact by sorting at 1.5."""
+    distribution = pairs.spec.distribution
+    alpha = distribution.alpha if isinstance(distribution, Entmax) else EXACT_ALPHA
+    if alpha == EXACT_ALPHA:
+        return entmax15(scores, pairs.allowed)
+    return entmax(scores, pairs.allowed, scores.new_full((), alpha))
 
 
-def sparsemax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """The Euclidean projection onto the simplex over the last axis (Martins and Astudillo 2016, algorithm 1)."""
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, NEVER)
-    largest = scores.detach().amax(-1, keepdim=True)
-    empty = largest == NEVER
-    shifted = (scores - largest.masked_fill(empty, 0.0)).masked_fill(empty, 0.0)
-    ordered = shifted.sort(-1, descending=True).values
-    sums = ordered.cumsum(-1)
-    counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
-    support = (1 + counts * ordered > sums).sum(-1, keepdim=True)
-    threshold = (sums.gather(-1, support - 1) - 1) / support
-    return (shifted - threshold).clamp(min=0.0).masked_fill(empty, 0.0)
+def adaptive_entmax(pairs: Pairs, scores: Tensor) -> Tensor:
+    """α-entmax with the learned α of each head."""
+    alpha = (1 + torch.sigmoid(pairs.weights("distribution")["shape"])).clamp(min=LEAST_ALPHA)
+    return entmax(scores, pairs.allowed, alpha[:, None, None])
+
+
+def with_sink(pairs: Pairs, scores: Tensor) -> Tensor:
+    """Softmax with the learned logit of each head in its denominator."""
+    return softmax_with_sink(scores, pairs.allowed, pairs.weights("distribution")["logit"][:, None, None])
+
+
+def softmax_one(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """exp(e) / (1 + Σ exp(e)) over the last axis."""
+    return softmax_with_sink(scores, allowed, scores.new_zeros(()))
+
+
+def local(pairs: Pairs, scores: Tensor) -> Tensor:
+    """Luong's local-p."""
+    distribution = pairs.spec.distribution
+    if not isinstance(distribution, LocalGaussian):
+        raise InvalidValue.of("distribution", type(distribution).__name__, "LocalGaussian")
+    return local_gaussian(distribution, pairs, scores)
+
+
+ALONE: Mapping[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "softmax": softmax,
+    "softmax_one": softmax_one,
+    "sigmoid": sigmoid,
+    "sparsemax": sparsemax,
+    "hard": hard,
+}
+WITH_PARTS: Mapping[str, Callable[[Pairs, Tensor], Tensor]] = {
+    "entmax": entmax_of,
+    "adaptive_entmax": adaptive_entmax,
+    "sink": with_sink,
+    "local_gaussian": local,
+}

@@ -5,31 +5,48 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AttentionSpec, ScoreFunction, SoftCap
+from attn_core import Modifier, ScoreFunction, SoftCap
 from attn_core.errors import InvalidValue
+from attn_core.modifier import BiasTable
 from torch import Tensor
 
+from attn_variants.compute.pairs import Pairs
+from attn_variants.compute.relative import relative_bias, relative_keys
 
-def modify(spec: AttentionSpec, scores: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Scores [batch, heads, query, key] after every modifier, in order.
 
-    `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
-    """
-    for modifier in spec.modifiers:
-        if modifier.kind == "alibi":
-            scores = scores + alibi_bias(spec.heads.query, query, key, scores.dtype)
-        elif isinstance(modifier, SoftCap):
-            scores = modifier.cap * torch.tanh(scores / modifier.cap)
-        elif isinstance(modifier, ScoreFunction):
-            head = torch.arange(spec.heads.query, device=scores.device)[None, :, None, None]
-            scores = modifier.function(scores, head, query, key)
-        else:
-            raise InvalidValue.of("modifier", modifier.kind, "alibi, soft_cap, function")
+def modify(pairs: Pairs, scores: Tensor) -> Tensor:
+    """Scores [batch, heads, query, key] after every modifier, in order."""
+    for modifier in pairs.spec.modifiers:
+        scores = modified(pairs, modifier, scores)
     return scores
 
 
+def modified(pairs: Pairs, modifier: Modifier, scores: Tensor) -> Tensor:
+    """Scores [batch, heads, query, key] after one modifier."""
+    heads = pairs.spec.heads.query
+    if isinstance(modifier, SoftCap):
+        return modifier.cap * torch.tanh(scores / modifier.cap)
+    if modifier.kind == "alibi":
+        return scores + alibi_bias(heads, *pairs.places, scores.dtype)
+    if isinstance(modifier, BiasTable):
+        return scores + relative_bias(modifier, pairs.weights(f"modifiers.{modifier.kind}")["table"], *pairs.places)
+    if modifier.kind == "relative_keys":
+        return scores + relative_keys(pairs)
+    if isinstance(modifier, ScoreFunction):
+        head = torch.arange(heads, device=scores.device)[None, :, None, None]
+        changed: Tensor = modifier.function(scores, head, *pairs.places)
+        return changed
+    if modifier.kind == "relative_values":
+        return scores
+    known = "alibi, soft_cap, function, t5_bias, relative_bias, relative_keys, relative_values"
+    raise InvalidValue.of("modifier", modifier.kind, known)
+
+
 def alibi_bias(heads: int, query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:
-    """-m_h |i - j| [batch or 1, heads, query, key] (Press et al. 2022)."""
+    """-m_h |i - j| [batch or 1, heads, query, key] (Press et al. 2022).
+
+    `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
+    """
     slopes = torch.tensor(alibi_slopes(heads), dtype=dtype, device=query.device)
     return -slopes[:, None, None] * (query - key).abs()
 

@@ -1,4 +1,4 @@
-"""Attention as its equation: scores, modifiers, mask, distribution, weighted sum."""
+"""Attention of any spec, written as in the papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from torch import Tensor
 
 from attn_variants.compute.distribution import distribute
 from attn_variants.compute.modifiers import modify
-from attn_variants.compute.operands import allowed_pairs, nothing, positions
+from attn_variants.compute.operands import nothing
+from attn_variants.compute.pairs import Pairs
+from attn_variants.compute.relative import relative_values
 from attn_variants.score.compute import scores
 from attn_variants.score.heads import of_query_heads
 
@@ -20,19 +22,27 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     """
     if operands.key.shape[1] == 0:
         return nothing(operands)
+    return summed(spec, operands, attention_weights(spec, operands))
+
+
+def summed(spec: AttentionSpec, operands: Operands, weights: Tensor) -> Tensor:
+    """What weights [batch, heads, query, key] make of the values: [batch, query, heads, value_size]."""
     value = of_query_heads(spec.heads, wide(operands.value).transpose(1, 2))
-    out = torch.matmul(attention_weights(spec, operands), value)
+    out = torch.matmul(weights, value)
+    if any(modifier.kind == "relative_values" for modifier in spec.modifiers):
+        out = out + relative_values(pairs_of(spec, operands), weights)
     return out.transpose(1, 2).to(operands.value.dtype)
 
 
 def attention_weights(spec: AttentionSpec, operands: Operands) -> Tensor:
     """Weights [batch, heads, query, key], float32 for 16-bit inputs; zeros where no key is allowed."""
-    query, key = wide(operands.query).transpose(1, 2), wide(operands.key).transpose(1, 2)
-    energies = scores(spec, query, key, operands.parameters)
-    if spec.modifiers:
-        query_positions, key_positions = positions(operands)
-        energies = modify(spec, energies, query_positions[:, None, :, None], key_positions[:, None, None, :])
-    return distribute(spec.distribution, energies, allowed_pairs(spec, operands))
+    pairs = pairs_of(spec, operands)
+    return distribute(pairs, modify(pairs, scores(pairs)))
+
+
+def pairs_of(spec: AttentionSpec, operands: Operands) -> Pairs:
+    """Queries and keys as they meet."""
+    return Pairs(spec, wide(operands.query).transpose(1, 2), wide(operands.key).transpose(1, 2), operands)
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -35,10 +35,11 @@ def rotated_size(rotary: Rotary, size: int) -> int:
 
 def turns(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> Turns:
     """The turns of positions [...] in type `dtype`; angles are taken in float64, so that far positions stay right."""
-    half = rotated // 2
-    exponents = torch.arange(half, device=positions.device, dtype=torch.float64) * (-2.0 / rotated)
-    angles = positions.to(torch.float64)[..., None] * torch.pow(rotary.base, exponents)
+    frequencies = torch.tensor(rotary.frequencies(rotated), device=positions.device, dtype=torch.float64)
+    angles = positions.to(torch.float64)[..., None] * frequencies
     cosines, sines = angles.cos(), angles.sin()
+    if rotary.attention_factor != 1:
+        cosines, sines = cosines * rotary.attention_factor, sines * rotary.attention_factor
     if rotary.interleaved:
         cosines = cosines.repeat_interleave(2, dim=-1)
         signed = torch.stack([-sines, sines], dim=-1).flatten(-2)

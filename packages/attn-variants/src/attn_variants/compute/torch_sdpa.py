@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.score import ScaledDot
+from attn_core.modifier import BiasTable
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_variants.compute.modifiers import alibi_bias
 from attn_variants.compute.operands import allowed_pairs, nothing, positions
+from attn_variants.compute.relative import relative_bias
+from attn_variants.score.compute import scale_of
 
 
 def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
@@ -18,7 +22,16 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
         return nothing(operands)
     causal = is_plainly_causal(spec, operands)
     bias = None if causal else bias_of(spec, operands)
-    scale = spec.score.scale if isinstance(spec.score, ScaledDot) else None
+    scale = scale_of(spec.score, operands.query.shape[-1])
+    if spec.distribution.kind != "softmax":
+        size = operands.value.shape[-1]
+        operands, bias = with_sink(operands, bias, scale)
+        return fused(spec, operands, bias, scale, causal=False)[..., :size]
+    return fused(spec, operands, bias, scale, causal=causal)
+
+
+def fused(spec: AttentionSpec, operands: Operands, bias: Tensor | None, scale: float, *, causal: bool) -> Tensor:
+    """The output [batch, query, heads, value_size] of softmax attention with what torch takes as `attn_mask`."""
     query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
         return one_query((operands.query, key, value), bias, scale)
@@ -29,7 +42,26 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     return out.transpose(1, 2)
 
 
-def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale: float | None) -> Tensor:
+def with_sink(operands: Operands, bias: Tensor | None, scale: float) -> tuple[Operands, Tensor | None]:
+    """Operands and bias with one more key, the first, whose score is the sink's logit and whose value is zero.
+
+    Queries carry the logit in one more element, the sink's key has a one there and zeros elsewhere, other keys a zero:
+    so a sink per query head needs no bias per head, and heads still share keys.
+    """
+    heads = operands.query.shape[2]
+    logit = operands.parameters.get("distribution.logit")
+    carried = operands.query.new_zeros(heads) if logit is None else logit.to(operands.query.dtype) / scale
+    query = torch.cat([operands.query, carried[:, None].expand(*operands.query.shape[:-1], 1)], dim=-1)
+    sink = pad(operands.key.new_zeros(operands.key[:, :1].shape), (0, 1), value=1.0)
+    key = torch.cat([sink, pad(operands.key, (0, 1))], dim=1)
+    # Values grow as keys do: torch fuses only where both have one size.
+    value = pad(operands.value, (0, 1, 0, 0, 1, 0))
+    if bias is not None:
+        bias = pad(bias.expand(*bias.shape[:-1], operands.key.shape[1]), (1, 0), value=bias.dtype == torch.bool)
+    return dataclasses.replace(operands, query=query, key=key, value=value), bias
+
+
+def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale: float) -> Tensor:
     """One query per sequence, the heads of a group as rows of one matrix: keys are read once a group, not once a head.
 
     `tensors` are queries [batch, 1, heads, size], keys and values [batch, key_value_heads, key, size].
@@ -53,7 +85,7 @@ def is_plainly_causal(spec: AttentionSpec, operands: Operands) -> bool:
     if spec.mask.kind != "causal" or spec.modifiers or explicit or operands.keep is not None:
         return False
     # Spelled out: while tracing, the comparison of two lengths is no bool, and torch's flag must be one.
-    if operands.query.shape[1] != operands.key.shape[1]:  # noqa: SIM103
+    if operands.query.shape[1] != operands.key.shape[1] or spec.distribution.kind != "softmax":  # noqa: SIM103
         return False
     return True
 
@@ -65,10 +97,25 @@ def bias_of(spec: AttentionSpec, operands: Operands) -> Tensor | None:
     allowed = allowed_pairs(spec, operands)
     if not spec.modifiers:
         return allowed
-    query, key = positions(operands)
-    dtype = operands.query.dtype
-    bias = alibi_bias(spec.heads.query, query[:, None, :, None], key[:, None, None, :], dtype)
+    bias = modifier_bias(spec, operands)
     return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
+
+
+def modifier_bias(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """What the modifiers add to the scores, [batch or 1, heads, query, key], in the queries' type."""
+    query, key = positions(operands)
+    places = query[:, None, :, None], key[:, None, None, :]
+    dtype = operands.query.dtype
+    bias = torch.zeros((), dtype=dtype, device=operands.query.device)
+    for modifier in spec.modifiers:
+        if isinstance(modifier, BiasTable):
+            table = operands.parameters[f"modifiers.{modifier.kind}.table"]
+            # Numbers of the table are met many times, so that their gradient is a long sum.
+            exact = table.float() if table.dtype.itemsize < 4 else table
+            bias = bias + relative_bias(modifier, exact, *places).to(dtype)
+        else:
+            bias = bias + alibi_bias(spec.heads.query, *places, dtype)
+    return bias
 
 
 def plainly_last(spec: AttentionSpec, operands: Operands) -> bool:

@@ -1,12 +1,12 @@
-"""Additive scores vᵀ tanh(W_q q + W_k k + b)."""
+"""Additive scores vᵀ tanh(W_q q + W_k k + b), and concat scores, which are the same with one W."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 import torch
-from attn_core import Additive, Heads
-from torch import Tensor, nn
+from attn_core import Additive, Concat, Heads
+from torch import Tensor
 
 from attn_variants.score.heads import of_query_heads
 
@@ -14,20 +14,35 @@ PIECE = 1 << 24
 """Most elements of the hidden layer of all pairs held at once where no gradient is wanted."""
 
 
-class AdditiveParameters(nn.Module):
-    """W_q [heads, key_size, units], W_k [key_value_heads, key_size, units], b and v [heads, units].
+def draw_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
+    """Fresh W_q [heads, key_size, units], W_k [key_value_heads, key_size, units], b and v [heads, units].
 
     W are drawn from N(0, 0.001²) and b is zero as in Bahdanau et al. 2015, appendix B.1. There v is zero too, which
     leaves W without a gradient in the first step; here v is uniform in ±1/√units so that all learn from the start.
     """
+    units = score.units(heads)
+    return {
+        "query_weight": torch.randn(heads.query, heads.key_size, units) * 0.001,
+        "key_weight": torch.randn(heads.key_value, heads.key_size, units) * 0.001,
+        "bias": torch.zeros(heads.query, units),
+        "vector": draw_vector(heads.query, units),
+    }
 
-    def __init__(self, score: Additive, heads: Heads) -> None:
-        super().__init__()
-        units = score.units(heads)
-        self.query_weight = nn.Parameter(torch.randn(heads.query, heads.key_size, units) * 0.001)
-        self.key_weight = nn.Parameter(torch.randn(heads.key_value, heads.key_size, units) * 0.001)
-        self.bias = nn.Parameter(torch.zeros(heads.query, units))
-        self.vector = nn.Parameter((torch.rand(heads.query, units) * 2 - 1) * units**-0.5)
+
+def draw_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
+    """Fresh W [heads, 2 key_size, units], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v."""
+    units = score.units(heads)
+    return {
+        "weight": (torch.rand(heads.query, 2 * heads.key_size, units) * 2 - 1) * 0.1,
+        "bias": torch.zeros(heads.query, units),
+        "vector": draw_vector(heads.query, units),
+    }
+
+
+def draw_vector(heads: int, units: int) -> Tensor:
+    """v [heads, units], uniform in ±1/√units."""
+    drawn: Tensor = (torch.rand(heads, units) * 2 - 1) * units**-0.5
+    return drawn
 
 
 def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
@@ -35,7 +50,17 @@ def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mappin
     key, key_size]."""
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     hidden_key = of_query_heads(heads, torch.matmul(key, parameters["key_weight"]))
-    vector = parameters["vector"]
+    return _all_scores(hidden_query, hidden_key, parameters["vector"])
+
+
+def concat_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Scores vᵀ tanh(W [k; q] + b); shapes as of `additive_scores`. W [k; q] is the sum of its halves' products."""
+    of_key, of_query = parameters["weight"].chunk(2, dim=1)
+    hidden_query = torch.matmul(query, of_query) + parameters["bias"][:, None, :]
+    return _all_scores(hidden_query, torch.matmul(of_query_heads(heads, key), of_key), parameters["vector"])
+
+
+def _all_scores(hidden_query: Tensor, hidden_key: Tensor, vector: Tensor) -> Tensor:
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         return _pair_scores(hidden_query, hidden_key, vector)
     rows = max(1, PIECE // max(1, hidden_key.numel()))

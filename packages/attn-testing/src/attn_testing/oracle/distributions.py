@@ -1,0 +1,92 @@
+"""Distributions from their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attn_core import AdaptiveEntmax, AttentionSpec, Entmax, LocalGaussian, Operands
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from attn_testing.oracle.entmax import entmax
+from attn_testing.oracle.pairing import places, weights_of
+
+DISTRIBUTIONS = (
+    "softmax",
+    "softmax_one",
+    "sink",
+    "sigmoid",
+    "sparsemax",
+    "entmax",
+    "adaptive_entmax",
+    "hard",
+    "local_gaussian",
+)
+
+
+def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: Operands) -> Tensor:
+    """Weights of scores [batch, heads, query, key]; `allowed` is of the same shape."""
+    given, kind = spec.distribution, spec.distribution.kind
+    if kind in {"softmax_one", "sink"}:
+        logit = weights_of(operands, "distribution").get("logit", energies.new_zeros(1))
+        return beside(energies, allowed, logit)
+    if isinstance(given, (Entmax, AdaptiveEntmax)):
+        shape = weights_of(operands, "distribution").get("shape")
+        alpha = energies.new_full((1,), given.alpha) if isinstance(given, Entmax) else 1 + torch.sigmoid(shape)  # type: ignore[arg-type]
+        return entmax(energies, allowed, alpha[:, None, None])
+    if isinstance(given, LocalGaussian):
+        return local(given, energies, allowed, operands)
+    return {"softmax": softmax, "sparsemax": sparsemax, "sigmoid": sigmoid, "hard": hard}[kind](energies, allowed)
+
+
+def beside(energies: Tensor, allowed: Tensor, logit: Tensor) -> Tensor:
+    """Softmax over the allowed keys and one more, whose score is the logit [heads] and whose weight is left out."""
+    sink = logit[:, None, None].expand(*energies.shape[:-1], 1)
+    masked = energies.masked_fill(~allowed, -math.inf)
+    return torch.softmax(torch.cat([masked, sink], dim=-1), -1)[..., :-1]
+
+
+def sigmoid(energies: Tensor, allowed: Tensor) -> Tensor:
+    """1 / (1 + n exp(-e)), n the number of allowed keys."""
+    count = allowed.sum(-1, keepdim=True).to(energies.dtype)
+    return torch.where(allowed, torch.sigmoid(energies - count.clamp(min=1).log()), 0.0)
+
+
+def hard(energies: Tensor, allowed: Tensor) -> Tensor:
+    """One on the first largest of the allowed scores."""
+    chosen = energies.masked_fill(~allowed, -math.inf).argmax(-1)
+    return one_hot(chosen, energies.shape[-1]).to(energies.dtype) * allowed.any(-1, keepdim=True)
+
+
+def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: Operands) -> Tensor:
+    """Softmax near the place that the query names, times the Gaussian around it (Luong et al. 2015, section 3.2)."""
+    weights = weights_of(operands, "distribution")
+    hidden = torch.tanh(torch.einsum("bqhd,hde->bhqe", operands.query, weights["weight"]))
+    share = torch.sigmoid(torch.einsum("bhqe,he->bhq", hidden, weights["vector"]))[..., None]
+    apart = places(operands)[1][:, None, None, :] - share * allowed.sum(-1, keepdim=True)
+    deviation = given.radius / 2
+    return softmax(energies, allowed & (apart.abs() <= given.radius)) * torch.exp(-(apart**2) / (2 * deviation**2))
+
+
+def softmax(energies: Tensor, allowed: Tensor) -> Tensor:
+    """Softmax over the allowed keys, zeros where there is none."""
+    some = allowed.any(-1, keepdim=True)
+    return torch.softmax(energies.masked_fill(~allowed & some, -math.inf), -1) * some
+
+
+def sparsemax(energies: Tensor, allowed: Tensor) -> Tensor:
+    """The point of the simplex nearest to the scores: its threshold found by bisection (Martins and Astudillo 2016)."""
+    some = allowed.any(-1, keepdim=True)
+    lowest = max(-1e6, torch.finfo(energies.dtype).min / 2)  # float16 ends at 65504
+    energies = energies.masked_fill(~allowed & some, lowest)
+    high = energies.detach().amax(-1, keepdim=True)
+    low = high - 1
+    for _ in range(60):
+        middle = (low + high) / 2
+        more = (energies.detach() - middle).clamp(min=0).sum(-1, keepdim=True) > 1
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    support = energies.detach() > high
+    # Given its support the threshold is a sum, which has the gradient of the whole.
+    threshold = (torch.where(support, energies, 0.0).sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
+    return (energies - threshold).clamp(min=0) * some

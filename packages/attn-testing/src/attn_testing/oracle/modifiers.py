@@ -1,0 +1,75 @@
+"""Changes to scores and to what is summed, from their definitions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attn_core import Alibi, AttentionSpec, Modifier, Operands, RelativeBias, ScoreFunction, SoftCap, T5Bias
+from torch import Tensor
+
+from attn_testing.oracle.pairing import distances, places, weights_of
+
+MODIFIERS = ("alibi", "soft_cap", "function", "t5_bias", "relative_bias", "relative_keys", "relative_values")
+
+
+def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands: Operands) -> Tensor:
+    """Scores [batch, heads, query, key] after one modifier."""
+    heads, apart = spec.heads.query, distances(operands)[:, None]
+    if isinstance(modifier, Alibi):
+        slopes = torch.tensor(alibi_slopes(heads), dtype=energies.dtype, device=energies.device)
+        return energies - slopes[:, None, None] * apart.abs()
+    if isinstance(modifier, SoftCap):
+        return modifier.cap * torch.tanh(energies / modifier.cap)
+    if isinstance(modifier, ScoreFunction):
+        query, key = places(operands)
+        head = torch.arange(heads, device=energies.device)[:, None, None]
+        changed: Tensor = modifier.function(energies, head, query[:, None, :, None], key[:, None, None, :])
+        return changed.to(energies.dtype)
+    if isinstance(modifier, (T5Bias, RelativeBias)):
+        table = weights_of(operands, f"modifiers.{modifier.kind}")["table"]
+        places_in = [[bucket(modifier, int(d)) for d in row] for row in apart.reshape(-1, apart.shape[-1])]
+        rows = torch.tensor(places_in, device=energies.device).view(apart[:, 0].shape)
+        return energies + table[rows].permute(0, 3, 1, 2)
+    if modifier.kind == "relative_keys":
+        vectors = table_rows(operands, modifier.kind, energies)
+        return energies + torch.einsum("bqhd,bhqkd->bhqk", operands.query, vectors) / math.sqrt(spec.heads.key_size)
+    if modifier.kind == "relative_values":
+        return energies
+    raise NotImplementedError(f"the oracle does not know the modifier {modifier.kind!r}")
+
+
+def value_additions(spec: AttentionSpec, weights: Tensor, operands: Operands) -> Tensor:
+    """What the modifiers add to the output, [batch, query, heads, value_size] or 0, with weights of every pair."""
+    if not any(modifier.kind == "relative_values" for modifier in spec.modifiers):
+        return torch.zeros((), dtype=weights.dtype, device=weights.device)
+    return torch.einsum("bhqk,bhqkd->bqhd", weights, table_rows(operands, "relative_values", weights))
+
+
+def table_rows(operands: Operands, kind: str, pairs: Tensor) -> Tensor:
+    """The vector of every pair, [batch, heads, query, key, size], `pairs` being [batch, heads, query, key]."""
+    table = weights_of(operands, f"modifiers.{kind}")["table"]
+    clip = (table.shape[1] - 1) // 2
+    rows = table[:, distances(operands).clamp(-clip, clip) + clip].transpose(0, 1)
+    return rows.expand(*pairs.shape, -1)
+
+
+def bucket(modifier: T5Bias | RelativeBias, distance: int) -> int:
+    """The bucket of one distance j - i."""
+    if isinstance(modifier, RelativeBias):
+        return min(max(distance, -modifier.clip), modifier.clip) + modifier.clip
+    side = modifier.buckets // 2 if modifier.bidirectional else modifier.buckets
+    first = side if modifier.bidirectional and distance > 0 else 0
+    away = abs(distance) if modifier.bidirectional else max(-distance, 0)
+    exact = side // 2
+    if away < exact:
+        return first + away
+    grown = math.log(away / exact) / math.log(modifier.max_distance / exact)
+    return first + min(side - 1, exact + int(grown * (side - exact)))
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8h/H); for other H those of the power of two below, then every other one of the next (Press et al. 2022)."""
+    lower = 1 << (heads.bit_length() - 1)
+    first = [2 ** (-8 * h / lower) for h in range(1, lower + 1)]
+    return first + [2 ** (-8 * h / (2 * lower)) for h in range(1, 2 * lower, 2)][: heads - lower]

@@ -1,0 +1,44 @@
+"""Where queries and keys stand, which pairs may meet, and the weights of a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attn_core import AttentionSpec, Operands
+from torch import Tensor
+
+
+def places(operands: Operands) -> tuple[Tensor, Tensor]:
+    """Positions of queries and keys, [batch or 1, length] each."""
+    queries, keys = operands.query.shape[1], operands.key.shape[1]
+    query, key = operands.query_positions, operands.key_positions
+    own = torch.arange(keys, device=operands.query.device)[None]
+    return own[:, keys - queries :] if query is None else query, own if key is None else key
+
+
+def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """Which pairs may meet, bool [batch, heads, query, key], sequence by sequence and head by head."""
+    batch, keys = operands.key.shape[:2]
+    query_places, key_places = (rows.expand(batch, -1) for rows in places(operands))
+    found = []
+    for row in range(batch):
+        real = torch.ones(keys, dtype=torch.bool) if operands.keep is None else operands.keep[row].cpu()
+        ends = (key_places[row].cpu() + 1)[real]
+        mask = spec.mask.over(int(ends.max()) if len(ends) else 0)
+        query, key = query_places[row, :, None].cpu(), key_places[row, None, :].cpu()
+        seen = [torch.as_tensor(mask.of_head(head).allows(query, key)) & real for head in range(spec.heads.query)]
+        found.append(torch.stack(seen))
+    return torch.stack(found).to(operands.query.device)
+
+
+def distances(operands: Operands) -> Tensor:
+    """j - i of every pair, int64 [batch or 1, query, key]."""
+    query, key = places(operands)
+    return key[:, None, :] - query[:, :, None]
+
+
+def weights_of(operands: Operands, place: str) -> Mapping[str, Tensor]:
+    """The learned tensors of the part at `place`, by name."""
+    start = place + "."
+    return {name.removeprefix(start): weight for name, weight in operands.parameters.items() if name.startswith(start)}

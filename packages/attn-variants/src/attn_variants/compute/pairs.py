@@ -1,0 +1,39 @@
+"""Queries and keys as they meet in the plain computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, Operands
+from torch import Tensor
+
+from attn_variants.compute.operands import allowed_pairs, positions
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Heads first, in at least float32: `query` [batch, heads, query, key_size], `key` [batch, key_value_heads, key,
+    key_size]; the rest as in `operands`."""
+
+    spec: AttentionSpec
+    query: Tensor
+    key: Tensor
+    operands: Operands
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Positions of queries [batch or 1, 1, query, 1] and of keys [batch or 1, 1, 1, key], int64."""
+        query, key = positions(self.operands)
+        return query[:, None, :, None], key[:, None, None, :]
+
+    @property
+    def allowed(self) -> Tensor | None:
+        """Bool that broadcasts to [batch, heads, query, key], True where a query may see a key; None for every pair."""
+        return allowed_pairs(self.spec, self.operands)
+
+    def weights(self, place: str) -> Mapping[str, Tensor]:
+        """The learned tensors of the part at `place`, by name, in the type of the queries."""
+        parameters = self.operands.parameters
+        names = [name for name in parameters if name.rpartition(".")[0] == place]
+        return {name.rpartition(".")[2]: parameters[name].to(self.query.dtype) for name in names}

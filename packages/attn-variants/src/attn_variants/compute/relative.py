@@ -1,0 +1,64 @@
+"""What learned tables over distances add to scores and outputs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from attn_core import RelativeBias, T5Bias
+from attn_core.errors import InvalidValue
+from attn_core.modifier import BiasTable
+from torch import Tensor
+
+from attn_variants.compute.pairs import Pairs
+
+
+def relative_bias(modifier: BiasTable, table: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The bias [batch or 1, heads, query, key] of a table [buckets, heads].
+
+    `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
+    """
+    return table[buckets(modifier, (key - query)[:, 0])].permute(0, 3, 1, 2)
+
+
+def buckets(modifier: BiasTable, distance: Tensor) -> Tensor:
+    """The bucket of each distance j - i, int64 of the same shape."""
+    if isinstance(modifier, T5Bias):
+        return t5_buckets(modifier, distance)
+    if isinstance(modifier, RelativeBias):
+        return distance.clamp(-modifier.clip, modifier.clip) + modifier.clip
+    raise InvalidValue.of("modifier", modifier.kind, "t5_bias, relative_bias")
+
+
+def t5_buckets(modifier: T5Bias, distance: Tensor) -> Tensor:
+    """The bucket of each distance j - i (Raffel et al. 2020, section 2.1)."""
+    side = torch.where(distance > 0, modifier.one_side, 0) if modifier.bidirectional else 0
+    away = distance.abs() if modifier.bidirectional else (-distance).clamp(min=0)
+    near = modifier.one_by_one
+    # In float32, as checkpoints were trained: a distance on the edge of two buckets must fall on the same side.
+    share = torch.log(away.clamp(min=1).float() / near) / math.log(modifier.max_distance / near)
+    far = (near + (share * (modifier.one_side - near)).long()).clamp(max=modifier.one_side - 1)
+    return side + torch.where(away < near, away, far)
+
+
+def relative_keys(pairs: Pairs) -> Tensor:
+    """q·a_{j-i} / √d_k [batch, heads, query, key]; products with 2 clip + 1 vectors, not with one per pair."""
+    table = pairs.weights("modifiers.relative_keys")["table"]
+    products = torch.matmul(pairs.query * pairs.query.shape[-1] ** -0.5, table.transpose(-1, -2))
+    rows = places_in_table(pairs, table).expand(*products.shape[:-1], -1)
+    return products.gather(-1, rows)
+
+
+def relative_values(pairs: Pairs, weights: Tensor) -> Tensor:
+    """Σ_j α_ij a_{j-i} [batch, heads, query, value_size]: weights of one distance are summed before they meet a."""
+    table = pairs.weights("modifiers.relative_values")["table"].to(weights.dtype)
+    rows = places_in_table(pairs, table).expand(weights.shape)
+    zeros = weights.new_zeros(*weights.shape[:-1], table.shape[-2])
+    return torch.matmul(zeros.scatter_add(-1, rows, weights), table)
+
+
+def places_in_table(pairs: Pairs, table: Tensor) -> Tensor:
+    """The row [batch or 1, 1, query, key] of a table [..., 2 clip + 1, size] for each distance j - i, clipped."""
+    clip = (table.shape[-2] - 1) // 2
+    query, key = pairs.places
+    return (key - query).clamp(-clip, clip) + clip

@@ -1,0 +1,1 @@
+"""Distribution functions, one a file; `attn_variants.compute.distribution` chooses among them."""

@@ -1,0 +1,90 @@
+"""Fresh values of the learned weights that the parts of a spec have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from attn_core import Heads, Part
+from attn_core.score import Additive, Concat
+from torch import Tensor, nn
+
+from attn_variants.score.additive import draw_additive, draw_concat
+
+
+class PartWeights(nn.Module):
+    """The learned weights of one part, by name."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = tuple(tensors)
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor))
+
+    def named(self) -> dict[str, Tensor]:
+        """The weights by name."""
+        return {name: getattr(self, name) for name in self.names}
+
+
+def part_weights(part: Part | None, heads: Heads) -> PartWeights | None:
+    """A module with fresh weights of the part; None where it has none."""
+    if part is None or not part.weights(heads):
+        return None
+    return PartWeights(draw(part, heads))
+
+
+def draw(part: Part, heads: Heads) -> dict[str, Tensor]:
+    """Fresh weights of the part by name."""
+    if isinstance(part, Additive):
+        return draw_additive(part, heads)
+    if isinstance(part, Concat):
+        return draw_concat(part, heads)
+    rule = RULES.get(part.kind, small)
+    return {name: rule(shape, heads) for name, shape in part.weights(heads).items()}
+
+
+def small(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+    """N(0, 0.02²)."""
+    return torch.randn(shape) * 0.02
+
+
+def narrow(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+    """Uniform in ±0.1, as in the code of Luong et al. 2015."""
+    return (torch.rand(shape) * 2 - 1) * 0.1
+
+
+def zeros(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+    """Zeros."""
+    return torch.zeros(shape)
+
+
+def ones(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+    """Ones."""
+    return torch.ones(shape)
+
+
+def as_sharp_as_scaled(shape: tuple[int, ...], heads: Heads) -> Tensor:
+    """softplus(b) = √d_k: cosines then spread as scaled products of random vectors do."""
+    beta = heads.key_size**0.5
+    return torch.full(shape, beta + math.log1p(-math.exp(-beta)))
+
+
+def glorot(shape: tuple[int, ...], heads: Heads) -> Tensor:  # noqa: ARG001 -- as all rules
+    """Uniform by Glorot's rule over the last two axes."""
+    limit = math.sqrt(6 / (shape[-1] + shape[-2]))
+    return (torch.rand(shape) * 2 - 1) * limit
+
+
+RULES: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
+    "general": narrow,
+    "location": narrow,
+    "local_gaussian": narrow,
+    "cosine": as_sharp_as_scaled,
+    "sink": zeros,
+    "adaptive_entmax": zeros,
+    "relative_keys": glorot,
+    "relative_values": glorot,
+    "qk_norm": ones,
+}
+"""By the kind of part; `small` where there is no other."""
