@@ -42,8 +42,8 @@ class SinkLayer(SpecLayer):
     def in_cache(self, operands: Operands) -> Operands:
         """The operands with positions counted in the cache, where positions turn anything.
 
-        Queries carry both turns, for keys of the window and for sinks, and each key the one half that it meets; so queries
-        and keys become twice as wide, and the scores are still products.
+        Queries carry both turns, for keys of the window and for sinks, and each key the one half that it meets; so both
+        become twice as wide, and the scores are still products.
         """
         if self.spec.rotary is None:
             return operands
