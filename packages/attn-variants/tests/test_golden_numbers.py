@@ -51,7 +51,7 @@ def test_the_weights_of_the_worked_example():
     assert torch.allclose(weights[0, 0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-9)
 
 
-def test_the_look_ahead_mask_of_the_lecture():
+def test_cl_47_the_look_ahead_mask_of_the_lecture():
     scores = torch.tensor(
         [[0.0, 0, 0, 0], [0.0, 0.5, 0, 0], [0.0, 0.2, 0.5, 0], [0.0, 0.2, 0.2, 0.2]], dtype=torch.float64
     )
@@ -72,7 +72,7 @@ def test_alibi_slopes_of_eight_and_of_six_heads():
 
 
 @pytest.mark.parametrize(("dilation", "scores"), [(1, 19), (2, 17)])
-def test_a_window_of_one_on_either_side_keeps_as_many_of_49_scores_as_the_course_says(dilation, scores):
+def test_cl_40_a_window_of_one_on_either_side_keeps_as_many_of_49_scores_as_the_course_says(dilation, scores):
     mask = Window(left=1, right=1, dilation=dilation)
     spec = AttentionSpec(heads=ONE_HEAD, mask=mask)
     tokens = torch.randn(1, 7, 1, 3, dtype=torch.float64)

@@ -1,7 +1,15 @@
+from attn_core import Rotary
 from attn_testing import MechanismLaws
 
 FEW = ({"width": 16, "heads": 4}, {"width": 12, "heads": 3, "bias": True})
 """For what differs from another class by an option only."""
+
+SOME = (
+    {"width": 16, "heads": 4},
+    {"width": 12, "heads": 3, "bias": True},
+    {"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
+)
+"""For what is a spec and a mask that is the same for all heads: its layer is that of every spec."""
 
 
 class TestDilatedWindow(MechanismLaws):
@@ -12,6 +20,7 @@ class TestDilatedWindow(MechanismLaws):
 class TestStrided(MechanismLaws):
     mechanism = "strided"
     options = {"stride": 3}
+    settings = SOME
 
 
 class TestStridedByHeads(MechanismLaws):
@@ -23,6 +32,7 @@ class TestStridedByHeads(MechanismLaws):
 class TestFixed(MechanismLaws):
     mechanism = "fixed"
     options = {"block": 4, "summaries": 1}
+    settings = SOME
 
 
 class TestBigBird(MechanismLaws):
@@ -33,6 +43,7 @@ class TestBigBird(MechanismLaws):
 class TestNeighborhood(MechanismLaws):
     mechanism = "neighborhood"
     options = {"size": 3}
+    settings = SOME
 
 
 class TestDilatedNeighborhood(MechanismLaws):
@@ -44,11 +55,13 @@ class TestDilatedNeighborhood(MechanismLaws):
 class TestChunked(MechanismLaws):
     mechanism = "chunked"
     options = {"chunk": 3}
+    settings = SOME
 
 
 class TestBlockLocal(MechanismLaws):
     mechanism = "block_local"
     options = {"block": 2}
+    settings = SOME
 
 
 class TestLongformer(MechanismLaws):
