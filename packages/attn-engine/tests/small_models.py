@@ -172,6 +172,13 @@ class Bytes:
     def end_ids(self) -> frozenset[int]:
         return frozenset({len(self._alphabet) - 1})
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        return self.end_ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._alphabet[token_id : token_id + 1]
+
     def encode(self, text: str) -> list[int]:
         return [self._alphabet.index(byte) for byte in text.encode()]
 
@@ -179,4 +186,5 @@ class Bytes:
         return bytes(self._alphabet[i] for i in ids).decode(errors="replace")
 
 
+JSON = Bytes(b'{}[]":,. -+0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP_')
 LETTERS = Bytes(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .")

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_engine import Request, Sampling
+from attn_engine.adjust import Draw
 from attn_engine.chance import uniform
-from attn_engine.sampler import Draw, choose_tokens
+from attn_engine.sampler import choose_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import make_engine, run, some_requests

@@ -27,6 +27,16 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 21}, "alternatives"),
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
+    ({"frequency_penalty": 3}, "frequency_penalty"),
+    ({"presence_penalty": NAN}, "presence_penalty"),
+    ({"logit_bias": {0: 101.0}}, "logit_bias"),
+    ({"logit_bias": {-1: 1.0}}, "logit_bias"),
+    ({"logit_bias": {99999: 1.0}}, "logit_bias"),
+    ({"min_new_tokens": 10, "max_new_tokens": 5}, "min_new_tokens"),
+    ({"grammar": inference_pb2.Grammar()}, "grammar"),
+    ({"grammar": inference_pb2.Grammar(regex="(")}, "grammar"),
+    ({"grammar": inference_pb2.Grammar(json_schema="{")}, "grammar"),
+    ({"grammar": inference_pb2.Grammar(regex="a"), "ignore_eos": True}, "ignore_end"),
 ]
 
 

@@ -46,6 +46,22 @@ async def test_a_seed_repeats_a_sampled_completion(stub: InferenceServiceStub) -
     assert sampled[0] == sampled[1] != sampled[2]
 
 
+async def test_a_completion_matches_the_regular_expression_that_is_asked_for(stub: InferenceServiceStub) -> None:
+    grammar = inference_pb2.Grammar(regex="(yes|no) (to|or) be")
+    request = ask(max_new_tokens=40, temperature=2, grammar=grammar)
+    messages = [message async for message in stub.Generate(request)]
+    text = "".join(message.text for message in messages)
+    assert text in {f"{word} {other} be" for word in ("yes", "no") for other in ("to", "or")}
+    assert messages[-1].finish_reason == inference_pb2.FINISH_REASON_END_OF_SEQUENCE
+
+
+async def test_biases_and_penalties_reach_the_engine(stub: InferenceServiceStub) -> None:
+    forced = await complete(stub, ask(max_new_tokens=4, logit_bias={7: 100.0}))
+    assert forced == [7] * 4
+    varied = await complete(stub, ask(max_new_tokens=12, logit_bias={7: 1.0, 8: 1.0}, frequency_penalty=2.0))
+    assert len(set(varied)) > 3
+
+
 async def test_a_stop_string_ends_the_text_before_it_appears(stub: InferenceServiceStub) -> None:
     whole = "".join([message.text async for message in stub.Generate(ask(max_new_tokens=40))])
     stop = whole[10:13]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from attn_client.results.models import Model as Model
     from attn_client.results.models import ModelState as ModelState
     from attn_client.sampling import ChatMessage as ChatMessage
+    from attn_client.sampling import Grammar as Grammar
     from attn_client.sampling import Sampling as Sampling
     from attn_client.settings import ClientSettings as ClientSettings
 
@@ -36,7 +37,7 @@ _HOMES = {
     "results.inference": ("AttentionMap", "Chunk", "Completion", "FinishReason", "Score", "Token", "Usage"),
     "results.jobs": ("Checkpoint", "Job", "JobEvent", "JobState", "LogLine", "Metrics", "StateChange"),
     "results.models": ("Mechanism", "Model", "ModelState"),
-    "sampling": ("ChatMessage", "Sampling"),
+    "sampling": ("ChatMessage", "Grammar", "Sampling"),
     "settings": ("ClientSettings",),
 }
 

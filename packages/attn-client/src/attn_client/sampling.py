@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import cast
 
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn_core.errors import InvalidValue
+
+MESSAGES = frozenset({"stop", "logit_bias", "grammar"})
+"""Fields of the wire's Sampling that cannot simply be set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """What a completion must match, one of these: a JSON schema, a regular expression or a Lark grammar, as text."""
+
+    json_schema: str | None = None
+    regex: str | None = None
+    lark: str | None = None
+
+    def message(self) -> pb.Grammar:
+        """On the wire; raises `InvalidValue` unless exactly one is given."""
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        if len(given) != 1:
+            raise InvalidValue.of("grammar", sorted(given) or None, "exactly one of json_schema, regex and lark")
+        return pb.Grammar(**given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +36,8 @@ class Sampling:
 
     `temperature` 0 takes the likeliest token. `top_logprobs` 0 returns the log probability of the chosen
     tokens, n > 0 those of the n likeliest, too. `stop` strings end the completion and are not part of it.
+    `frequency_penalty` lowers a token's logit each time it was generated, `presence_penalty` once; `logit_bias` is
+    added by token id. A `grammar` says what the completion must match, and where it ends.
     """
 
     max_new_tokens: int | None = None
@@ -29,19 +50,30 @@ class Sampling:
     stop: Sequence[str] = ()
     ignore_eos: bool = False
     top_logprobs: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_new_tokens: int | None = None
+    grammar: Grammar | None = None
 
     def message(self) -> pb.Sampling:
         """On the wire; raises `InvalidValue` for what the wire cannot hold."""
         message = pb.Sampling()
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value is None or field.name == "stop":
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None or item.name in MESSAGES:
                 continue
             try:
-                setattr(message, field.name, value)
+                setattr(message, item.name, value)
             except (ValueError, TypeError) as error:
-                raise InvalidValue.of(field.name, value, "what the field can hold") from error
+                raise InvalidValue.of(item.name, value, "what the field can hold") from error
         message.stop.extend(self.stop)
+        try:
+            message.logit_bias.update(self.logit_bias)
+        except (ValueError, TypeError) as error:
+            raise InvalidValue.of("logit_bias", dict(self.logit_bias), "numbers by token id") from error
+        if self.grammar is not None:
+            message.grammar.CopyFrom(self.grammar.message())
         return message
 
 

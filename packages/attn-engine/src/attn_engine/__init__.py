@@ -3,6 +3,7 @@
 from attn_engine.build import build_engine
 from attn_engine.engine import Engine
 from attn_engine.event import Event, Finish, FinishReason, RequestUsage, ScoredToken
+from attn_engine.grammar import Grammar
 from attn_engine.limits import EngineLimits, Load
 from attn_engine.loop import EngineLoop
 from attn_engine.request import Request, Scoring
@@ -15,6 +16,7 @@ __all__ = [
     "Event",
     "Finish",
     "FinishReason",
+    "Grammar",
     "Load",
     "Request",
     "RequestUsage",

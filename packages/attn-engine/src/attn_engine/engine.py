@@ -12,6 +12,7 @@ from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavail
 
 from attn_engine.detokenize import Detokenizer
 from attn_engine.event import Event, FinishReason
+from attn_engine.guide import Guides
 from attn_engine.limits import EngineLimits, Load
 from attn_engine.progress import advance
 from attn_engine.request import ModelLimits, Request
@@ -41,6 +42,7 @@ class Engine:
         self._forward = Forward(model, store)
         self._store = store
         self._tokenizer = tokenizer
+        self._guides = Guides(tokenizer)
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
         self.limits = limits
         self._clock = clock
@@ -63,6 +65,8 @@ class Engine:
         self._fit.check(request)
         if self._tokenizer is None and isinstance(request.task, Sampling) and request.task.stop:
             raise InvalidValue.of("stop", request.task.stop, "none, as the engine has no tokenizer")
+        if isinstance(request.task, Sampling) and request.task.grammar is not None:
+            self._guides.guide(request.task.grammar)
         tokens = len(request.token_ids) + request.new_tokens
         if not self._store.fits(tokens):
             raise InvalidValue.of("token_ids", f"{tokens} tokens with those to come", "what the model's cache can hold")
@@ -83,6 +87,8 @@ class Engine:
         self._numbers += 1
         text = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
         sequence = Sequence(request, self._numbers, text)
+        if isinstance(request.task, Sampling) and request.task.grammar is not None:
+            sequence.guide = self._guides.guide(request.task.grammar)
         self._sequences[request.id] = sequence
         self._scheduler.add(sequence)
         return request.id

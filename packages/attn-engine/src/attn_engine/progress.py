@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from attn_core.errors import AttnError, InternalError
+from attn_core.errors import AttnError, InternalError, UserError
 from torch import Tensor
 
 from attn_engine import sequence as sequences
+from attn_engine.adjust import Draw
 from attn_engine.event import FinishReason, ScoredToken
-from attn_engine.sampler import Draw, choose_tokens, log_probabilities
+from attn_engine.sampler import choose_tokens, log_probabilities
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
 from attn_engine.step import Forward
+
+NOT_FINITE = "the model's logits are not finite numbers"
+NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or none of the vocabulary can continue what the grammar asks for"
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,16 @@ def advance(forward: Forward, chunks: Sequence[Chunk], hidden: Tensor, end_ids: 
 def _generate(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Progress]:
     draws = []
     for sequence in growing:
-        seen = sequence.seen(logits.shape[-1], logits.device)
-        draws.append(Draw(sequence.sampling, sequence.seed, len(sequence.tokens), seen))
+        vocabulary, device = logits.shape[-1], logits.device
+        draw = Draw(
+            sequence.sampling,
+            sequence.seed,
+            len(sequence.tokens),
+            seen=sequence.seen(vocabulary, device),
+            counts=sequence.counts(vocabulary, device),
+            allowed=sequence.allowed(vocabulary, device, end_ids),
+        )
+        draws.append(draw)
     tokens = choose_tokens(logits, draws)
     scored = _scored(growing, logits, tokens)
     return [_extend(*item, end_ids) for item in zip(growing, scored, strict=True)]
@@ -75,13 +87,19 @@ def _scored(growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Seque
 def _extend(sequence: sequences.Sequence, token: ScoredToken, end_ids: Collection[int]) -> Progress:
     """Add the token; decide whether the sequence ends."""
     if token.id < 0:
-        error = InternalError("the model's logits are not finite numbers")
+        error = InternalError(NO_TOKEN if sequence.guide else NOT_FINITE)
         return Progress(sequence, (), sequence.remaining_text(), FinishReason.FAILED, error)
     sequence.tokens.append(token.id)
     sampling: Sampling = sequence.sampling
     ended = token.id in end_ids and not sampling.ignore_end
     full = sequence.generated >= sampling.max_new_tokens
     text = "" if ended else sequence.text_of(token.id)
+    if sequence.guide is not None and not ended:
+        sequence.guide.advance(token.id)
+        if sequence.guide.error:
+            failure = UserError(f"the grammar cannot be followed any further: {sequence.guide.error}")
+            return Progress(sequence, (token,), text, FinishReason.FAILED, failure)
+        ended = sequence.guide.complete
     if sequence.stops.found is None and (ended or full):
         text += sequence.remaining_text()
     reason = None

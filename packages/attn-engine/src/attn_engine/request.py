@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,8 @@ class ModelLimits:
     def check(self, request: Request) -> None:
         """Raise `InvalidValue` naming the field, or `ContextLengthExceeded` with its three numbers."""
         self._check_ids("token_ids", request.token_ids)
+        if isinstance(request.task, Sampling):
+            self._check_ids("logit_bias", request.task.logit_bias, needed=False)
         if self.has_source:
             if request.source_ids is None:
                 raise InvalidValue.of("source_ids", None, "at least one token, as the model attends to a source")
@@ -74,8 +76,8 @@ class ModelLimits:
         if len(request.token_ids) + request.new_tokens > self.context:
             raise ContextLengthExceeded.of(len(request.token_ids), request.new_tokens, self.context)
 
-    def _check_ids(self, field: str, ids: Sequence[Any]) -> None:
-        if not ids:
+    def _check_ids(self, field: str, ids: Collection[Any], *, needed: bool = True) -> None:
+        if needed and not ids:
             raise InvalidValue.of(field, "no tokens", "at least one token")
         for i, token in enumerate(ids):
             if isinstance(token, bool) or not hasattr(token, "__index__"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from attn_engine.adjust import Draw, adjust
 from attn_engine.chance import uniform
 from attn_engine.sampling import Sampling
 
@@ -16,19 +16,6 @@ CANDIDATES = 256
 
 BLOCK = 256
 """Logits whose maximum is taken at once when the likeliest token is looked for."""
-
-
-@dataclass(frozen=True, eq=False)
-class Draw:
-    """One row to choose for: the settings, the seed, the position of the new token, and the tokens seen so far.
-
-    `seen` [vocabulary], bool, is given where a repetition penalty needs it.
-    """
-
-    sampling: Sampling
-    seed: int
-    position: int
-    seen: Tensor | None = None
 
 
 def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -48,7 +35,7 @@ def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
         if not draw.sampling.greedy:
             kinds.setdefault((draw.sampling.temperature == 0, _ranked(draw.sampling)), []).append(row)
     for (cold, ranked), rows in kinds.items():
-        adjusted = _adjust(logits[rows], [draws[row] for row in rows])
+        adjusted = torch.stack([adjust(logits[row], draws[row]) for row in rows])
         tokens = _likeliest(adjusted) if cold else _sample(adjusted, [draws[row] for row in rows], ranked=ranked)
         for row, token in zip(rows, tokens, strict=True):
             chosen[row] = token
@@ -80,16 +67,6 @@ def _likeliest(logits: Tensor) -> list[int]:
     values, places = blocks[torch.arange(len(logits), device=logits.device), best].max(-1)
     found: list[int] = (best * BLOCK + places).where(values.isfinite(), -1).tolist()
     return found
-
-
-def _adjust(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    logits = logits.float()
-    for row, draw in enumerate(draws):
-        penalty = draw.sampling.repetition_penalty
-        if penalty != 1 and draw.seen is not None:
-            punished = torch.where(logits[row] > 0, logits[row] / penalty, logits[row] * penalty)
-            logits[row] = torch.where(draw.seen, punished, logits[row])
-    return logits
 
 
 def _sample(logits: Tensor, draws: Sequence[Draw], *, ranked: bool) -> list[int]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from attn_core.errors import InvalidValue
 
+from attn_engine.grammar import Grammar
+
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
+MOST_BIASES = 1024
+LARGEST_BIAS = 100.0
+LARGEST_PENALTY = 2.0
 SEED_LIMIT = 2**64
 
 
@@ -18,7 +24,10 @@ class Sampling:
     """Settings of one generation; raises `InvalidValue` that names the field for what is out of range.
 
     Applied in this order: `repetition_penalty` divides positive and multiplies negative logits of tokens already seen
-    (Keskar et al. 2019, arXiv 1909.05858); `temperature` divides the logits, 0 takes the likeliest token; `top_k`
+    (Keskar et al. 2019, arXiv 1909.05858); `frequency_penalty` is subtracted for each time a token was generated,
+    `presence_penalty` once if it was; `logit_bias` is added by token id; `min_new_tokens` keeps the end tokens away at
+    first; `grammar` allows only what the completion can still become, and ends it where it allows nothing more;
+    `temperature` divides the logits, 0 takes the likeliest token; `top_k`
     keeps the k likeliest (0: all); `top_p` keeps the smallest set of likeliest tokens whose probabilities reach it
     (Holtzman et al. 2020, arXiv 1904.09751); `min_p` keeps tokens of at least this fraction of the likeliest one's
     probability (Nguyen et al. 2024, arXiv 2407.01082).
@@ -35,6 +44,11 @@ class Sampling:
     min_p: float = 0.0
     seed: int | None = None
     repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    min_new_tokens: int = 0
+    grammar: Grammar | None = None
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     alternatives: int | None = None
@@ -52,6 +66,13 @@ class Sampling:
         _number("repetition_penalty", self.repetition_penalty, 0.0, None)
         if self.repetition_penalty == 0:
             raise InvalidValue.of("repetition_penalty", self.repetition_penalty, "a finite number above 0")
+        for name in ("frequency_penalty", "presence_penalty"):
+            _number(name, getattr(self, name), -LARGEST_PENALTY, LARGEST_PENALTY)
+        self._check_bias()
+        _whole("min_new_tokens", self.min_new_tokens, 0, self.max_new_tokens)
+        if self.grammar is not None and (self.ignore_end or self.min_new_tokens):
+            other = "ignore_end" if self.ignore_end else "min_new_tokens"
+            raise InvalidValue.of(other, getattr(self, other), "left out, as the grammar says where the text ends")
         if self.alternatives is not None:
             _whole("alternatives", self.alternatives, 0, MOST_ALTERNATIVES)
         self._check_stops()
@@ -59,7 +80,20 @@ class Sampling:
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken as it is, without looking at what was seen."""
-        return self.temperature == 0 and self.repetition_penalty == 1
+        edited = self.counted or self.repetition_penalty != 1 or bool(self.logit_bias) or self.grammar is not None
+        return self.temperature == 0 and not edited and self.min_new_tokens == 0
+
+    @property
+    def counted(self) -> bool:
+        """Whether it matters how often a token was generated."""
+        return self.frequency_penalty != 0 or self.presence_penalty != 0
+
+    def _check_bias(self) -> None:
+        if len(self.logit_bias) > MOST_BIASES:
+            raise InvalidValue.of("logit_bias", f"{len(self.logit_bias)} tokens", f"at most {MOST_BIASES}")
+        for token, bias in self.logit_bias.items():
+            _whole("logit_bias", token, 0, None)
+            _number(f"logit_bias[{token}]", bias, -LARGEST_BIAS, LARGEST_BIAS)
 
     def _check_stops(self) -> None:
         # A caller without a type checker may give one string, or a list.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from attn_engine.detokenize import Detokenizer, StopStrings
 from attn_engine.event import Finish, FinishReason, RequestUsage
+from attn_engine.guide import Guide
 from attn_engine.request import Request, Scoring
 from attn_engine.sampling import Sampling
 
@@ -34,7 +36,10 @@ class Sequence:
     """Tokens whose scores have been told, where the task is scoring."""
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
+    guide: Guide | None = None
+    """Follows the completion where a grammar is asked for."""
     _seen: Tensor | None = None
+    _counts: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.token_ids)
@@ -95,6 +100,26 @@ class Sequence:
             self._seen[torch.tensor(self.tokens, device=device)] = True
         self._seen[self.tokens[-1]] = True
         return self._seen
+
+    def counts(self, vocabulary: int, device: torch.device) -> Tensor | None:
+        """How often each token was generated [vocabulary], float32; None where no penalty asks."""
+        if not self.sampling.counted:
+            return None
+        if self._counts is None:
+            self._counts = torch.zeros(vocabulary, device=device)
+        elif self.generated:
+            self._counts[self.tokens[-1]] += 1
+        return self._counts
+
+    def allowed(self, vocabulary: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
+        """Which tokens may come next [vocabulary], bool; None where all may."""
+        if self.guide is not None:
+            return self.guide.allowed(vocabulary, device)
+        if self.generated >= self.sampling.min_new_tokens or not end_ids:
+            return None
+        allowed = torch.ones(vocabulary, dtype=torch.bool, device=device)
+        allowed[torch.tensor(sorted(end_ids), device=device)] = False
+        return allowed
 
     def forget(self) -> None:
         """Its states are gone from the store and will be computed again."""

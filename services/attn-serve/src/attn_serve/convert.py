@@ -7,6 +7,7 @@ from typing import Any
 
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn_core.errors import InvalidValue
+from attn_engine import Grammar
 from attn_gateway import Call
 
 from attn_serve.answers import Chunk, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
@@ -27,6 +28,9 @@ OPTIONAL_SAMPLING = {
     "seed": "seed",
     "repetition_penalty": "repetition_penalty",
     "top_logprobs": "alternatives",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "min_new_tokens": "min_new_tokens",
 }
 """Fields of the wire's Sampling that may be absent, and their names in the engine's Sampling."""
 
@@ -54,6 +58,13 @@ def sampling_of(message: inference_pb2.Sampling) -> dict[str, Any]:
         given["stop"] = tuple(message.stop)
     if message.ignore_eos:
         given["ignore_end"] = True
+    if message.logit_bias:
+        given["logit_bias"] = dict(message.logit_bias)
+    if message.HasField("grammar"):
+        kind = message.grammar.WhichOneof("kind")
+        if kind is None:
+            raise InvalidValue.of("sampling.grammar", "nothing", "json_schema, regex or lark")
+        given["grammar"] = Grammar(kind, getattr(message.grammar, kind))
     return given
 
 

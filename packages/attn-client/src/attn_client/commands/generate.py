@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from attn_core.errors import InvalidValue
 
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
 from attn_client.results.inference import Chunk
-from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_client.sampling import ChatMessage, Grammar, Prompt, Sampling
 
 Option = typer.Option
 
@@ -34,6 +36,13 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
     top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
+    frequency_penalty: Annotated[float | None, Option(help="Lower a token each time it was generated.")] = None,
+    presence_penalty: Annotated[float | None, Option(help="Lower a token that was generated.")] = None,
+    json_schema: Annotated[
+        Path | None, Option(metavar="FILE", help="Write JSON that this schema allows, and nothing else.")
+    ] = None,
+    regex: Annotated[str | None, Option(help="Write what this regular expression matches, and nothing else.")] = None,
+    lark: Annotated[Path | None, Option(metavar="FILE", help="Write what this Lark grammar describes.")] = None,
     timeout: Annotated[float | None, Option(help="Most seconds it may take.")] = None,
     json: Json = False,
     address: Address = ADDRESS,
@@ -42,7 +51,8 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
 ) -> None:
     """Let a served model write; the text appears as it is made. Ctrl-C cancels it on the server.
 
-    Example: `attn generate smollm2 --chat "What is the capital of France?"`
+    Example: `attn generate smollm2 --chat "What is the capital of France?"`; with `--regex "(yes|no)"` it says nothing
+    else, with `--json-schema person.json` only JSON of that form.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = Sampling(
@@ -56,6 +66,9 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         stop=stop or (),
         ignore_eos=ignore_eos,
         top_logprobs=top_logprobs,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        grammar=_grammar(json_schema, regex, lark),
     )
     with connect(address, token_file, certificates) as client:
         chunks = client.generate(model, _prompt(text, system, chat=chat), sampling, timeout=timeout)
@@ -65,6 +78,19 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
                 _show(chunk, json=json)
     if not json:
         typer.echo()
+
+
+def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> Grammar | None:
+    """What was asked for; raises `InvalidValue` for more than one, or a file that cannot be read."""
+    grammar = Grammar(json_schema=_read("--json-schema", json_schema), regex=regex, lark=_read("--lark", lark))
+    return None if grammar == Grammar() else grammar
+
+
+def _read(option: str, path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue.of(option, str(path), f"a text file that can be read ({error})") from error
 
 
 def _prompt(text: str, system: str | None, *, chat: bool) -> Prompt:
