@@ -26,8 +26,9 @@ class ShortConvolution(nn.Module):
         batch, tokens, channels = rows.shape
         if tail is None:
             tail = rows.new_zeros(batch, self.taps - 1, channels)
-        known = torch.cat([tail, rows], dim=1)
-        summed = known[:, :tokens] * self.weight[:, 0]
+        known = torch.cat([tail.to(rows.dtype), rows], dim=1)
+        weight = self.weight.to(rows.dtype)
+        summed = known[:, :tokens] * weight[:, 0]
         for tap in range(1, self.taps):
-            summed = torch.addcmul(summed, known[:, tap : tap + tokens], self.weight[:, tap])
+            summed = torch.addcmul(summed, known[:, tap : tap + tokens], weight[:, tap])
         return silu(summed), known[:, tokens:]

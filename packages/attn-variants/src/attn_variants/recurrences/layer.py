@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.convolution import ShortConvolution
-from attn_variants.recurrences.numbers import by_heads, fresh_linear
+from attn_variants.recurrences.numbers import by_heads, fresh_linear, wide
 from attn_variants.recurrences.parallel import effective_weights
 from attn_variants.recurrences.recurrent import recurrent
 from attn_variants.recurrences.steps import Steps
@@ -98,7 +98,7 @@ class RecurrenceLayer(nn.Module):
             out, after = self._decode(query, batch, before["S"], before.get("tail"))
         else:
             out, after = self._prefill(query, batch, before["S"], before.get("tail"))
-        state["memory"].write(after)
+        state["memory"].write({name: part.to(before[name].dtype) for name, part in after.items()})
         return self.finish(out[None], query[None])[0]
 
     def _decode(
@@ -106,7 +106,7 @@ class RecurrenceLayer(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         steps, tail = self._steps(rows[:, None], batch.positions[:, None], None, tail)
         out, after = recurrent(steps, memory.to(steps.value.dtype))
-        return out[:, 0], _kept(after.to(memory.dtype), tail)
+        return out[:, 0], _kept(after, tail)
 
     def _prefill(
         self, rows: Tensor, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
@@ -118,7 +118,7 @@ class RecurrenceLayer(nn.Module):
             steps, mine = self._steps(rows[None, piece], batch.positions[None, piece], None, mine)
             seen, after = chunked(steps, memory[request].to(steps.value.dtype), self.chunk)
             pieces.append(seen[0])
-            memories.append(after.to(memory.dtype))
+            memories.append(after)
             tails.append(mine)
         left = None if tail is None else torch.cat(tails)  # type: ignore[arg-type]
         return torch.cat(pieces), _kept(torch.cat(memories), left)
@@ -128,7 +128,7 @@ class RecurrenceLayer(nn.Module):
     ) -> tuple[Steps, Tensor | None]:
         query, key, value = self.query(rows), self.key(rows), self.value(rows)
         if self.convolution is not None:
-            mixed = torch.cat([query, key, value], dim=-1)
+            mixed = wide(torch.cat([query, key, value], dim=-1))
             mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
             mixed, tail = self.convolution(mixed, tail)
             query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)

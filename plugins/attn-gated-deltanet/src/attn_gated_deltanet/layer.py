@@ -1,0 +1,134 @@
+"""The layer of Gated DeltaNet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from attn_core import LayerState, RaggedBatch
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu, softplus
+
+from attn_gated_deltanet.rule import Rule, by_chunks, weights
+
+EPSILON = 1e-6
+
+
+class GatedDeltaLayer(nn.Module):
+    """Gated DeltaNet over inputs of `width`; `sizes` are heads, key size and value size.
+
+    Learned: `query`, `key`, `value`, `gate`, `fade`, `strength`, `output` (`nn.Linear`), `filters` [channels, taps],
+    the newest token last, `rate` [heads], natural logarithms, `fade_bias` [heads] and `norm` [value_size].
+    """
+
+    def __init__(self, sizes: tuple[int, int, int], *, width: int, bias: bool, taps: int, chunk: int) -> None:
+        super().__init__()
+        self.sizes, self.chunk = sizes, chunk
+        heads, key, value = sizes
+        self.query = nn.Linear(width, heads * key, bias=bias)
+        self.key = nn.Linear(width, heads * key, bias=bias)
+        self.value = nn.Linear(width, heads * value, bias=bias)
+        self.gate = nn.Linear(width, heads * value, bias=False)
+        self.fade = nn.Linear(width, heads, bias=False)
+        self.strength = nn.Linear(width, heads, bias=False)
+        self.output = nn.Linear(heads * value, width, bias=bias)
+        channels = heads * (2 * key + value)
+        self.filters = nn.Parameter(torch.empty(channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
+        self.rate = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log())
+        self.fade_bias = nn.Parameter(torch.ones(heads))
+        self.norm = nn.Parameter(torch.ones(value))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        """
+        rule, _ = self._rule(query, source, keep, None)
+        return self._out(by_chunks(rule, self._empty(rule), self.chunk)[0], query)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """The effective weights [batch, heads, query, key] of the values in what each head reads, unnormed."""
+        return weights(self._rule(query, source, keep, None)[0])
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """New rows [tokens, width] of many requests -> [tokens, width].
+
+        Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and "tail"
+        [requests, taps - 1, channels].
+        """
+        held = state["memory"].read()
+        outs, memories, tails = [], [], []
+        for rows, who in pieces(query, batch):
+            tail = held["tail"][who] if "tail" in held else None
+            rule, tail = self._rule(rows, None, None, tail)
+            out, memory = by_chunks(rule, held["S"][who].to(rule.value.dtype), self.chunk)
+            outs.append(self._out(out, rows).flatten(0, 1))
+            memories.append(memory.to(held["S"].dtype))
+            tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
+        after = {"S": torch.cat(memories)}
+        state["memory"].write({**after, "tail": torch.cat(tails)} if "tail" in held else after)
+        return torch.cat(outs)
+
+    def _rule(
+        self, rows: Tensor, source: Tensor | None, keep: Tensor | None, tail: Tensor | None
+    ) -> tuple[Rule, Tensor]:
+        if source is not None:
+            raise InvalidValue.of("source", tuple(source.shape), "None: 'gated_deltanet' runs over one sequence")
+        mixed = wide(torch.cat([self.query(rows), self.key(rows), self.value(rows)], dim=-1))
+        mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
+        mixed, tail = self._convolved(mixed, tail)
+        heads, key, value = self.sizes
+        query, keys, values = (
+            by_heads(part, heads) for part in torch.split(mixed, [heads * key, heads * key, heads * value], dim=-1)
+        )
+        decay = -wide(self.rate).exp() * softplus(wide(self.fade(rows)) + wide(self.fade_bias))
+        strength = wide(self.strength(rows)).sigmoid()
+        if keep is not None:
+            decay, strength = (torch.where(keep[..., None], part, 0) for part in (decay, strength))
+        decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
+        return Rule(unit(query) * key**-0.5, unit(keys), values, decay, strength), tail
+
+    def _convolved(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Rows [batch, tokens, channels] after the convolution and SiLU, and its last taps - 1 inputs."""
+        taps, tokens = self.filters.shape[1], rows.shape[1]
+        known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
+        filters = wide(self.filters)
+        summed = known[:, :tokens] * filters[:, 0]
+        for tap in range(1, taps):
+            summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
+        return silu(summed), known[:, tokens:]
+
+    def _empty(self, rule: Rule) -> Tensor:
+        heads, key, value = self.sizes
+        return rule.value.new_zeros(rule.value.shape[0], heads, key, value)
+
+    def _out(self, read: Tensor, rows: Tensor) -> Tensor:
+        normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + EPSILON) * wide(self.norm)
+        gated = normed.transpose(1, 2).flatten(-2) * silu(wide(self.gate(rows)))
+        projected: Tensor = self.output(gated.to(rows.dtype))
+        return projected
+
+
+def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
+    """Rows [tokens, width] as sequences [requests, tokens, width] of one length, and which requests they belong to."""
+    if batch.decoding:
+        yield rows[:, None], slice(0, batch.requests)
+        return
+    for span in batch.spans():
+        yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
+
+
+def wide(rows: Tensor) -> Tensor:
+    """The rows in at least float32."""
+    return rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
+
+
+def unit(rows: Tensor) -> Tensor:
+    """Rows [..., size] of length one."""
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + EPSILON)
+
+
+def by_heads(rows: Tensor, heads: int) -> Tensor:
+    """[batch, heads, tokens, size] of rows [batch, tokens, heads · size]."""
+    return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)

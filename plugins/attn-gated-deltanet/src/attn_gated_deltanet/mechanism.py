@@ -1,0 +1,106 @@
+"""What Gated DeltaNet says of itself; nothing here imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core.errors import Incompatible, InvalidValue
+
+
+class GatedDeltaNet(ComputedMechanism):
+    """The delta rule on a memory that fades by one factor a head and token, as the token says.
+
+    Queries, keys and values pass a short convolution and SiLU; queries and keys have length one. The output is normed a
+    head and gated by SiLU.
+    """
+
+    name = "gated_deltanet"
+    summary = "the delta rule on a memory that fades as each token says"
+    paper = Paper(
+        title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
+        authors="Yang et al.",
+        year=2024,
+        arxiv="2412.06464",
+    )
+    equation = (
+        r"S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad"
+        r" o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad \beta_t = \sigma(w_\beta^\top x_t),\quad"
+        r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(w_\alpha^\top x_t + b_h)\right),\quad"
+        r" y_t = W_O\left(\mathrm{norm}(o_t) \odot \mathrm{silu}(W_G x_t)\right)"
+    )
+    capabilities = frozenset(
+        {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`value_size` of a head, by default its key size; `taps` of the convolution; `chunk` changes speed only."""
+
+        value_size: int | None = None
+        taps: int = 4
+        chunk: int = 64
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("value_size", "taps", "chunk"):
+                value = getattr(self, name)
+                if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                    raise InvalidValue.of(name, value, "a whole number from 1")
+
+        @property
+        def sizes(self) -> tuple[int, int, int]:
+            """Heads, key size and value size."""
+            size = self.head_layout.key_size
+            return self.heads, size, self.value_size or size
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
+        from attn_gated_deltanet.layer import GatedDeltaLayer
+
+        own = options(config)
+        if not own.causal:
+            raise InvalidValue.of("causal", own.causal, "True: 'gated_deltanet' is a recurrence in time")
+        if own.key_value_heads not in {None, own.heads}:
+            allowed = f"{own.heads}: every head of 'gated_deltanet' keeps a memory of its own"
+            raise InvalidValue.of("key_value_heads", own.key_value_heads, allowed)
+        if own.rotary is not None:
+            raise Incompatible("mechanism 'gated_deltanet' takes no rotary positions; use a model without them")
+        return GatedDeltaLayer(own.sizes, width=own.width, bias=own.bias, taps=own.taps, chunk=own.chunk)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
+        own = options(config)
+        heads, key, value = own.sizes
+        memory = {"S": Field((heads, key, value), dtype="float32")}
+        if own.taps > 1:
+            memory["tail"] = Field((own.taps - 1, heads * (2 * key + value)))
+        return {"memory": Slot(memory)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections and the rule by chunks, as torch counts: matrix products, not the triangular systems."""
+        own = options(config)
+        heads, key, value = own.sizes
+        into, out = heads * key, heads * value
+        weights = own.width * (2 * into + 3 * out + 2 * heads)
+        whole, rest = divmod(shape.query, own.chunk)
+        pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
+        memory = 3 * 2 * shape.query * key * value
+        projected = shape.batch * shape.query * 2 * weights
+        return Cost(
+            flops=projected + shape.batch * heads * (pairs + memory),
+            allowed_flops=projected + shape.batch * heads * memory,
+            parameters=weights
+            + (2 * into + out + own.width if own.bias else 0)
+            + own.taps * (2 * into + out)
+            + 2 * heads
+            + value,
+        )
+
+
+def options(config: MechanismConfig) -> GatedDeltaNet.Config:
+    """The config itself if it has the options, else the same with default ones."""
+    if isinstance(config, GatedDeltaNet.Config):
+        return config
+    return GatedDeltaNet.Config(**{field.name: getattr(config, field.name) for field in fields(MechanismConfig)})

@@ -1,0 +1,71 @@
+"""The gated delta rule: S_t = S' + β_t k_t (v_t - S'^T k_t)^T with S' = e^(g_t) S_{t-1}, read as o_t = S_t^T q_t.
+
+Shapes: queries and keys [batch, heads, tokens, key_size], values [batch, heads, tokens, value_size], log decays g, at
+most 0, and strengths β [batch, heads, tokens, 1], memories S [batch, heads, key_size, value_size].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rule(NamedTuple):
+    """What happens at some tokens."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor
+    strength: Tensor
+
+
+def by_chunks(rule: Rule, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Outputs [batch, heads, tokens, value_size] and the memory after them; `chunk` tokens meet pair by pair."""
+    tokens = rule.key.shape[2]
+    if tokens == 0:
+        return rule.value, memory
+    if tokens <= chunk:
+        return one_chunk(rule, memory)
+    outs = []
+    for start in range(0, tokens, chunk):
+        out, memory = one_chunk(Rule(*(part[:, :, start : start + chunk] for part in rule)), memory)
+        outs.append(out)
+    return torch.cat(outs, dim=2), memory
+
+
+def one_chunk(rule: Rule, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and memory of a few tokens, in the WY form (Yang et al. 2024, arXiv 2412.06464, §3.3)."""
+    total = rule.decay.cumsum(2)
+    early, size = total.exp(), rule.value.shape[-1]
+    told = rule.strength * torch.cat([rule.value, rule.key * early], dim=-1)
+    solved = torch.linalg.solve_triangular(overlap(rule, total), told, upper=False, unitriangular=True)
+    news = solved[..., :size] - torch.matmul(solved[..., size:], memory)
+    out = torch.matmul(faded_pairs(rule.query, rule.key, total), news) + torch.matmul(rule.query * early, memory)
+    last = total[:, :, -1:]
+    late = rule.key * (last - total).exp()
+    return out, memory * last.exp() + torch.matmul(late.transpose(-1, -2), news)
+
+
+def weights(rule: Rule) -> Tensor:
+    """The effective weights [batch, heads, query, key] of the values in the outputs."""
+    total = rule.decay.cumsum(2)
+    reach = faded_pairs(rule.query, rule.key, total)
+    solved: Tensor = torch.linalg.solve_triangular(
+        overlap(rule, total), reach, upper=False, left=False, unitriangular=True
+    )
+    return solved * rule.strength.transpose(-1, -2)
+
+
+def overlap(rule: Rule, total: Tensor) -> Tensor:
+    """How much each key, times its strength, tells of the keys before it, [batch, heads, tokens, tokens]."""
+    return (rule.strength * faded_pairs(rule.key, rule.key, total)).tril(-1)
+
+
+def faded_pairs(query: Tensor, key: Tensor, total: Tensor) -> Tensor:
+    """q_i·k_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]."""
+    pairs = torch.matmul(query, key.transpose(-1, -2))
+    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
+    return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
