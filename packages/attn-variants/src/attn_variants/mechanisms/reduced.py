@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from attn_core import Mechanism
 
+from attn_variants.mechanisms.clusters.clustered import ClusteredAttention
+from attn_variants.mechanisms.clusters.lsh import HashedAttention
+from attn_variants.mechanisms.clusters.routing import RoutingAttention
 from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
 from attn_variants.mechanisms.latent.transmla import FactorisedAttention
 from attn_variants.mechanisms.low_rank.linformer import Linformer
@@ -19,4 +22,7 @@ def reduced() -> list[Mechanism]:
         Linformer(),
         NystromAttention(),
         LowRankAttention(),
+        HashedAttention(),
+        RoutingAttention(),
+        ClusteredAttention(),
     ]

@@ -1,0 +1,1 @@
+"""Attention within hash buckets and clusters."""

@@ -1,0 +1,87 @@
+"""Locality-sensitive hashing attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+
+WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted")}
+
+
+class HashedAttention(WholeSequence):
+    """Queries meet keys of their own hash bucket; keys are the queries, of length one.
+
+    Where a later token is sorted in, all behind it move to other chunks, so that even with a causal mask outputs would
+    depend on later inputs: no causal form is offered.
+    """
+
+    name = "lsh"
+    summary = "tokens of one hash bucket attend to each other, in several rounds"
+    paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev et al.", year=2020, arxiv="2001.04451")
+    equation = (
+        r"o_i = \sum_{j \in P_i} \exp\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}} - z_i\right) v_j,\quad"
+        r" P_i = \bigcup_r \{j : h_r(q_j) = h_r(q_i)\},\quad h(x) = \arg\max [x R; -x R]"
+    )
+    capabilities = ENCODER
+    projections = 3
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`buckets`, even; tokens of a `chunk`; `rounds` of hashing; the `seed` of the rotations; whom a token sees of
+        its chunk and the one before: `within` its "bucket" or all of these "chunks"; pairs that meet in several rounds
+        are `duplicates`, "corrected" to count once or "counted" each time."""
+
+        buckets: int = 32
+        chunk: int = 64
+        rounds: int = 4
+        seed: int = 0
+        within: str = "bucket"
+        duplicates: str = "corrected"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("buckets", "chunk", "rounds"):
+                check_whole(name, getattr(self, name), name)
+            if self.buckets % 2:
+                raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
+            for name, words in WORDS.items():
+                if getattr(self, name) not in words:
+                    raise InvalidValue.of(name, getattr(self, name), " or ".join(words))
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer` without a projection of keys; raises as `heads` does."""
+        from attn_variants.clusters.lsh import HashBuckets
+        from attn_variants.whole_layer import WholeLayer
+
+        heads, options = self.heads(config), options_of(config)
+        inner = HashBuckets(
+            size=heads.key_size,
+            buckets=options.buckets,
+            chunk=options.chunk,
+            rounds=options.rounds,
+            seed=options.seed,
+            within=options.within,
+            duplicates=options.duplicates,
+        )
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias, shared=True)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Rotations of every token, and in each round two chunks for every token, the last chunk filled up."""
+        (heads, size), options = self.inner_size(config), options_of(config)
+        length = -(-shape.query // options.chunk) * options.chunk
+        hashing = shape.query * size * options.buckets // 2
+        inner = 2 * shape.batch * heads * options.rounds * (hashing + length * 2 * options.chunk * 2 * size)
+        flops = self.projected(config, shape) + inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+def options_of(config: MechanismConfig) -> HashedAttention.Config:
+    """The config with the mechanism's options; their defaults where it has none."""
+    own = HashedAttention.Config
+    return config if isinstance(config, own) else own(**vars(config))

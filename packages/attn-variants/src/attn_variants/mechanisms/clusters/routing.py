@@ -1,0 +1,81 @@
+"""Routing attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+
+
+class RoutingAttention(WholeSequence):
+    """Tokens near a centroid attend to each other; centroids are found by k-means while training.
+
+    A cluster takes the nearest of all tokens, so that a later token may push out an earlier one: no causal form is
+    offered. With one cluster as wide as the sequence it is softmax attention.
+    """
+
+    name = "routing"
+    summary = "tokens near a learned centroid attend to each other"
+    paper = Paper(
+        title="Efficient Content-Based Sparse Attention with Routing Transformers",
+        authors="Roy et al.",
+        year=2021,
+        arxiv="2003.05997",
+    )
+    equation = (
+        r"o_i = \frac{1}{|C_i|} \sum_{c \in C_i} \sum_{j \in T_c}"
+        r" \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d}}\right) v_j,\quad T_c = \mathrm{top}_w(\mu_c^\top k)"
+    )
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`clusters`; the `window` of tokens that each takes; the `decay` of centroids in training; their
+        first `seed`."""
+
+        clusters: int = 8
+        window: int = 64
+        decay: float = 0.999
+        seed: int = 0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("clusters", self.clusters, "clusters")
+            check_whole("window", self.window, "tokens")
+            if not 0 <= self.decay <= 1:
+                raise InvalidValue.of("decay", self.decay, "a number from 0 to 1")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer`; raises as `heads` does."""
+        from attn_variants.clusters.routing import Routing
+        from attn_variants.whole_layer import WholeLayer
+
+        heads, options = self.heads(config), options_of(config)
+        inner = Routing(
+            heads=heads.query,
+            size=heads.key_size,
+            clusters=options.clusters,
+            window=options.window,
+            decay=options.decay,
+            seed=options.seed,
+        )
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Every query and key meets every centroid, and within a cluster all pairs meet."""
+        (heads, size), options = self.inner_size(config), options_of(config)
+        window = min(options.window, shape.query)
+        per_cluster = 2 * shape.query * size + 2 * window**2 * size
+        flops = self.projected(config, shape) + 2 * shape.batch * heads * options.clusters * per_cluster
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+def options_of(config: MechanismConfig) -> RoutingAttention.Config:
+    """The config with the mechanism's options; their defaults where it has none."""
+    own = RoutingAttention.Config
+    return config if isinstance(config, own) else own(**vars(config))

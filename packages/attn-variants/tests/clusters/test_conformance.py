@@ -1,0 +1,33 @@
+from attn_testing import MechanismLaws
+
+SETTINGS = ({"width": 16, "heads": 4}, {"width": 12, "heads": 2, "head_size": 8, "bias": True})
+
+
+class TestHashed(MechanismLaws):
+    mechanism = "lsh"
+    options = {"buckets": 4, "chunk": 3, "rounds": 2}
+    settings = SETTINGS
+
+
+class TestHashedWithinChunks(MechanismLaws):
+    mechanism = "lsh"
+    options = {"buckets": 2, "chunk": 4, "rounds": 2, "within": "chunks", "duplicates": "counted"}
+    settings = SETTINGS[:1]
+
+
+class TestRouting(MechanismLaws):
+    mechanism = "routing"
+    options = {"clusters": 3, "window": 4}
+    settings = SETTINGS
+
+
+class TestClustered(MechanismLaws):
+    mechanism = "clustered"
+    options = {"clusters": 3, "bits": 7, "iterations": 3, "top": 2}
+    settings = SETTINGS
+
+
+class TestClusteredWithoutBestKeys(MechanismLaws):
+    mechanism = "clustered"
+    options = {"clusters": 4, "bits": 31, "iterations": 2, "top": 0}
+    settings = SETTINGS[:1]
