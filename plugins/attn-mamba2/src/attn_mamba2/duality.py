@@ -1,0 +1,55 @@
+"""State space duality: S_t = e^(g_t) S_{t-1} + B_t v_t^T, read as o_t = S_t^T C_t, one decay g_t ≤ 0 a head.
+
+Shapes: C and B [batch, groups, tokens, state_size], values v [batch, heads, tokens, head_size], log decays g [batch,
+heads, tokens, 1], memories S [batch, heads, state_size, head_size]; heads of a group are consecutive.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class System(NamedTuple):
+    """What happens at some tokens."""
+
+    reading: Tensor
+    writing: Tensor
+    value: Tensor
+    decay: Tensor
+
+
+def by_chunks(system: System, memory: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """Outputs [batch, heads, tokens, head_size] and the memory after them; `chunk` tokens meet pair by pair."""
+    tokens = system.value.shape[2]
+    if tokens == 0:
+        return system.value, memory
+    if tokens <= chunk:
+        return one_chunk(system, memory)
+    outs = []
+    for start in range(0, tokens, chunk):
+        out, memory = one_chunk(System(*(part[:, :, start : start + chunk] for part in system)), memory)
+        outs.append(out)
+    return torch.cat(outs, dim=2), memory
+
+
+def one_chunk(system: System, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and memory of a few tokens (Dao & Gu 2024, arXiv 2405.21060, §6)."""
+    share = system.value.shape[1] // system.reading.shape[1]
+    total = system.decay.cumsum(2)
+    last = total[:, :, -1:]
+    reading = system.reading.repeat_interleave(share, dim=1) * total.exp()
+    writing = system.writing.repeat_interleave(share, dim=1) * (last - total).exp()
+    out = torch.matmul(weights(system), system.value) + torch.matmul(reading, memory)
+    return out, memory * last.exp() + torch.matmul(writing.transpose(-1, -2), system.value)
+
+
+def weights(system: System) -> Tensor:
+    """C_i·B_j e^(total_i - total_j) for j ≤ i, else zero, [batch, heads, tokens, tokens]: the weights of the values."""
+    share = system.value.shape[1] // system.reading.shape[1]
+    pairs = torch.matmul(system.reading, system.writing.transpose(-1, -2)).repeat_interleave(share, dim=1)
+    total = system.decay.cumsum(2)
+    later = torch.ones(pairs.shape[-2:], dtype=torch.bool, device=pairs.device).triu(1)
+    return pairs * (total - total.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()

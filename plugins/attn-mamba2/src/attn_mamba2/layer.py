@@ -1,0 +1,149 @@
+"""The layer of Mamba-2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from attn_core import LayerState, RaggedBatch
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+from torch.nn.functional import pad, silu, softplus
+
+from attn_mamba2.duality import System, by_chunks, weights
+from attn_mamba2.mechanism import Sizes
+
+EPSILON = 1e-5
+STEPS = (1e-3, 1e-1)
+"""The range that fresh step sizes are drawn from, log-evenly, as in the authors' code."""
+
+
+class Mamba2Layer(nn.Module):
+    """The mixer of Mamba-2 over inputs of `width`.
+
+    Learned: `input` (`nn.Linear` to gate, x, B, C and step sizes, in this order), `output`, `filters` [channels, taps],
+    the newest token last, `filter_bias` [channels], `rate` [heads], natural logarithms, `step_bias` and `skip` [heads] and
+    `norm` [inner].
+    """
+
+    def __init__(self, sizes: Sizes, *, width: int, bias: bool, chunk: int) -> None:
+        super().__init__()
+        self.sizes, self.chunk = sizes, chunk
+        self.input = nn.Linear(width, sizes.inner + sizes.channels + sizes.heads, bias=bias)
+        self.output = nn.Linear(sizes.inner, width, bias=bias)
+        spread = sizes.taps**-0.5
+        self.filters = nn.Parameter(torch.empty(sizes.channels, sizes.taps).uniform_(-spread, spread))
+        self.filter_bias = nn.Parameter(torch.empty(sizes.channels).uniform_(-spread, spread))
+        self.rate = nn.Parameter(torch.arange(1.0, sizes.heads + 1).log())
+        step = torch.empty(sizes.heads).uniform_(*(math.log(size) for size in STEPS)).exp()
+        # The inverse of softplus, so that a bias alone gives the step that was drawn.
+        self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+        self.skip = nn.Parameter(torch.ones(sizes.heads))
+        self.norm = nn.Parameter(torch.ones(sizes.inner))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        """
+        self._refuse(source)
+        return self._run(query, keep, None, None)[0]
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """The effective weights [batch, heads, query, key] of x in what each head reads, without skip and gate."""
+        self._refuse(source)
+        _, mixed, step = self._projected(query, keep)
+        system, _ = self._system(self._convolved(mixed, keep, None)[0], step)
+        step = step.transpose(1, 2)[:, :, None]
+        return weights(system) * step
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """New rows [tokens, width] of many requests -> [tokens, width].
+
+        Reads and replaces the state "memory": "S" [requests, heads, state_size, head_size], float32, and "tail"
+        [requests, taps - 1, channels].
+        """
+        held = state["memory"].read()
+        outs: list[Tensor] = []
+        after: dict[str, list[Tensor]] = {name: [] for name in held}
+        for rows, who in pieces(query, batch):
+            out, memory, tail = self._run(rows, None, held["S"][who], held["tail"][who] if "tail" in held else None)
+            outs.append(out.flatten(0, 1))
+            for name, part in (("S", memory), ("tail", tail)):
+                if name in after:
+                    after[name].append(part.to(held[name].dtype))
+        state["memory"].write({name: torch.cat(parts) for name, parts in after.items()})
+        return torch.cat(outs)
+
+    def _run(
+        self, rows: Tensor, keep: Tensor | None, memory: Tensor | None, tail: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs [batch, tokens, width], the memory and the tail after them."""
+        gate, mixed, step = self._projected(rows, keep)
+        mixed, tail = self._convolved(mixed, keep, tail)
+        system, value = self._system(mixed, step)
+        if memory is None:
+            memory = value.new_zeros(rows.shape[0], self.sizes.heads, self.sizes.state, self.sizes.head)
+        out, memory = by_chunks(system, memory.to(value.dtype), self.chunk)
+        out = out + wide(self.skip)[:, None, None] * value
+        return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail
+
+    def _projected(self, rows: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Gates, the input of the convolution, and step sizes, zero where a token is padded."""
+        sizes = self.sizes
+        parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.heads], dim=-1)
+        step = softplus(parts[2] + wide(self.step_bias))
+        return parts[0], parts[1], step if keep is None else torch.where(keep[..., None], step, 0)
+
+    def _convolved(self, rows: Tensor, keep: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Rows [batch, tokens, channels] after the convolution and SiLU, and its last taps - 1 inputs."""
+        taps, tokens, filters = self.sizes.taps, rows.shape[1], wide(self.filters)
+        rows = rows if keep is None else torch.where(keep[..., None], rows, 0)
+        known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
+        summed = wide(self.filter_bias) + known[:, :tokens] * filters[:, 0]
+        for tap in range(1, taps):
+            summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
+        mixed = silu(summed)
+        return mixed if keep is None else torch.where(keep[..., None], mixed, 0), known[:, tokens:]
+
+    def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
+        """The system of what left the convolution and of step sizes, and x [batch, heads, tokens, head_size]."""
+        sizes = self.sizes
+        shared = sizes.groups * sizes.state
+        value, writing, reading = torch.split(mixed, [sizes.inner, shared, shared], dim=-1)
+        value = by_heads(value, sizes.heads)
+        step = step.transpose(1, 2)[..., None]
+        decay = -wide(self.rate).exp()[:, None, None] * step
+        system = System(by_heads(reading, sizes.groups), by_heads(writing, sizes.groups), value * step, decay)
+        return system, value
+
+    def _out(self, out: Tensor, gate: Tensor, dtype: torch.dtype) -> Tensor:
+        gated = out * silu(gate)
+        groups = gated.reshape(*gated.shape[:-1], self.sizes.groups, self.sizes.inner // self.sizes.groups)
+        normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + EPSILON)
+        projected: Tensor = self.output((normed.flatten(-2) * wide(self.norm)).to(dtype))
+        return projected
+
+    def _refuse(self, source: Tensor | None) -> None:
+        if source is not None:
+            raise InvalidValue.of("source", tuple(source.shape), "None: 'mamba2' runs over one sequence")
+
+
+def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
+    """Rows [tokens, width] as sequences [requests, tokens, width] of one length, and which requests they belong to."""
+    if batch.decoding:
+        yield rows[:, None], slice(0, batch.requests)
+        return
+    for span in batch.spans():
+        yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
+
+
+def wide(rows: Tensor) -> Tensor:
+    """The rows in at least float32."""
+    return rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
+
+
+def by_heads(rows: Tensor, heads: int) -> Tensor:
+    """[batch, heads, tokens, size] of rows [batch, tokens, heads · size]."""
+    return rows.reshape(*rows.shape[:-1], heads, rows.shape[-1] // heads).transpose(1, 2)
