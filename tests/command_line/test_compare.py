@@ -20,7 +20,8 @@ def prices(answer: Run, *words: str) -> dict[tuple[str, int], dict[str, int]]:
 
 
 def test_what_is_remembered_grows_with_the_sequence_only_where_the_mechanism_says_so(answer: Run) -> None:
-    found = prices(answer, "mha", "gqa", "linear", "--kv-heads", "2", "--seq", "1000,8000")
+    found = prices(answer, "mha", "gqa", "mqa", "linear", "--kv-heads", "2", "--seq", "1000,8000")
+    assert found["mqa", 1000]["state bytes"] * 8 == found["mha", 1000]["state bytes"]
     assert found["mha", 8000]["state bytes"] == 8 * found["mha", 1000]["state bytes"]
     assert found["gqa", 1000]["state bytes"] * 4 == found["mha", 1000]["state bytes"]
     assert found["linear", 8000]["state bytes"] == found["linear", 1000]["state bytes"]
