@@ -23,8 +23,8 @@ class Mamba2Layer(nn.Module):
     """The mixer of Mamba-2 over inputs of `width`.
 
     Learned: `input` (`nn.Linear` to gate, x, B, C and step sizes, in this order), `output`, `filters` [channels, taps],
-    the newest token last, `filter_bias` [channels], `rate` [heads], natural logarithms, `step_bias` and `skip` [heads] and
-    `norm` [inner].
+    the newest token last, `filter_bias` [channels], `rate` [heads], natural logarithms, `step_bias` and `skip` [heads],
+    and `norm` [inner].
     """
 
     def __init__(self, sizes: Sizes, *, width: int, bias: bool, chunk: int) -> None:
