@@ -1,0 +1,254 @@
+"""How much faster than dense attention are mechanisms on a CPU, and how much less memory do they need?
+
+Each mechanism's layer, at each length, beside three others in one sitting: `dense` is multi-head attention through
+torch's fused kernel, causal where the mechanism is; `masked` is the mechanism with its mask as a tensor given to the
+same fused kernel, where it is a spec with a mask; `peer` is another package's layer, where one is known and installed.
+
+    python benchmarks/mechanisms_cpu.py sliding_window bigbird=block:64,random:3 --lengths 1024 4096
+
+Every measurement has a process of its own. Seconds are medians of the repeats after one call to warm up; memory is what
+the first call adds to the process at its peak. `ratio` is the seconds of `dense` by those of the system: above 1 is
+faster. The result, with the machine and its load before and after, goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+MECHANISMS = (
+    "sliding_window",
+    "dilated_window=window:256",
+    "longformer",
+    "bigbird",
+    "neighborhood",
+    "chunked=chunk:512",
+    "block_local",
+    "attention_sinks=window:252",
+    "strided=stride:64",
+    "fixed",
+    "linear",
+)
+SYSTEMS = ("attn", "dense", "masked", "peer")
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("mechanisms", nargs="*", default=list(MECHANISMS), metavar="NAME[=OPTION:VALUE,...]")
+    p.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
+    p.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=SYSTEMS)
+    p.add_argument("--width", type=int, default=512)
+    p.add_argument("--heads", type=int, default=8)
+    p.add_argument("--batch", type=int, default=1)
+    p.add_argument("--repeats", type=int, default=5)
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--training", action="store_true", help="measure a forward and a backward, not a forward alone")
+    p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
+    p.add_argument("--one", help=argparse.SUPPRESS)
+    return p.parse_args()
+
+
+def parsed(said: str) -> tuple[str, dict[str, Any]]:
+    """A mechanism's name and options, from `name=option:value,...`."""
+    name, _, rest = said.partition("=")
+    pairs = [pair.split(":", 1) for pair in rest.split(",") if pair]
+    return name, {option: json.loads(value) for option, value in pairs}
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any] | None:
+    """One system at one length, in this process; None where there is no such system."""
+    import torch
+
+    torch.set_num_threads(task["threads"])
+    torch.manual_seed(0)
+    layer = layer_of(task)
+    if layer is None:
+        return None
+    rows = torch.randn(task["batch"], task["length"], task["width"])
+
+    def call() -> None:
+        if not task["training"]:
+            with torch.inference_mode():
+                layer(rows)
+            return
+        given = rows.clone().requires_grad_()
+        layer(given).sum().backward()
+
+    before = peak_bytes()
+    call()
+    added = peak_bytes() - before
+    seconds = []
+    for _ in range(task["repeats"]):
+        start = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "peak_bytes": added}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def layer_of(task: dict[str, Any]) -> Callable[..., Any] | None:
+    """The layer to call, or None where the system does not exist for the mechanism."""
+    from attn_core import Capability, configure, installed
+
+    mechanism = installed().mechanisms.get(task["name"])
+    causal = mechanism.can(Capability.CAUSAL)
+    sizes = {"width": task["width"], "heads": task["heads"], "context": task["length"], "causal": causal}
+    config = configure(mechanism, task["options"], **sizes)
+    if task["system"] == "peer":
+        return PEERS[task["name"]](config) if task["name"] in PEERS else None
+    if task["system"] == "dense":
+        dense = installed().mechanisms.get("mha")
+        layer = dense.build(configure(dense, **sizes))
+        layer.use_kernel("torch_sdpa")
+        return layer
+    layer = mechanism.build(config)
+    if task["system"] == "masked":
+        spec = mechanism.spec(config)
+        if spec is None or spec.mask.kind in {"full", "causal"} or not hasattr(layer, "use_kernel"):
+            return None
+        layer.use_kernel("torch_sdpa")
+    return layer
+
+
+def longformer(config: Any) -> Callable[..., Any]:
+    """The self-attention of transformers' Longformer; its lengths are multiples of the window."""
+    import torch
+    from transformers import LongformerConfig
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+    sizes = {"hidden_size": config.width, "num_attention_heads": config.heads}
+    layer = LongformerSelfAttention(LongformerConfig(attention_window=[config.window], **sizes), 0).eval()
+
+    def call(rows: Any) -> Any:
+        mask = torch.zeros(rows.shape[:2])
+        mask[:, list(config.global_positions)] = 10000.0
+        return layer(rows, mask, mask < 0, mask > 0, bool(config.global_positions))[0]
+
+    return call
+
+
+def bigbird(config: Any) -> Callable[..., Any]:
+    """The block-sparse attention of transformers' BigBird, in training mode, where its random blocks are random."""
+    import torch
+    from transformers import BigBirdConfig
+    from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
+
+    sizes = {"hidden_size": config.width, "num_attention_heads": config.heads, "max_position_embeddings": 1 << 16}
+    own = {"block_size": config.block, "num_random_blocks": config.random, "attention_probs_dropout_prob": 0.0}
+    layer = BigBirdBlockSparseAttention(BigBirdConfig(use_bias=False, **sizes, **own), seed=0).train()
+
+    def call(rows: Any) -> Any:
+        masks = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(rows.shape[:2]), config.block)
+        whole, band, start, end = masks
+        return layer(rows, band, start, end, whole, whole)[0]
+
+    return call
+
+
+def block_local(config: Any) -> Callable[..., Any]:
+    """The attention of the package local-attention between our projections."""
+    from attn_core import installed
+    from local_attention import LocalAttention
+
+    layer = installed().mechanisms.get("block_local").build(config)
+    attend = LocalAttention(window_size=config.block, causal=config.causal, use_rotary_pos_emb=False)
+
+    def call(rows: Any) -> Any:
+        query, key, value = (part.transpose(1, 2) for part in layer.project(rows, None))
+        return layer.output(attend(query, key, value).transpose(1, 2).flatten(-2))
+
+    return call
+
+
+PEERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "longformer": longformer,
+    "bigbird": bigbird,
+    "block_local": block_local,
+}
+
+
+def in_own_process(task: dict[str, Any]) -> dict[str, Any] | None:
+    """What a process of its own measures; an error of a peer is told, not hidden."""
+    command = [sys.executable, __file__, "--one", json.dumps(task)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(task["threads"])}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    if done.returncode:
+        return {"failed": done.returncode}
+    found: dict[str, Any] | None = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    shared = {name: getattr(args, name) for name in ("width", "heads", "batch", "repeats", "threads", "training")}
+    for said in args.mechanisms:
+        name, options = parsed(said)
+        for length in args.lengths:
+            found = {}
+            for system in dict.fromkeys(("dense", *args.systems)):
+                task = shared | {"name": name, "options": options, "length": length, "system": system}
+                found[system] = in_own_process(task)
+            for system, row in found.items():
+                if row is not None:
+                    where = {"mechanism": name, "options": options, "length": length, "system": system}
+                    yield where | row | compared(row, found["dense"])
+
+
+def compared(row: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, float]:
+    """How many times faster than dense, and how many times less memory."""
+    if dense is None or "failed" in row or "failed" in dense:
+        return {}
+    memory = round(dense["peak_bytes"] / max(1, row["peak_bytes"]), 2)
+    return {"ratio": round(dense["seconds"] / row["seconds"], 2), "memory_ratio": memory}
+
+
+def machine() -> dict[str, Any]:
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+
+
+def main() -> None:
+    args = arguments()
+    if args.one:
+        print(json.dumps(measure(json.loads(args.one))))
+        return
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False)
+    now = datetime.now(UTC)
+    result: dict[str, Any] = {
+        "question": "time and memory of mechanisms on a CPU, beside dense fused attention",
+        "command": ["python", *sys.argv],
+        "commit": commit.stdout.strip(),
+        "time": now.isoformat(timespec="seconds"),
+        "machine": machine(),
+        "threads": args.threads,
+        "rows": [],
+    }
+    for row in rounds(args):
+        print(json.dumps(row), flush=True)
+        result["rows"].append(row)
+    result["load_after"] = os.getloadavg()[0]
+    out = args.out or RESULTS / f"mechanisms_cpu-{now:%Y%m%dT%H%M%S}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()
