@@ -92,7 +92,11 @@ class PagedView(Protocol):
     """What a layer sees of a `Paged` state in one step."""
 
     def append(self, fields: Fields) -> None:
-        """Remember this step's rows, [tokens, ...] each, in batch order; call once, before reading."""
+        """Remember this step's rows, [tokens, ...] each, in batch order; call once, before reading.
+
+        Of a state without a window `rows` may also be called before, where this step's rows depend on earlier ones:
+        then only rows at positions below the request's context mean anything, and without any there may be no fields.
+        """
         ...
 
     def rows(self, requests: Sequence[int]) -> Rows:

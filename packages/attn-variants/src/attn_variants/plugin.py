@@ -16,6 +16,7 @@ from attn_variants.mechanisms.cross import CrossAttention
 from attn_variants.mechanisms.general import GeneralAttention
 from attn_variants.mechanisms.gqa import GroupedQueryAttention
 from attn_variants.mechanisms.linear import LinearAttention
+from attn_variants.mechanisms.memory.family import memories
 from attn_variants.mechanisms.mha import MultiHeadAttention
 from attn_variants.mechanisms.mqa import MultiQueryAttention
 from attn_variants.mechanisms.recurrences.family import recurrences
@@ -44,6 +45,7 @@ def attn_mechanisms() -> list[Mechanism]:
         *sparse(),
         *reduced(),
         *recurrences(),
+        *memories(),
     ]
 
 

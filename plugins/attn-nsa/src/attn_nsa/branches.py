@@ -42,7 +42,8 @@ class Branches(InnerAttention, nn.Module):
         selected = self._selected(query, weights, places, operands, keep)
         far = [part.permute(0, 2, 1, 3, 4).flatten(2, 3).to(rows.dtype) for part in (compressed, selected)]
         branches = torch.stack([*far, attend(operands)], dim=2)
-        return (branches * gates).sum(2)
+        out: Tensor = (branches * gates).sum(2)
+        return out
 
     def _grouped(self, query: Tensor) -> Tensor:
         """Scaled queries [batch, groups, query, shared, size] of queries [batch, query, heads, size]."""

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
+from attn_core import Capability
 from torch._dynamo.exc import TorchDynamoException
 
 from attn_testing.case import Case
@@ -18,10 +19,14 @@ SIZES = ((7, 17, 19), (11, 23, 29))
 A size that is also the width, or another's, would be captured as one with it, so these are primes that are neither.
 """
 
+SHORT = ((2, 3, 5), (3, 5, 7))
+"""As `SIZES`, for loops over the tokens."""
+
 
 class Compiles(MechanismLaw):
     """`torch.compile(fullgraph=True)` captures the layer once for all lengths, and it gives the same.
 
+    A loop over the tokens is captured once for every length. Short batches show it as well, and sooner.
     `backend` is torch.compile's. "eager" captures the graph as every backend does, and needs no C++ compiler.
     """
 
@@ -32,10 +37,12 @@ class Compiles(MechanismLaw):
         layer = case.build()
         torch.compiler.reset()
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=self.backend)
-        for time, (batch, length, keys) in enumerate(SIZES):
+        loops = case.mechanism.can(Capability.SEQUENTIAL)
+        for time, (batch, length, keys) in enumerate(SHORT if loops else SIZES):
             query, source = case.rows(batch, length), case.source(batch, keys)
             try:
-                with torch.compiler.set_stance("fail_on_recompile") if time else nullcontext():
+                once = time > 0 and not loops
+                with torch.compiler.set_stance("fail_on_recompile") if once else nullcontext():
                     out = case.attend(query, source, None, compiled)
             except (TorchDynamoException, RuntimeError) as error:
                 raise LawBroken(f"batch {batch}, length {length}: {str(error).strip()}") from error

@@ -1,0 +1,1 @@
+"""Attention over memories of its own making."""

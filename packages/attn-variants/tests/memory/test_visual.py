@@ -1,0 +1,125 @@
+import pytest
+import torch
+from attn_core import configure, installed
+from attn_core.errors import InvalidValue
+from attn_variants.memory.reinforce import Glimpses, MovingBaseline, reinforce_loss
+from attn_variants.memory.visual import sample
+
+
+def scores(layer, query, source):
+    """vᵀ tanh(W_a a_i + W_d h + b) [query, key] of one head, from the layer's own projections."""
+    part = layer.score.named()
+    asked = query @ layer.query.weight.T @ part["query_weight"][0] + part["bias"][0]
+    known = source @ layer.key.weight.T @ part["key_weight"][0]
+    return torch.tanh(asked[:, None] + known[None]) @ part["vector"][0]
+
+
+def seen(layer, query, source, weights):
+    gate = torch.sigmoid(query @ layer.inner.gate.weight.T + layer.inner.gate.bias)
+    return (gate * (weights @ (source @ layer.value.weight.T))) @ layer.output.weight.T
+
+
+def lively(layer):
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(torch.randn_like(weight))
+    return layer
+
+
+@pytest.mark.parametrize("name", ["visual_soft", "visual_hard"])
+def test_it_equals_the_equation_forward_and_gradient(build, name):
+    layer = lively(build(name, width=5, heads=1)).eval()
+    query = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    source = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    found = scores(layer, query, source)
+    weights = found.softmax(-1) if name == "visual_soft" else torch.eye(4, dtype=found.dtype)[found.argmax(-1)]
+    expected, out = seen(layer, query, source, weights), layer(query[None], source[None])[0]
+    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    probe = torch.randn_like(out)
+    wanted = [query, source, layer.value.weight, layer.inner.gate.weight]
+    ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(mine, other, rtol=0, atol=1e-11)
+
+
+def test_alignment_equals_soft_attention_without_its_gate(build):
+    soft, plain = lively(build("visual_soft", width=6, heads=2)), build("alignment", width=6, heads=2)
+    plain.load_state_dict({name: value for name, value in soft.state_dict().items() if "inner" not in name})
+    with torch.no_grad():
+        soft.inner.gate.weight.zero_()
+        soft.inner.gate.bias.fill_(100.0)
+    query, source = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    assert torch.allclose(soft(query, source), plain(query, source), rtol=0, atol=1e-13)
+
+
+def test_the_gradient_of_samples_is_on_average_that_of_the_expected_reward():
+    shares = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log().requires_grad_()
+    rewards = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
+    (exact,) = torch.autograd.grad((shares.softmax(0) * rewards).sum(), shares)
+    baseline = MovingBaseline()
+    baseline.update(torch.tensor(5.0))
+    assert baseline.value == pytest.approx(0.5)
+    mean = torch.zeros(4, dtype=torch.float64)
+    for place in range(4):  # each sample, as often as it is drawn
+        chance = shares.softmax(0)[place]
+        glimpses = Glimpses(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
+        loss = reinforce_loss(glimpses, rewards[place].view(1, 1), baseline)
+        mean -= chance.detach() * torch.autograd.grad(loss, shares)[0]
+    assert torch.allclose(mean, exact, rtol=0, atol=1e-15)
+
+
+def test_a_baseline_near_the_mean_reward_lowers_the_variance():
+    shares, rewards = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64), torch.tensor([9.0, 10.0, 11.0])
+    spreads = []
+    for value in (0.0, 10.1):
+        gradients = torch.stack([(rewards[s] - value) * (torch.eye(3)[s] - shares) for s in range(3)])
+        mean = (shares[:, None] * gradients).sum(0)
+        spreads.append((shares[:, None] * (gradients - mean) ** 2).sum().item())
+        made = []
+        for place in range(3):
+            logits = shares.log().requires_grad_()
+            baseline = MovingBaseline(keep=0.0)
+            baseline.update(torch.tensor(value, dtype=torch.float64))
+            glimpses = Glimpses(logits.log_softmax(0)[place].view(1, 1, 1), torch.zeros(1, 1, 1))
+            made.append(-torch.autograd.grad(reinforce_loss(glimpses, rewards[place].view(1, 1), baseline), logits)[0])
+        assert torch.allclose(torch.stack(made), gradients, rtol=0, atol=1e-12)
+    assert spreads[1] < spreads[0] / 50
+
+
+def test_the_entropy_term_pulls_towards_equal_shares():
+    logits = torch.tensor([2.0, 0.0], requires_grad=True)
+    glimpses, _ = sample(logits.softmax(0).view(1, 1, 1, 2))
+    (gradient,) = torch.autograd.grad(
+        reinforce_loss(glimpses, torch.zeros(1, 1), MovingBaseline(), entropy=1.0), logits
+    )
+    assert gradient[0] > 0 > gradient[1]
+
+
+def test_samples_follow_their_shares_and_never_touch_what_is_masked():
+    shares = torch.tensor([0.5, 0.0, 0.25, 0.25]).expand(1, 1, 20000, 4)
+    torch.manual_seed(0)
+    glimpses, drawn = sample(shares)
+    assert torch.equal(drawn.sum(-1), torch.ones(1, 1, 20000))
+    assert torch.allclose(drawn.mean((0, 1, 2)), shares[0, 0, 0], atol=0.015)
+    assert drawn[..., 1].sum() == 0
+    assert torch.allclose(glimpses.log_chance.exp(), (drawn * shares).sum(-1))
+    _, nothing = sample(torch.zeros(1, 1, 3, 4))
+    assert torch.equal(nothing, torch.zeros(1, 1, 3, 4))
+
+
+@pytest.mark.parametrize(("rate", "drawn"), [(0.0, True), (1.0, False)])
+def test_training_draws_or_takes_the_mean(build, rate, drawn):
+    layer = lively(build("visual_hard", {"mean_rate": rate}, width=5, heads=1)).train()
+    query, source = torch.randn(1, 3, 5, dtype=torch.float64), torch.randn(1, 4, 5, dtype=torch.float64)
+    out = layer(query, source)
+    weights = scores(layer, query[0], source[0]).softmax(-1)
+    assert (layer.inner.glimpses is not None) == drawn
+    assert torch.allclose(out[0], seen(layer, query[0], source[0], weights), rtol=0, atol=1e-12) != drawn
+    if drawn:
+        one_of = [seen(layer, query[0], source[0], torch.eye(4, dtype=torch.float64)[[s] * 3]) for s in range(4)]
+        assert all(any(torch.allclose(out[0, row], option[row]) for option in one_of) for row in range(3))
+
+
+def test_a_rate_that_is_no_share_is_refused():
+    with pytest.raises(InvalidValue, match="mean_rate"):
+        configure(installed().mechanisms.get("visual_hard"), {"mean_rate": 1.5}, width=8)
