@@ -50,7 +50,7 @@ def test_curves_and_masks_are_drawn_as_pictures(attn: Run, tmp_path: Path) -> No
         (("compare", "mha", "no-such-thing"), "no-such-thing"),
         (("compare", "mha", "--draw", "/no/such/folder/x.png"), "/no/such/folder/x.png"),
         (("compare", "mha", "--draw", "x.exotic"), "x.exotic"),
-        (("show", "linear", "--draw", "x.png"), "neither a mask nor attention weights"),
+        (("show", "linformer", "--draw", "x.png"), "neither a mask nor attention weights"),
     ],
     ids=str,
 )
@@ -75,6 +75,6 @@ def test_the_sample_of_a_causal_mechanism_is_a_triangle_whose_rows_sum_to_one() 
 
 
 def test_weights_of_a_mechanism_without_any_are_refused_by_name() -> None:
-    mechanism: Mechanism = installed().mechanisms.get("linear")
-    with pytest.raises(Incompatible, match="'linear'"):
+    mechanism: Mechanism = installed().mechanisms.get("linformer")
+    with pytest.raises(Incompatible, match="'linformer'"):
         sample_grid(mechanism, configure(mechanism, width=16, heads=2), 6)

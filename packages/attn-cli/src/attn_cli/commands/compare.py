@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import Mechanism, MechanismConfig, installed
+from attn_core import installed
 from attn_core.dtype import dtype_name
 from attn_core.errors import InvalidValue
 
@@ -52,20 +52,17 @@ def compare_command(
 def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
     """The price of one mechanism at one length."""
     mechanism = installed().mechanisms.get(name)
-    facts = price(mechanism, comparable(sizes, mechanism), length, dtype)
-    kept = ("tokens", "parameters", "flops", "allowed flops", "state bytes", "state bytes per token")
-    return {"name": name} | {key: facts[key] for key in kept}
-
-
-def comparable(sizes: Sizes, mechanism: Mechanism) -> MechanismConfig:
-    """The mechanism at these sizes; with its own number of key/value heads where it takes no other, as `mqa` does."""
     fitted = fitting(sizes, mechanism)
     try:
-        return fitted.config(mechanism, {})
+        facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
     except InvalidValue as error:
+        # Such as multi-query attention, which takes one key/value head and no other number.
         if fitted.key_value_heads is None or error.metadata.get("field") != "key_value_heads":
             raise
-        return dataclasses.replace(fitted, key_value_heads=None).config(mechanism, {})
+        own = dataclasses.replace(fitted, key_value_heads=None)
+        facts = price(mechanism, own.config(mechanism, {}), length, dtype)
+    kept = ("tokens", "parameters", "flops", "allowed flops", "state bytes", "state bytes per token")
+    return {"name": name} | {key: facts[key] for key in kept}
 
 
 def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
