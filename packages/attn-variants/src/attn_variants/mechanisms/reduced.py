@@ -7,6 +7,7 @@ from attn_core import Mechanism
 from attn_variants.mechanisms.clusters.clustered import ClusteredAttention
 from attn_variants.mechanisms.clusters.lsh import HashedAttention
 from attn_variants.mechanisms.clusters.routing import RoutingAttention
+from attn_variants.mechanisms.graphs.gat import GraphAttention
 from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
 from attn_variants.mechanisms.latent.transmla import FactorisedAttention
 from attn_variants.mechanisms.low_rank.linformer import Linformer
@@ -25,4 +26,5 @@ def reduced() -> list[Mechanism]:
         HashedAttention(),
         RoutingAttention(),
         ClusteredAttention(),
+        GraphAttention(),
     ]

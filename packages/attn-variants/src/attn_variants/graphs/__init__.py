@@ -1,0 +1,1 @@
+"""Attention along the edges of graphs."""

@@ -1,0 +1,132 @@
+import pytest
+import torch
+from attn_core import Shape, configure, installed
+from attn_core.errors import UserError
+from attn_variants.graphs.layer import GraphLayer
+
+WIDTH, HEADS, TOKENS = 12, 3, 6
+EDGES = ((0, 1), (2, 1), (5, 1), (1, 0), (3, 4), (4, 3), (1, 5), (0, 1))
+
+
+def graph(build, **options):
+    shared = {"causal": False, "bias": False} | {
+        name: options.pop(name) for name in ("causal", "bias") if name in options
+    }
+    layer: GraphLayer = build("gat", options, width=WIDTH, heads=HEADS, **shared)
+    return layer
+
+
+def by_hand(layer, rows, neighbours):
+    """The equations of the paper; `neighbours[i]` are those that token i attends to."""
+    shape, out = layer.shape, []
+    for i in range(len(rows)):
+        heads = []
+        for head in range(shape.heads):
+            weight = layer.value.weight[head * shape.size : (head + 1) * shape.size].detach()
+            both = torch.cat([layer.target[head], layer.source[head]]).detach()
+            energies = [both @ torch.cat([weight @ rows[i], weight @ rows[j]]) for j in neighbours[i]]
+            energies = [e if e > 0 else shape.slope * e for e in energies]
+            shares = torch.stack(energies).softmax(0) if energies else []
+            heads.append(
+                sum((a * (weight @ rows[j]) for a, j in zip(shares, neighbours[i], strict=True)), 0 * weight[:, 0])
+            )
+        out.append(torch.cat(heads) if shape.merge == "concat" else torch.stack(heads).mean(0))
+    return torch.stack(out)
+
+
+def neighbours_of(edges, tokens, self_loops, causal):
+    found = [{j for j, i in edges if i == token} | ({token} if self_loops else set()) for token in range(tokens)]
+    return [sorted(j for j in own if j <= token or not causal) for token, own in enumerate(found)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
+@pytest.mark.parametrize("merge", ["concat", "mean"])
+def test_outputs_equal_the_equations_in_loops(build, merge, self_loops, causal):
+    rows = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
+    along = graph(build, edges=EDGES, merge=merge, self_loops=self_loops, causal=causal)
+    expected = by_hand(along, rows, neighbours_of(EDGES, TOKENS, self_loops, causal))
+    assert torch.allclose(along(rows[None])[0], expected, rtol=0, atol=1e-13)
+    every = [(j, i) for i in range(TOKENS) for j in range(TOKENS) if i != j]
+    full = graph(build, merge=merge, self_loops=self_loops, causal=causal)
+    expected = by_hand(full, rows, neighbours_of(every, TOKENS, self_loops, causal))
+    assert torch.allclose(full(rows[None])[0], expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_complete_graph_by_its_edges_equals_all_pairs(build, causal):
+    every = [(j, i) for i in range(TOKENS + 2) for j in range(TOKENS + 2)]
+    full, along = graph(build, causal=causal), graph(build, edges=every, causal=causal)
+    along.load_state_dict(full.state_dict())
+    rows = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
+    keep = torch.tensor([[True] * TOKENS, [True, False, True, True, False, False]])
+    for given in (None, keep):
+        found = []
+        for layer in (full, along):
+            inputs = rows.clone().requires_grad_()
+            out = layer(inputs, keep=given)
+            found.append((out, layer.weights(rows, keep=given), *torch.autograd.grad(out.square().sum(), inputs)))
+        for one, other in zip(*found, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_token_without_neighbours_gets_zeros_and_no_gradient(build):
+    layer = graph(build, edges=EDGES, self_loops=False)
+    rows = torch.randn(1, TOKENS, WIDTH, dtype=torch.float64, requires_grad=True)
+    out = layer(rows)
+    assert not out[0, 2].any()
+    out[0, 2].sum().backward()
+    assert not rows.grad.any()
+
+
+def test_the_price_grows_linearly_with_the_length_along_edges():
+    gat = installed().mechanisms.get("gat")
+    config = configure(gat, {"edges": EDGES}, width=WIDTH, heads=HEADS)
+    prices = [gat.cost(config, Shape(query=tokens, key=tokens)).flops for tokens in (100, 200)]
+    assert prices[1] == 2 * prices[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"edges": []},
+        {"edges": [(0, -1)]},
+        {"edges": [(0, 1, 2)]},
+        {"edges": 3},
+        {"edges": [(0, 0.5)]},
+        {"merge": "sum"},
+        {"slope": 1},
+    ],
+)
+def test_a_bad_option_is_refused(options):
+    with pytest.raises(UserError):
+        configure(installed().mechanisms.get("gat"), options, width=WIDTH, heads=HEADS)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("merge", ["concat", "mean"])
+@pytest.mark.parametrize("self_loops", [True, False])
+def test_outputs_and_gradients_equal_those_of_torch_geometric(build, merge, self_loops):
+    from torch_geometric.nn import GATConv
+
+    size = WIDTH if merge == "mean" else WIDTH // HEADS
+    their = GATConv(WIDTH, size, heads=HEADS, concat=merge == "concat", add_self_loops=self_loops).double()
+    torch.nn.init.normal_(their.bias)
+    layer = graph(build, edges=EDGES, merge=merge, self_loops=self_loops, bias=True)
+    layer.load_state_dict(
+        {
+            "value.weight": their.lin.weight,
+            "target": their.att_dst[0],
+            "source": their.att_src[0],
+            "bias": their.bias,
+        }
+    )
+    rows = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
+    index = torch.tensor(sorted(set(EDGES))).T
+    found = []
+    for attend in (lambda x: layer(x[None])[0], lambda x: their(x, index)):
+        inputs = rows.clone().requires_grad_()
+        out = attend(inputs)
+        found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
+    for ours, expected in zip(*found, strict=True):
+        assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
