@@ -13,15 +13,18 @@ from attn_variants.kernels.torch_sdpa import TorchSdpa
 from attn_variants.mechanisms.additive import AdditiveAttention
 from attn_variants.mechanisms.alibi import AttentionWithLinearBiases
 from attn_variants.mechanisms.cross import CrossAttention
+from attn_variants.mechanisms.distributions.family import distributions
 from attn_variants.mechanisms.general import GeneralAttention
 from attn_variants.mechanisms.gqa import GroupedQueryAttention
 from attn_variants.mechanisms.linear import LinearAttention
 from attn_variants.mechanisms.memory.family import memories
 from attn_variants.mechanisms.mha import MultiHeadAttention
 from attn_variants.mechanisms.mqa import MultiQueryAttention
+from attn_variants.mechanisms.positions.family import positions
 from attn_variants.mechanisms.recurrences.family import recurrences
 from attn_variants.mechanisms.reduced import reduced
 from attn_variants.mechanisms.rope import RotaryAttention
+from attn_variants.mechanisms.scores.family import scores
 from attn_variants.mechanisms.sliding_window import SlidingWindow
 from attn_variants.mechanisms.sparse.family import sparse
 from attn_variants.mechanisms.sparsemax import SparsemaxAttention
@@ -42,6 +45,9 @@ def attn_mechanisms() -> list[Mechanism]:
         GeneralAttention(),
         SparsemaxAttention(),
         LinearAttention(),
+        *scores(),
+        *distributions(),
+        *positions(),
         *sparse(),
         *reduced(),
         *recurrences(),

@@ -20,3 +20,9 @@ SELF = frozenset(
 
 GROUPED_SELF = SELF | {Capability.GROUPED}
 """Of those that also share keys and values between heads."""
+
+UNNORMALISED = GROUPED_SELF - {Capability.NORMALISED}
+"""Of those whose weights need not sum to one."""
+
+CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
+"""Of those that put all weight on few keys, whichever score highest."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary, rotary_scaling
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
@@ -34,11 +36,16 @@ class RotaryAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`base` b of the angles; `fraction` of each head is turned; `interleaved` pairs neighbours, as the paper."""
+        """`base` b of the angles; `fraction` of each head is turned; `interleaved` pairs neighbours, as the paper.
+
+        `scaling` stretches the positions: {"kind": "yarn", "factor": 4, "context": 4096} and so on, of kind linear,
+        dynamic, yarn, llama3 or longrope with the fields of `attn_core`'s class of that kind.
+        """
 
         base: float = 10000.0
         fraction: float = 1.0
         interleaved: bool = False
+        scaling: Mapping[str, Any] | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -46,9 +53,15 @@ class RotaryAttention(DeclaredMechanism):
                 raise InvalidValue.of("base", self.base, "a number above 1")
             if not 0 < self.fraction <= 1:
                 raise InvalidValue.of("fraction", self.fraction, "above 0 and at most 1")
+            _ = self.own
+
+        @property
+        def own(self) -> Rotary:
+            """The rotary positions of the options."""
+            scaling = None if self.scaling is None else rotary_scaling(self.scaling)
+            return Rotary(base=self.base, fraction=self.fraction, interleaved=self.interleaved, scaling=scaling)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         options = config if isinstance(config, self.Config) else self.Config(width=config.width)
-        own = Rotary(base=options.base, fraction=options.fraction, interleaved=options.interleaved)
-        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary or own)
+        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary or options.own)

@@ -1,0 +1,1 @@
+"""Mechanisms that turn scores into weights in other ways."""

@@ -1,0 +1,1 @@
+"""Mechanisms that treat positions, or the range of scores, in other ways."""

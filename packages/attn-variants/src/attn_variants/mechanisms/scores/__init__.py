@@ -1,0 +1,1 @@
+"""Mechanisms that score pairs in other ways."""

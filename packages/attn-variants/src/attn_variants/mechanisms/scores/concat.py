@@ -1,0 +1,46 @@
+"""Concat attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, Concat, DeclaredMechanism, MechanismConfig, Paper
+
+from attn_variants.mechanisms.capabilities import GROUPED_SELF
+from attn_variants.mechanisms.masks import self_mask
+from attn_variants.mechanisms.options import check_whole
+
+
+class ConcatAttention(DeclaredMechanism):
+    """A small network scores every key and query laid end to end."""
+
+    name = "concat"
+    summary = "a small network over key and query laid end to end"
+    paper = Paper(
+        title="Effective Approaches to Attention-based Neural Machine Translation",
+        authors="Luong et al.",
+        year=2015,
+        arxiv="1508.04025",
+    )
+    equation = (
+        r"e_{ij} = v^\top \tanh(W [k_j; q_i] + b),\quad"
+        r" O = \mathrm{softmax}(e + M) V"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`hidden` units of the network of one head; by default the size of the head."""
+
+        hidden: int | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.hidden is not None:
+                check_whole("hidden", self.hidden, "units")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        score = Concat(hidden=config.hidden if isinstance(config, self.Config) else None)
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)

@@ -1,0 +1,28 @@
+"""Dot-product attention."""
+
+from __future__ import annotations
+
+from attn_core import AttentionSpec, DeclaredMechanism, Dot, MechanismConfig, Paper
+
+from attn_variants.mechanisms.capabilities import GROUPED_SELF
+from attn_variants.mechanisms.masks import self_mask
+
+
+class DotAttention(DeclaredMechanism):
+    """Products of queries and keys score the pairs, and are not scaled."""
+
+    name = "dot"
+    summary = "products of queries and keys, not scaled"
+    paper = Paper(
+        title="Effective Approaches to Attention-based Neural Machine Translation",
+        authors="Luong et al.",
+        year=2015,
+        arxiv="1508.04025",
+    )
+    equation = r"O = \mathrm{softmax}(Q K^\top + M) V"
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=Dot(), mask=self_mask(config), rotary=config.rotary)

@@ -1,0 +1,44 @@
+from attn_testing import MechanismLaws
+
+
+class TestT5Bias(MechanismLaws):
+    mechanism = "t5_bias"
+    options = {"buckets": 8, "max_distance": 12}
+
+
+class TestRelativeBias(MechanismLaws):
+    mechanism = "relative_bias"
+    options = {"clip": 4}
+
+
+class TestShaw(MechanismLaws):
+    mechanism = "shaw"
+    options = {"clip": 3}
+
+
+class TestShawWithSharedVectors(MechanismLaws):
+    mechanism = "shaw"
+    options = {"clip": 2, "share": True}
+
+
+class TestSoftCap(MechanismLaws):
+    mechanism = "soft_cap"
+    options = {"cap": 2.0}
+
+
+class TestQkNorm(MechanismLaws):
+    mechanism = "qk_norm"
+
+
+class TestNoPositions(MechanismLaws):
+    mechanism = "nope"
+
+
+class TestYarn(MechanismLaws):
+    mechanism = "rope"
+    options = {"scaling": {"kind": "yarn", "factor": 4, "context": 16}}
+
+
+class TestDynamicNtk(MechanismLaws):
+    mechanism = "rope"
+    options = {"scaling": {"kind": "dynamic", "factor": 2, "context": 8, "length": 64}}

@@ -1,0 +1,42 @@
+from attn_testing import MechanismLaws
+
+
+class TestDot(MechanismLaws):
+    mechanism = "dot"
+
+
+class TestConcat(MechanismLaws):
+    mechanism = "concat"
+    options = {"hidden": 5}
+
+
+class TestCosine(MechanismLaws):
+    mechanism = "cosine"
+
+
+class TestLocation(MechanismLaws):
+    mechanism = "location"
+
+
+class TestLuong(MechanismLaws):
+    mechanism = "luong"
+
+
+class TestLuongWithConcatScores(MechanismLaws):
+    mechanism = "luong"
+    options = {"score": "concat"}
+
+
+class TestLuongWithLocationScores(MechanismLaws):
+    mechanism = "luong"
+    options = {"score": "location"}
+
+
+class TestLocalM(MechanismLaws):
+    mechanism = "local_m"
+    options = {"radius": 2}
+
+
+class TestLocalP(MechanismLaws):
+    mechanism = "local_p"
+    options = {"radius": 2, "score": "dot"}
