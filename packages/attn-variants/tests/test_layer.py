@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attn_core import RaggedBatch, Rotary, Rows, configure, installed
+from attn_core import Capability, RaggedBatch, Rotary, Rows, configure, installed
 from attn_core.errors import Incompatible, InvalidValue, KernelRefused, UnknownName
 from torch import nn
 
@@ -107,9 +107,9 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
     for mechanism in installed().mechanisms:
         if installed().mechanisms.owner(mechanism.name) != "attn-variants":
             continue
-        layer = build(mechanism.name, width=16, heads=4)
+        layer = build(mechanism.name, width=16, heads=4, causal=mechanism.can(Capability.CAUSAL))
         rows = torch.randn(2, 6, 16, dtype=torch.float64)
-        source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.name == "cross" else ()
+        source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.can(Capability.CROSS) else ()
         (layer(rows, *source) * torch.randn(2, 6, 16)).sum().backward()
         still = [name for name, weight in layer.named_parameters() if weight.grad is None or not weight.grad.any()]
         assert still == [], mechanism.name
