@@ -26,3 +26,8 @@ class TestKeyValue(MechanismLaws):
 class TestKeyValuePredict(MechanismLaws):
     mechanism = "key_value_predict"
     options = {"window": 4}
+
+
+class TestNtm(MechanismLaws):
+    mechanism = "ntm"
+    options = {"slots": 6}

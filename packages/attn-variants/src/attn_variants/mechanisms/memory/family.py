@@ -7,6 +7,7 @@ from attn_core import Mechanism
 from attn_variants.mechanisms.memory.alignment import Alignment
 from attn_variants.mechanisms.memory.key_value import KeyValue, KeyValuePredict
 from attn_variants.mechanisms.memory.lstmn import LongShortTermMemoryNetwork
+from attn_variants.mechanisms.memory.ntm import NeuralTuringMachine
 from attn_variants.mechanisms.memory.visual_hard import HardVisual
 from attn_variants.mechanisms.memory.visual_soft import SoftVisual
 
@@ -18,6 +19,7 @@ def memories() -> list[Mechanism]:
         SoftVisual(),
         HardVisual(),
         LongShortTermMemoryNetwork(),
+        NeuralTuringMachine(),
         KeyValue(),
         KeyValuePredict(),
     ]
