@@ -1,0 +1,94 @@
+"""From equation to endpoint, for every installed mechanism that a decoder can have."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from attn_core import Capability, installed
+from attn_engine import Engine, Request, Sampling, build_engine
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from torch.nn import functional
+
+VOCABULARY, CONTEXT = 32, 96
+MECHANISMS = [
+    name
+    for name in installed().mechanisms.names()
+    if installed().mechanisms.get(name).can(Capability.CAUSAL)
+    and not installed().mechanisms.get(name).can(Capability.CROSS)
+]
+EVERY_MECHANISM = pytest.mark.parametrize("name", MECHANISMS)
+
+
+def decoder(name: str) -> Decoder:
+    mechanism = installed().mechanisms.get(name)
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        vocabulary=VOCABULARY,
+        context=CONTEXT,
+        width=32,
+        layers=2,
+        heads=4,
+        mechanism=name,
+        positions="rotary" if mechanism.can(Capability.ROTARY) else "learned",
+    )
+    return Decoder(config)
+
+
+@cache
+def served(name: str) -> Decoder:
+    # In float64, so that batches of other sizes cannot tip a greedy choice.
+    return decoder(name).double().eval()
+
+
+def requests() -> list[Request]:
+    generator = torch.Generator().manual_seed(1)
+    stems = [torch.randint(VOCABULARY, (20,), generator=generator).tolist() for _ in range(2)]
+    asked = []
+    for number in range(8):
+        tail = torch.randint(VOCABULARY, (1 + 2 * number,), generator=generator).tolist()
+        task = Sampling(max_new_tokens=4 + number % 3, ignore_end=True)
+        asked.append(Request(id=f"r{number}", token_ids=(*stems[number % 2], *tail), task=task))
+    return asked
+
+
+def tokens(engine: Engine, asked: list[Request], every: int = 0) -> dict[str, list[int]]:
+    made: dict[str, list[int]] = {request.id: [] for request in asked}
+    waiting = list(asked)
+    step = 0
+    while waiting or not engine.idle:
+        if waiting and (every == 0 or step % every == 0):
+            engine.submit(waiting.pop(0))
+        for event in engine.step():
+            made[event.request] += [token.id for token in event.tokens]
+            assert event.finish is None or event.finish.error is None, event.finish.error
+        step += 1
+    return made
+
+
+@EVERY_MECHANISM
+def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_of_the_request_alone(name: str) -> None:
+    model, asked = served(name), requests()
+    alone = {request.id: tokens(build_engine(model), [request])[request.id] for request in asked}
+    # So little room that some must wait and some are thrown out and computed again.
+    crowd = build_engine(model, cache="shared", requests=4, tokens=128)
+    assert tokens(crowd, asked, every=2) == alone
+    assert (crowd.load().running, crowd.load().waiting, crowd.load().state_tokens_used) == (0, 0, 0)
+
+
+@EVERY_MECHANISM
+def test_the_loss_of_a_text_that_repeats_itself_falls(name: str) -> None:
+    model = decoder(name).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    text = (torch.arange(25) * 7 % 11)[None].expand(2, -1)
+    losses = []
+    for _ in range(20):
+        logits = model(text[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.65 * losses[0]
