@@ -1,0 +1,98 @@
+"""Hard attention, and REINFORCE, which trains it."""
+
+import pytest
+import torch
+from attn_core import configure, installed
+from attn_core.errors import InvalidValue
+from attn_variants.reinforce import MovingBaseline, drawn_from, reinforce_loss
+
+KEYS = 4
+DRAWS = 40000
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_all_weight_is_on_the_largest_score(build):
+    hard, mha = build("hard", width=16, heads=4), build("mha", width=16, heads=4)
+    mha.load_state_dict(hard.state_dict())
+    rows = doubles(2, 7, 16)
+    weights = hard.weights(rows)
+    assert torch.equal(weights.amax(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+    assert torch.equal(weights.argmax(-1), mha.weights(rows).argmax(-1))
+
+
+def test_sharp_softmax_is_hard_attention(build):
+    hard, mha = build("hard", width=16, heads=2), build("mha", width=16, heads=2)
+    state = hard.state_dict()
+    mha.load_state_dict({**state, "query.weight": 1e5 * state["query.weight"]})
+    rows = doubles(1, 6, 16)
+    assert torch.allclose(hard(rows), mha(rows), rtol=0, atol=1e-12)
+
+
+def gradients(baseline, scores, rewards):
+    """The REINFORCE gradient of each of many draws, [draw, key]."""
+    repeated = scores.expand(DRAWS, 1, 1, KEYS).clone().requires_grad_()
+    weights, draw = drawn_from(torch.softmax(repeated, -1))
+    reward = (weights.detach() * rewards).sum((1, 2, 3))
+    loss = reinforce_loss([draw], reward, baseline, entropy_weight=0.0)
+    return -torch.autograd.grad(loss, repeated)[0][:, 0, 0] * DRAWS
+
+
+def test_the_estimate_is_unbiased_and_a_baseline_lowers_its_variance():
+    scores = doubles(KEYS).requires_grad_()
+    rewards = torch.tensor([5.0, 6.0, 7.0, 4.0], dtype=torch.float64)
+    expected_reward = (torch.softmax(scores, -1) * rewards).sum()
+    (exact,) = torch.autograd.grad(expected_reward, scores)
+    spread = {}
+    for baseline in (0.0, expected_reward.item()):
+        found = gradients(baseline, scores.detach(), rewards)
+        error = (found.mean(0) - exact).abs()
+        assert (error < 5 * found.std(0) / DRAWS**0.5).all()
+        spread[baseline] = found.var(0).sum()
+    assert spread[expected_reward.item()] < 0.1 * spread[0.0]
+
+
+def test_queries_and_keys_learn_to_look_where_the_reward_is(build):
+    layer = build("sampled", {"expected": 0.0}, width=8, heads=1, causal=False)
+    rows = doubles(1, 5, 8).expand(64, 5, 8)
+    optimiser, baseline = torch.optim.Adam([layer.query.weight, layer.key.weight], lr=0.05), MovingBaseline()
+    layer.train()
+    target = layer.value(rows)[:, 3].detach()
+    for _ in range(150):
+        out = layer(rows)
+        reward = -(out - layer.output(target)[:, None]).detach().square().sum((1, 2))
+        loss = reinforce_loss([layer.inner.drawn], reward, baseline.update(reward))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert torch.equal(layer.eval().weights(rows[:1])[0, 0].argmax(-1), torch.full((5,), 3))
+
+
+def test_masked_keys_are_never_drawn(build):
+    layer = build("sampled", {"expected": 0.0}, width=8, heads=2, causal=False).train()
+    keep = torch.tensor([[True, False, True, False, True], [False] * 5])
+    rows = doubles(2, 5, 8).requires_grad_()
+    for _ in range(20):
+        out = layer(rows, keep=keep)
+        assert torch.equal(out[1], torch.zeros(5, 8, dtype=torch.float64))
+        (gradient,) = torch.autograd.grad(out.sum() + layer.inner.drawn.log_probability.sum(), rows)
+        assert torch.isfinite(gradient).all()
+        assert torch.equal(gradient[1], torch.zeros(5, 8, dtype=torch.float64))
+    shares = torch.softmax(doubles(1, 1, 500, 5).masked_fill(~keep[0], float("-inf")), -1)
+    assert drawn_from(shares)[0][..., ~keep[0]].sum() == 0
+
+
+def test_the_expectation_taken_in_training_is_softmax_attention(build):
+    layer, mha = build("sampled", {"expected": 1.0}, width=16, heads=2), build("mha", width=16, heads=2)
+    mha.load_state_dict(layer.state_dict())
+    rows = doubles(1, 6, 16)
+    assert torch.allclose(layer.train()(rows), mha(rows), rtol=0, atol=1e-13)
+    assert layer.inner.drawn is None
+
+
+@pytest.mark.parametrize("expected", [-0.1, 1.5])
+def test_a_share_that_is_no_probability_is_refused(expected):
+    with pytest.raises(InvalidValue, match="expected"):
+        configure(installed().mechanisms.get("sampled"), {"expected": expected}, width=8)
