@@ -31,6 +31,7 @@ def explain_command(
     kv_heads: KeyValueHeads = None,
     head_size: HeadSize = None,
     bidirectional: Bidirectional = False,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
     dtype: Dtype = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
@@ -48,7 +49,8 @@ def explain_command(
     if mechanism.spec(config) is None:
         message = f"mechanism {name!r} computes its own way; kernels are chosen for mechanisms that are a spec"
         raise Incompatible(message, mechanism=name)
-    rows = verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, gradients=training, padded=padded)
+    call = {"dtype": dtype_name(dtype), "device": device, "gradients": training, "padded": padded}
+    rows = verdicts(mechanism, config, **call, queries=seq, keys=seq)
     if json:
         print_json(rows)
     else:

@@ -55,7 +55,8 @@ def show_command(
     config = fitting(sizes, mechanism).config(mechanism, parse_options(option))
     if draw is not None:
         draw_to(draw, mechanism, config)
-    kernels = verdicts(mechanism, config, dtype=dtype_name(dtype), device="cpu", gradients=False, padded=False)
+    call = {"dtype": dtype_name(dtype), "device": "cpu", "gradients": False, "padded": False}
+    kernels = verdicts(mechanism, config, **call, queries=seq, keys=seq)
     facts = describe(mechanism) | price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
     if json:
