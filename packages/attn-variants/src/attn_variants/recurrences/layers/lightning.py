@@ -11,7 +11,7 @@ from attn_variants.recurrences.layer import Inputs, RecurrenceLayer
 from attn_variants.recurrences.numbers import by_heads, rms_normed, wide
 from attn_variants.recurrences.steps import Steps
 
-EPSILON = 1e-5
+EPSILON = 1e-6
 
 
 class LightningLayer(RecurrenceLayer):

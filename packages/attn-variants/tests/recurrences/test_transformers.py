@@ -1,0 +1,94 @@
+"""Layers with the weights of the package `transformers` compute what its layers do."""
+
+import torch
+from attn_core import configure, installed
+from transformers import KimiLinearConfig, MiniMaxConfig
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
+from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+WIDTH, HEADS, SIZE = 16, 2, 4
+
+
+def built(name, **options):
+    mechanism = installed().mechanisms.get(name)
+    return mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, head_size=SIZE))
+
+
+def load(pairs):
+    with torch.no_grad():
+        for mine, other in pairs:
+            mine.copy_(other)
+
+
+def same(ours, theirs, rows):
+    """Outputs and gradients of the rows of both, in float32."""
+    found = []
+    for layer in (ours, theirs):
+        given = rows.clone().requires_grad_()
+        out = layer(given)
+        found.append((out, *torch.autograd.grad(out.square().sum(), given)))
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
+
+
+def test_kimi_delta_attention_is_that_of_kimi_linear():
+    torch.manual_seed(0)
+    theirs = KimiLinearDeltaAttention(
+        KimiLinearConfig(
+            hidden_size=WIDTH,
+            linear_num_heads=HEADS,
+            linear_head_dim=SIZE,
+            num_hidden_layers=1,
+            layer_types=["linear_attention"],
+        ),
+        0,
+    )
+    gate = theirs.forget_gate
+    with torch.no_grad():
+        for weight in theirs.parameters():
+            weight.normal_(std=0.3)
+    ours = built("kda", chunk=8)
+    load(
+        [
+            (ours.query.weight, theirs.q_proj.weight),
+            (ours.key.weight, theirs.k_proj.weight),
+            (ours.value.weight, theirs.v_proj.weight),
+            (ours.convolution.weight, theirs.conv1d.weight[:, 0]),
+            (ours.fade[0].weight, gate.f_a_proj.weight),
+            (ours.fade[1].weight, gate.f_b_proj.weight),
+            (ours.rate, gate.A_log.flatten()),
+            (ours.step_bias, gate.dt_bias.view(HEADS, SIZE)),
+            (ours.strength.weight, theirs.b_proj.weight),
+            (ours.gate[0].weight, theirs.g_a_proj.weight),
+            (ours.gate[1].weight, theirs.g_b_proj.weight),
+            (ours.norm, theirs.o_norm.weight),
+            (ours.output.weight, theirs.o_proj.weight),
+        ]
+    )
+    same(ours, theirs, torch.randn(2, 37, WIDTH))
+
+
+def test_lightning_attention_is_that_of_minimax_with_its_gate_half_open():
+    torch.manual_seed(0)
+    config = MiniMaxConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=HEADS,
+        head_dim=SIZE,
+        num_hidden_layers=2,
+        layer_types=["linear_attention"] * 2,
+        block_size=8,
+    )
+    theirs = MiniMaxLightningAttention(config, 0)
+    ours = built("lightning", chunk=16)
+    query, key, value = theirs.qkv_proj.weight.unflatten(0, (HEADS, 3, SIZE)).unbind(1)
+    load(
+        [
+            (theirs.output_gate.weight, torch.zeros_like(theirs.output_gate.weight)),
+            (ours.query.weight, query.flatten(0, 1)),
+            (ours.key.weight, key.flatten(0, 1)),
+            (ours.value.weight, value.flatten(0, 1)),
+            (ours.norm, theirs.norm.weight),
+            (ours.output.weight, theirs.out_proj.weight),
+        ]
+    )
+    same(ours, lambda rows: 2 * theirs(rows, None, None)[0], torch.randn(2, 37, WIDTH))
