@@ -1,0 +1,152 @@
+"""Learned tables over distances: T5's, plain ones, and those of Shaw et al."""
+
+import math
+
+import pytest
+import torch
+from attn_core import T5Bias, configure, installed
+from attn_core.errors import InvalidValue
+from attn_variants.compute.relative import t5_buckets
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (16, 40)])
+def test_buckets_are_those_of_the_t5_of_transformers(bidirectional, buckets, longest):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    distance = torch.arange(-400, 401)
+    theirs = T5Attention._relative_position_bucket(distance, bidirectional, buckets, longest)
+    ours = t5_buckets(T5Bias(buckets=buckets, max_distance=longest, bidirectional=bidirectional), distance)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_and_its_gradients_are_those_of_the_t5_of_transformers(build, causal):
+    from transformers.models.t5.configuration_t5 import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    config = T5Config(d_model=24, d_kv=6, num_heads=4, is_decoder=causal, dropout_rate=0.0)
+    peer = T5Attention(config, has_relative_attention_bias=True).double().eval()
+    layer = build("t5_bias", width=24, heads=4, causal=causal)
+    pairs = {
+        "query": peer.q.weight,
+        "key": peer.k.weight,
+        "value": peer.v.weight,
+        "output": peer.o.weight,
+        "modifiers.t5_bias.table": peer.relative_attention_bias.weight,
+    }
+    ours = dict(layer.named_parameters())
+    with torch.no_grad():
+        for name, weight in pairs.items():
+            ours[name if "table" in name else f"{name}.weight"].copy_(weight)
+    rows, upstream = doubles(2, 150, 24), doubles(2, 150, 24)
+    mask = torch.full((150, 150), -1e300, dtype=torch.float64).triu(1)[None, None] if causal else None
+    bias = peer.compute_bias(150, 150)
+    expected = peer(rows, mask=mask, position_bias=bias if mask is None else bias + mask)[0]
+    found = layer(rows)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    (found * upstream).sum().backward()
+    (expected * upstream).sum().backward()
+    assert torch.allclose(layer.query.weight.grad, peer.q.weight.grad, rtol=0, atol=1e-10)
+    table = peer.relative_attention_bias.weight.grad
+    assert torch.allclose(layer.modifiers["t5_bias"].table.grad, table, rtol=0, atol=1e-10)
+
+
+def shaw_by_loops(layer, rows, clip):
+    """The paper's equations 3 and 4, one pair at a time."""
+    query, key, value = (part[0] for part in layer.project(rows[None], None))
+    tokens, heads, size = query.shape
+    keys, values = (layer.modifiers[kind].table for kind in ("relative_keys", "relative_values"))
+    out = []
+    for i in range(tokens):
+        for h in range(heads):
+            row = [max(-clip, min(clip, j - i)) + clip for j in range(i + 1)]
+            scores = [query[i, h] @ (key[j, h] + keys[h % len(keys), row[j]]) / math.sqrt(size) for j in range(i + 1)]
+            weights = torch.softmax(torch.stack(scores), 0)
+            out.append(sum(w * (value[j, h] + values[h % len(values), row[j]]) for j, w in enumerate(weights)))
+    return layer.output(torch.stack(out).view(tokens, -1))
+
+
+@pytest.mark.parametrize("options", [{"clip": 2}, {"clip": 9}, {"clip": 3, "share": True}], ids=str)
+def test_shaw_is_the_equations_of_the_paper_forward_and_backward(build, options):
+    layer = build("shaw", options, width=12, heads=2)
+    rows = doubles(6, 12)
+    found, expected, upstream = layer(rows[None])[0], shaw_by_loops(layer, rows, options["clip"]), doubles(6, 12)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
+    weights = list(layer.parameters())
+    ours, theirs = (torch.autograd.grad((out * upstream).sum(), weights) for out in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_without_distances_the_vectors_are_one_bias_of_the_values(build):
+    layer, mha = build("shaw", {"clip": 0}, width=12, heads=2), build("mha", width=12, heads=2)
+    state = layer.state_dict()
+    table = state.pop("modifiers.relative_values.table")
+    state.pop("modifiers.relative_keys.table")
+    mha.load_state_dict(state)
+    rows = doubles(1, 7, 12)
+    expected = mha(rows) + layer.output(table.flatten())
+    assert torch.allclose(layer(rows), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.oracle
+def test_relative_keys_are_those_of_wav2vec2_bert_in_transformers(build):
+    from transformers.models.wav2vec2_bert.configuration_wav2vec2_bert import Wav2Vec2BertConfig
+    from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
+
+    config = Wav2Vec2BertConfig(
+        hidden_size=24,
+        num_attention_heads=4,
+        position_embeddings_type="relative_key",
+        left_max_position_embeddings=3,
+        right_max_position_embeddings=3,
+        attention_dropout=0.0,
+    )
+    peer = Wav2Vec2BertSelfAttention(config).double().eval()
+    layer = build("shaw", {"clip": 3, "share": True}, width=24, heads=4, causal=False, bias=True)
+    theirs = {"query": peer.linear_q, "key": peer.linear_k, "value": peer.linear_v, "output": peer.linear_out}
+    with torch.no_grad():
+        for name, linear in theirs.items():
+            getattr(layer, name).weight.copy_(linear.weight)
+            getattr(layer, name).bias.copy_(linear.bias)
+        layer.modifiers["relative_keys"].table[0].copy_(peer.distance_embedding.weight)
+        layer.modifiers["relative_values"].table.zero_()
+    rows = doubles(2, 11, 24)
+    assert torch.allclose(layer(rows), peer(rows)[0], rtol=0, atol=1e-12)
+
+
+def test_a_bias_of_minus_the_distance_is_alibi(build):
+    layer, alibi = build("relative_bias", {"clip": 20}, width=16, heads=4), build("alibi", width=16, heads=4)
+    state = layer.state_dict()
+    state.pop("modifiers.relative_bias.table")
+    alibi.load_state_dict(state)
+    distance = torch.arange(-20, 21, dtype=torch.float64).abs()
+    with torch.no_grad():
+        layer.modifiers["relative_bias"].table.copy_(-distance[:, None] * 2.0 ** -torch.arange(2, 9, 2))
+    rows = doubles(1, 9, 16)
+    assert torch.allclose(layer(rows), alibi(rows), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "named"),
+    [
+        ("t5_bias", {"buckets": 1}, "buckets"),
+        ("t5_bias", {"buckets": 32, "max_distance": 8}, "max_distance"),
+        ("shaw", {"clip": -1}, "clip"),
+        ("shaw", {"clip": 2.5}, "clip"),
+        ("shaw", {"share": "yes"}, "share"),
+        ("relative_bias", {"clip": 0}, "clip"),
+        ("soft_cap", {"cap": 0}, "cap"),
+        ("qk_norm", {"eps": -1}, "eps"),
+    ],
+)
+def test_bad_options_are_refused_by_name(mechanism, options, named):
+    with pytest.raises(InvalidValue, match=named):
+        configure(installed().mechanisms.get(mechanism), options, width=8)
