@@ -19,6 +19,7 @@ from attn_core import (
     GlobalTokens,
     Graph,
     Neighbourhood,
+    NeighbourhoodGrid,
     Predicate,
     Prefix,
     Segments,
@@ -57,6 +58,13 @@ patterns = st.one_of(
     st.builds(lambda cells, more: Fixed(block=cells + more, summaries=cells), small, nodes),
     st.builds(lambda cells, shift: Summaries(block=12, cells=cells, shift=shift), st.integers(1, 4), st.integers(0, 2)),
     st.builds(lambda size, step: Neighbourhood(size=size, dilation=step), small, st.integers(1, 3)),
+    st.builds(
+        lambda size, step, rows, columns: NeighbourhoodGrid(size=size, dilation=step, rows=rows, columns=columns),
+        small,
+        st.integers(1, 2),
+        small,
+        small,
+    ),
     st.builds(
         lambda block, number, head: BigBird(block=block, random=number, seed=7, number_of_heads=3).of_head(head),
         st.integers(1, 2),

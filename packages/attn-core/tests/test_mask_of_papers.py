@@ -17,6 +17,7 @@ from attn_core import (
     Full,
     Graph,
     Neighbourhood,
+    NeighbourhoodGrid,
     Prefix,
     Segments,
     Strided,
@@ -87,6 +88,14 @@ def test_a_neighbourhood_always_has_its_size_and_holds_the_query(size, keys):
 def test_a_dilated_neighbourhood_has_its_size_among_positions_of_its_residue():
     mask = Neighbourhood(size=3, dilation=2)
     assert [seen(mask, query, 8) for query in (0, 1, 4, 7)] == [[0, 2, 4], [1, 3, 5], [2, 4, 6], [3, 5, 7]]
+
+
+def test_a_neighbourhood_of_a_plane_has_its_size_squared_and_is_shifted_at_the_edges():
+    mask = NeighbourhoodGrid(size=3, rows=4, columns=5)
+    assert all(len(seen(mask, query, 20)) == 9 for query in range(20))
+    assert seen(mask, 0, 20) == [0, 1, 2, 5, 6, 7, 10, 11, 12]
+    assert seen(mask, 12, 20) == [6, 7, 8, 11, 12, 13, 16, 17, 18]
+    assert seen(mask, 19, 20) == [7, 8, 9, 12, 13, 14, 17, 18, 19]
 
 
 def test_cl_52_the_strict_mask_leaves_the_first_row_empty():
@@ -189,6 +198,7 @@ def test_an_isolated_node_sees_nothing():
         (lambda: Chunked(size=0), r"chunked\.size: 0"),
         (lambda: Neighbourhood(size=0), r"neighbourhood\.size: 0"),
         (lambda: Neighbourhood(size=3, dilation=0), r"neighbourhood\.dilation: 0"),
+        (lambda: NeighbourhoodGrid(size=3, rows=0, columns=2), r"neighbourhood\.rows: 0"),
         (lambda: BigBird(random=-1), r"big_bird\.random: -1"),
         (lambda: Segments((3, -1)), r"segments\.lengths: -1"),
         (lambda: BigBird(block=2.5), r"big_bird\.block: 2\.5"),

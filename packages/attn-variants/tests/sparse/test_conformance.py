@@ -52,6 +52,12 @@ class TestDilatedNeighborhood(MechanismLaws):
     settings = FEW
 
 
+class TestNeighborhoodOfAPlane(MechanismLaws):
+    mechanism = "neighborhood"
+    options = {"size": 2, "grid": (5, 6)}
+    settings = FEW
+
+
 class TestChunked(MechanismLaws):
     mechanism = "chunked"
     options = {"chunk": 3}

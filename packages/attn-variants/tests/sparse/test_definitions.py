@@ -18,6 +18,12 @@ def neighbours(query, length, size, dilation):
     return same[first : first + size]
 
 
+def cells(query, size, dilation, grid):
+    rows, columns = grid
+    down = neighbours(query // columns, rows, size, dilation)
+    return [row * columns + j for row in down for j in neighbours(query % columns, columns, size, dilation)]
+
+
 def dilated(query, head, window, dilations):
     step = dilations[head % len(dilations)]
     return [j for j in range(query + 1) if (query - j) % step == 0 and (query - j) // step < window]
@@ -32,7 +38,7 @@ SETS = {
     "chunked": lambda i, n, h, o: [j for j in range(i + 1) if j // o["chunk"] == i // o["chunk"]],
     "attention_sinks": lambda i, n, h, o: [j for j in range(i + 1) if j < o["sinks"] or i - j < o["window"]],
     "block_local": lambda i, n, h, o: [j for j in range(i + 1) if i // o["block"] - j // o["block"] <= o["reach"]],
-    "neighborhood": lambda i, n, h, o: neighbours(i, n, **o),
+    "neighborhood": lambda i, n, h, o: [j for j in cells(i, **o) if j < n] if "grid" in o else neighbours(i, n, **o),
 }
 """The keys of query i of n and head h under some options, as the papers' sets say."""
 
@@ -45,6 +51,7 @@ CASES = [
     ("block_local", {"block": 4, "reach": 2}, True),
     ("neighborhood", {"size": 5, "dilation": 1}, False),
     ("neighborhood", {"size": 4, "dilation": 3}, False),
+    ("neighborhood", {"size": 3, "dilation": 1, "grid": (4, 6)}, False),
 ]
 
 
@@ -181,6 +188,8 @@ def test_cl_41_pairs_that_are_left_grow_as_the_papers_say(name, options, exponen
 
 
 BAD = [
+    ("neighborhood", {"grid": (3,)}, r"grid: \(3,\) is not allowed; allowed: two numbers"),
+    ("neighborhood", {"grid": (3, 0)}, r"grid: \(3, 0\)"),
     ("dilated_window", {"dilations": (1, 0)}, r"dilations: \(1, 0\) is not allowed"),
     ("dilated_window", {"dilations": ()}, r"dilations: \(\) is not allowed; allowed: at least one"),
     ("dilated_window", {"dilations": 2}, r"dilations: 2"),

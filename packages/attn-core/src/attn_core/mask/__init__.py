@@ -14,6 +14,7 @@ from attn_core.mask.graph import Graph
 from attn_core.mask.mask import UNBOUNDED, Mask, Positions
 from attn_core.mask.mask_mod import MaskMod, mask_mod
 from attn_core.mask.neighbourhood import Neighbourhood
+from attn_core.mask.neighbourhood_grid import NeighbourhoodGrid
 from attn_core.mask.per_head import PerHead
 from attn_core.mask.predicate import Predicate
 from attn_core.mask.prefix import Prefix
@@ -40,6 +41,7 @@ __all__ = [
     "Mask",
     "MaskMod",
     "Neighbourhood",
+    "NeighbourhoodGrid",
     "Not",
     "PerHead",
     "Positions",

@@ -15,8 +15,8 @@ SAMPLES = 8
 def density(mask: Mask, queries: int, keys: int, tile: int) -> float:
     """The share, from 0 to 1, estimated from a few tiles of `tile` queries and at most four heads.
 
-    Queries are taken in the order of `tiled`. Both lengths are at least 1. Where runs are not known in closed form it is 1:
-    finding them would take longer than the attention.
+    Queries are taken in the order of `tiled`. Both lengths are at least 1. Where runs are not known in closed form it
+    is 1: finding them would take longer than the attention.
     """
     if not mask.closed:
         return 1.0
