@@ -38,7 +38,7 @@ class HashBuckets(nn.Module):
         """Outputs [batch, heads, tokens, size]; `key` is the query."""
         tokens, size = key.shape[2:]
         order = self.sort(self.buckets(query), keep)
-        padding = (0, 0, 0, -tokens % self.chunk)
+        padding = (0, 0, 0, order.chunks * self.chunk - tokens)
         rows, values = pad(key, padding), pad(value, padding)
         queries, pair_values = order.gathered(rows), order.seen(order.gathered(values))
         keys = order.seen(order.gathered(normalize(rows, dim=-1)))
@@ -65,14 +65,15 @@ class HashBuckets(nn.Module):
         """The order of the tokens in each round: by bucket, then by place; padding last."""
         tokens = buckets.shape[-1]
         real = torch.ones_like(buckets[:, 0, 0], dtype=torch.bool) if keep is None else keep
-        length = tokens + -tokens % self.chunk
+        chunks = (tokens + self.chunk - 1) // self.chunk
+        length = chunks * self.chunk
         real = pad(real, (0, length - tokens))
         buckets = pad(buckets, (0, length - tokens)).masked_fill(~real[:, None, None], 2 * self.rotations.shape[-1])
         places = torch.arange(length, device=buckets.device)
         order = (buckets * length + places).argsort(-1)
         place = torch.zeros_like(order).scatter(-1, order, places.expand_as(order))
         last = (real.sum(-1) - 1).clamp(min=0) // self.chunk
-        return Order(order=order, place=place, bucket=buckets, real=real, last=last, chunk=self.chunk)
+        return Order(order=order, place=place, bucket=buckets, real=real, last=last, chunks=chunks, chunk=self.chunk)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,6 +89,7 @@ class Order:
     bucket: Tensor
     real: Tensor
     last: Tensor
+    chunks: int
     chunk: int
 
     @property
@@ -98,7 +100,7 @@ class Order:
     @property
     def before(self) -> Tensor:
         """The chunk before each chunk, [batch, chunks]."""
-        chunks = torch.arange(self.order.shape[-1] // self.chunk, device=self.order.device)[None]
+        chunks = torch.arange(self.chunks, device=self.order.device)[None]
         return torch.where(chunks == 0, self.last[:, None], chunks - 1)
 
     def gathered(self, rows: Tensor) -> Tensor:
@@ -117,7 +119,7 @@ class Order:
         """Which pairs may meet, [batch, heads, rounds, chunks, chunk, 2 chunk]."""
         bucket = self._cut(self.bucket.gather(-1, self.order))
         real = self._cut(self.real[:, None, None].expand_as(self.order).gather(-1, self.order))
-        chunks = torch.arange(bucket.shape[3], device=bucket.device)
+        chunks = torch.arange(self.chunks, device=bucket.device)
         other = (self.before != chunks)[:, None, None, :, None].expand(*bucket.shape)
         met = torch.cat([torch.ones_like(other), other], dim=4)
         allowed = (met & self.seen(real))[..., None, :]
@@ -148,7 +150,7 @@ class Order:
 
     def _cut(self, facts: Tensor) -> Tensor:
         """Facts [..., length] as [..., chunks, chunk]."""
-        return facts.reshape(*facts.shape[:-1], -1, self.chunk)
+        return facts.reshape(*facts.shape[:-1], self.chunks, self.chunk)
 
 
 def _of(facts: Tensor, tokens: Tensor) -> Tensor:
