@@ -31,3 +31,9 @@ class TestClusteredWithoutBestKeys(MechanismLaws):
     mechanism = "clustered"
     options = {"clusters": 4, "bits": 31, "iterations": 2, "top": 0}
     settings = SETTINGS[:1]
+
+
+class TestSinkhorn(MechanismLaws):
+    mechanism = "sinkhorn"
+    options = {"block": 3, "iterations": 4}
+    settings = SETTINGS

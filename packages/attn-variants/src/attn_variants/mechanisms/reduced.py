@@ -7,6 +7,7 @@ from attn_core import Mechanism
 from attn_variants.mechanisms.clusters.clustered import ClusteredAttention
 from attn_variants.mechanisms.clusters.lsh import HashedAttention
 from attn_variants.mechanisms.clusters.routing import RoutingAttention
+from attn_variants.mechanisms.clusters.sinkhorn import SinkhornAttention
 from attn_variants.mechanisms.graphs.gat import GraphAttention
 from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
 from attn_variants.mechanisms.latent.transmla import FactorisedAttention
@@ -26,5 +27,6 @@ def reduced() -> list[Mechanism]:
         HashedAttention(),
         RoutingAttention(),
         ClusteredAttention(),
+        SinkhornAttention(),
         GraphAttention(),
     ]

@@ -1,0 +1,68 @@
+"""Sparse Sinkhorn attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+
+
+class SinkhornAttention(WholeSequence):
+    """A token attends to its own block and to the block that sorting puts beside it, softly.
+
+    The paper learns the sorting by a network with one output a block; here it follows from mean queries and keys, which
+    needs no fixed number of blocks. It depends on all blocks: there is no causal form. With one block it is softmax
+    attention.
+    """
+
+    name = "sinkhorn"
+    summary = "blocks attend to themselves and to a softly sorted block"
+    paper = Paper(title="Sparse Sinkhorn Attention", authors="Tay et al.", year=2020, arxiv="2002.11296")
+    equation = (
+        r"R = \mathrm{Sinkhorn}\left(\exp\frac{\bar Q \bar K^\top}{\tau \sqrt{d}}\right),\quad"
+        r" o_b = \mathrm{softmax}\left(\frac{Q_b [K_b; (RK)_b]^\top}{\sqrt{d}}\right) [V_b; (RV)_b]"
+    )
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """Tokens of a `block`; `iterations` of Sinkhorn's normalisation; the `temperature` τ of the sorting."""
+
+        block: int = 64
+        iterations: int = 8
+        temperature: float = 0.75
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("block", self.block, "tokens")
+            check_whole("iterations", self.iterations, "steps")
+            if not self.temperature > 0:
+                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer`; raises as `heads` does."""
+        from attn_variants.clusters.sinkhorn import SortedBlocks
+        from attn_variants.whole_layer import WholeLayer
+
+        heads, options = self.heads(config), options_of(config)
+        inner = SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Pairs of blocks, their mixture, and two blocks for every token, the last block filled up."""
+        (heads, size), block = self.inner_size(config), options_of(config).block
+        blocks = -(-shape.query // block)
+        inner = blocks**2 * size * (1 + 2 * block) + blocks * 4 * block**2 * size
+        flops = self.projected(config, shape) + 2 * shape.batch * heads * inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+def options_of(config: MechanismConfig) -> SinkhornAttention.Config:
+    """The config with the mechanism's options; their defaults where it has none."""
+    own = SinkhornAttention.Config
+    return config if isinstance(config, own) else own(**vars(config))
