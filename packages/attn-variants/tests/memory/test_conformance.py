@@ -31,3 +31,13 @@ class TestKeyValuePredict(MechanismLaws):
 class TestNtm(MechanismLaws):
     mechanism = "ntm"
     options = {"slots": 6}
+
+
+class TestCompressive(MechanismLaws):
+    mechanism = "compressive"
+    options = {"segment": 4, "memory": 4, "compressed": 1, "rate": 2}
+
+
+class TestCompressiveMeans(MechanismLaws):
+    mechanism = "compressive"
+    options = {"segment": 2, "memory": 4, "compressed": 2, "rate": 2, "pooling": "mean"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attn_core import Mechanism
 
 from attn_variants.mechanisms.memory.alignment import Alignment
+from attn_variants.mechanisms.memory.compressive import CompressiveMemory
 from attn_variants.mechanisms.memory.key_value import KeyValue, KeyValuePredict
 from attn_variants.mechanisms.memory.lstmn import LongShortTermMemoryNetwork
 from attn_variants.mechanisms.memory.ntm import NeuralTuringMachine
@@ -18,6 +19,7 @@ def memories() -> list[Mechanism]:
         Alignment(),
         SoftVisual(),
         HardVisual(),
+        CompressiveMemory(),
         LongShortTermMemoryNetwork(),
         NeuralTuringMachine(),
         KeyValue(),
