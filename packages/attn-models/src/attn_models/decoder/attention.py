@@ -66,7 +66,7 @@ def _layer_attention(config: DecoderConfig, choice: AttentionChoice, registry: R
 def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, str]:
     needs = {Capability.CAUSAL: "cannot be causal, which a decoder needs"}
     if config.positions == "rotary":
-        needs[Capability.ROTARY] = "takes no rotary positions (positions can also be learned or none)"
+        needs[Capability.ROTARY] = "takes no rotary positions (positions can also be learned, sinusoidal or none)"
     shared = choice.options.get("key_value_heads", config.key_value_heads)
     if shared not in (None, config.heads):
         needs[Capability.GROUPED] = f"needs {config.heads} key/value heads, one for each query head, not {shared}"

@@ -20,7 +20,7 @@ WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": ("pre", "post"),
     "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu"),
-    "positions": ("learned", "rotary", "none"),
+    "positions": ("learned", "sinusoidal", "rotary", "none"),
 }
 CHOICE_KEYS = {"mechanism", "options"}
 NUMBERS = {
@@ -59,7 +59,8 @@ class DecoderConfig:
     pattern is given. `key_value_heads` and `head_size` default to `heads` and `width / heads`. `hidden` is the
     feed-forward's inner width, by default 4 `width`, or 8/3 of it, rounded up to a multiple of 8, for the
     three matrices of SwiGLU. `norm_place` "pre" normalises what enters a sublayer (GPT-2), "post" what leaves
-    the residual sum (Vaswani et al. 2017). `positions` "none" leaves positions to the mechanism. `tied` uses
+    the residual sum (Vaswani et al. 2017). `positions` "sinusoidal" adds fixed waves to embeddings that
+    are multiplied by √width (Vaswani et al. 2017); "none" leaves positions to the mechanism. `tied` uses
     the embedding as the unembedding. `bias` gives biases to projections, feed-forwards and LayerNorms.
     `dropout` acts in training on the embeddings and on what each sublayer adds.
 

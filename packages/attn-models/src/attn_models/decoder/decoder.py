@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -15,6 +16,7 @@ from attn_models.decoder.block import Block
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.initial import initialise
 from attn_models.decoder.norms import build_norm
+from attn_models.decoder.sinusoidal import sinusoidal
 
 
 class Decoder(nn.Module):
@@ -39,6 +41,9 @@ class Decoder(nn.Module):
         for module in (self.embedding, self.positions, self.unembedding):
             if module is not None:
                 initialise(module)
+        if config.positions == "sinusoidal":
+            # Multiplied by √width they then stand beside waves of their own size.
+            initialise(self.embedding, config.width**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
@@ -90,6 +95,9 @@ class Decoder(nn.Module):
                 "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context} tokens"
             )
         hidden: Tensor = self.embedding(tokens)
+        if self.config.positions == "sinusoidal":
+            waves = sinusoidal(positions, self.config.width, hidden.dtype)
+            hidden = hidden * math.sqrt(self.config.width) + waves
         if self.positions is not None:
             hidden = hidden + self.positions(positions)
         dropped: Tensor = self.dropout(hidden)

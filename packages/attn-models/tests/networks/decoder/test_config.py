@@ -34,7 +34,7 @@ def test_a_needed_field_that_is_not_given_is_named(field):
         ("norm_eps", -1.0),
         ("norm_eps", float("nan")),
         ("feed_forward", "tanh"),
-        ("positions", "sinusoidal"),
+        ("positions", "spiral"),
         ("rotary_base", 0),
         ("rotary_fraction", 1.5),
         ("dropout", 1.0),

@@ -1,0 +1,151 @@
+"""Scores against other implementations, closed forms and one another."""
+
+import pytest
+import torch
+from attn_core import AttentionSpec, Concat, Cosine, Heads, Operands, configure, installed
+from attn_core.errors import Incompatible, InvalidValue
+from attn_variants.compute import plain
+
+WIDTH = 12
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def made_identity(layer):
+    """The layer with projections that change nothing, as the attentions of Luong et al. have none."""
+    with torch.no_grad():
+        for linear in (layer.query, layer.key, layer.value, layer.output):
+            linear.weight.copy_(torch.eye(WIDTH))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("beta", "expected"),
+    [(1.0, [0.50648, 0.18632, 0.30720]), (5.0, [0.91842, 0.00619, 0.07539])],
+)
+def test_content_addressing_of_a_memory_of_three_rows(beta, expected):
+    spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=3, value_size=3), score=Cosine())
+    memory = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0]], dtype=torch.float64)[None, :, None]
+    sharpness = torch.tensor([beta], dtype=torch.float64).expm1().log()
+    operands = Operands(query=memory[:, :1], key=memory, value=memory, parameters={"score.sharpness": sharpness})
+    weights = plain.attention_weights(spec, operands)[0, 0, 0]
+    assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-6)
+
+
+def test_cosine_scores_are_those_of_torch_and_zero_vectors_have_none(build):
+    layer = build("cosine", width=WIDTH, heads=1, causal=False)
+    rows = doubles(1, 5, WIDTH)
+    rows[0, 2] = 0
+    rows.requires_grad_()
+    query, key, _ = (part[0, :, 0] for part in layer.project(rows, None))
+    beta = torch.nn.functional.softplus(layer.score.sharpness)
+    cosines = torch.cosine_similarity(query[:, None], key[None], dim=-1, eps=1e-30)
+    assert torch.allclose(layer.weights(rows)[0, 0], torch.softmax(beta * cosines, -1), rtol=0, atol=1e-7)
+    layer(rows).sum().backward()
+    assert torch.isfinite(rows.grad).all()
+
+
+def test_sharp_cosines_start_as_wide_as_scaled_products(build):
+    beta = torch.nn.functional.softplus(build("cosine", width=32, heads=2).score.sharpness)
+    assert torch.allclose(beta, torch.full((2,), 4.0, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_concat_is_additive_with_its_weight_in_halves(build):
+    concat, additive = (
+        build("concat", {"hidden": 5}, width=WIDTH, heads=3),
+        build("additive", {"hidden": 5}, width=WIDTH, heads=3),
+    )
+    state = concat.state_dict()
+    key, query = state.pop("score.weight").chunk(2, dim=1)
+    additive.load_state_dict({**state, "score.key_weight": key, "score.query_weight": query})
+    rows = doubles(2, 6, WIDTH)
+    assert torch.allclose(concat(rows), additive(rows), rtol=0, atol=1e-13)
+
+
+def test_location_scores_are_a_linear_layer_and_do_not_see_the_keys(build):
+    layer = build("location", {"longest": 9}, width=WIDTH, heads=1, causal=False)
+    rows = doubles(1, 6, WIDTH)
+    expected = torch.softmax((layer.query(rows) @ layer.score.weight[0].T)[..., :6], -1)
+    assert torch.allclose(layer.weights(rows)[:, 0], expected, rtol=0, atol=1e-14)
+    with torch.no_grad():
+        layer.key.weight.normal_()
+    assert torch.allclose(layer.weights(rows)[:, 0], expected, rtol=0, atol=1e-14)
+
+
+def test_more_keys_than_location_scores_have_rows_are_refused(build):
+    layer = build("location", {"longest": 4}, width=WIDTH, heads=1)
+    with pytest.raises(InvalidValue, match="at most 4"):
+        layer(doubles(1, 5, WIDTH))
+    operands = layer.operands(
+        doubles(1, 1, 1, WIDTH),
+        {"key": doubles(1, 2, 1, WIDTH), "value": doubles(1, 2, 1, WIDTH)},
+        positions=(torch.tensor([[4]]), torch.tensor([[3, 4]])),
+    )
+    with pytest.raises(InvalidValue, match="position 4"):
+        plain.attend(layer.spec, operands)
+
+
+def test_dot_attention_is_multi_head_attention_of_scaled_queries(build):
+    dot, mha = build("dot", width=WIDTH, heads=3), build("mha", width=WIDTH, heads=3)
+    mha.load_state_dict({**dot.state_dict(), "query.weight": 2 * dot.query.weight})
+    rows = doubles(2, 6, WIDTH)
+    assert torch.allclose(dot(rows), mha(rows), rtol=0, atol=1e-13)
+
+
+@pytest.mark.oracle
+def test_general_scores_are_the_luong_attention_of_joeynmt(build):
+    attention = pytest.importorskip("joeynmt.attention", reason="pip install --no-deps joeynmt==2.3.0")
+    peer = attention.LuongAttention(hidden_size=WIDTH, key_size=WIDTH).double()
+    layer = made_identity(build("luong", {"score": "general"}, width=WIDTH, heads=1))
+    with torch.no_grad():
+        layer.score.weight[0].copy_(peer.key_layer.weight)
+    state, source = doubles(2, 1, WIDTH), doubles(2, 5, WIDTH)
+    keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    peer.compute_proj_keys(source)
+    context, weights = peer(query=state, mask=keep[:, None], values=source)
+    assert torch.allclose(layer.weights(state, source, keep=keep)[:, 0], weights, rtol=0, atol=1e-14)
+    assert torch.allclose(layer(state, source, keep=keep), context, rtol=0, atol=1e-14)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("score", ["dot", "general"])
+def test_weights_are_those_of_pytorch_nlp(build, score):
+    from torchnlp.nn import Attention
+
+    peer = Attention(WIDTH, attention_type=score).double()
+    layer = made_identity(build("luong", {"score": score}, width=WIDTH, heads=1))
+    if score == "general":
+        with torch.no_grad():
+            layer.score.weight[0].copy_(peer.linear_in.weight.T)
+    state, source = doubles(2, 3, WIDTH), doubles(2, 5, WIDTH)
+    _, weights = peer(state, source)
+    assert torch.allclose(layer.weights(state, source)[:, 0], weights, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "options", "named"),
+    [
+        ("luong", {"score": "cosine"}, "score"),
+        ("local_m", {"radius": 0}, "radius"),
+        ("local_p", {"radius": 1.5}, "radius"),
+        ("concat", {"hidden": 0}, "hidden"),
+        ("location", {"longest": 0}, "longest"),
+    ],
+)
+def test_bad_options_are_refused_by_name(mechanism, options, named):
+    with pytest.raises(InvalidValue, match=named):
+        configure(installed().mechanisms.get(mechanism), options, width=8)
+
+
+@pytest.mark.parametrize("mechanism", ["luong", "local_m", "local_p"])
+def test_a_source_has_no_rotary_positions(build, mechanism):
+    from attn_core import Rotary
+
+    with pytest.raises(Incompatible, match=mechanism):
+        build(mechanism, width=WIDTH, heads=1, rotary=Rotary())
+
+
+def test_units_default_to_the_size_of_the_head():
+    assert Concat().units(Heads(query=2, key_value=2, key_size=6, value_size=6)) == 6
