@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attn_cli.pictures import as_text, sample_grid
+from attn_cli.pictures import as_text
+from attn_cli.sample import sample_grid
 from attn_core import Mechanism, configure, installed
 from attn_core.errors import Incompatible
 

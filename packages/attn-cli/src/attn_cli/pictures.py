@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from attn_core import Capability, Mask, Mechanism, MechanismConfig
-from attn_core.errors import Incompatible, InvalidValue, MissingPackage
+from attn_core.errors import InvalidValue, MissingPackage
+
+from attn_cli.sample import Grid, sample_grid
 
 SHADES = " ░▒▓█"
-Grid = list[list[float]]
-"""A row per query, a column per key, each from 0 to 1."""
 
 
 def mask_grid(mask: Mask, positions: int) -> Grid:
@@ -20,28 +20,6 @@ def mask_grid(mask: Mask, positions: int) -> Grid:
     masks = [bound.of_head(head) for head in range(heads)]
     places = range(positions)
     return [[sum(bool(one.allows(query, key)) for one in masks) / heads for key in places] for query in places]
-
-
-def sample_grid(mechanism: Mechanism, config: MechanismConfig, positions: int) -> Grid:
-    """The weights, averaged over heads, of a layer with random weights on a random sample; seeded.
-
-    Raises `Incompatible` for a mechanism that has no attention weights, `MissingPackage` without torch.
-    """
-    if not mechanism.can(Capability.WEIGHTS):
-        message = f"mechanism {mechanism.name!r} has no attention weights to draw"
-        raise Incompatible(message, mechanism=mechanism.name)
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingPackage.of("torch", "weighing a sample") from error
-    with torch.random.fork_rng(devices=[]), torch.inference_mode():
-        torch.manual_seed(0)
-        layer = mechanism.build(config).eval()
-        rows = torch.randn(1, positions, config.width)
-        source = (rows,) if mechanism.can(Capability.CROSS) else ()
-        weights = layer.weights(rows, *source)[0].mean(0).double()
-    grid: Grid = weights.tolist()
-    return grid
 
 
 def grid_of(mechanism: Mechanism, config: MechanismConfig, positions: int) -> tuple[str, Grid] | None:
