@@ -30,5 +30,3 @@ class Capability(StrEnum):
     """Takes fewer key/value heads than query heads."""
     CHOOSES = "chooses"
     """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
-    SEQUENTIAL = "sequential"
-    """Each token's computation needs the result of the one before: a loop, which is captured anew for each length."""

@@ -67,6 +67,8 @@ class Mechanism(ABC):
     equation: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
     Config: ClassVar[type[MechanismConfig]] = MechanismConfig
+    sequential: ClassVar[bool] = False
+    """Whether each token's computation needs the result of the one before: a loop, compiled anew for each length."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from typing import ClassVar
 
 import torch
-from attn_core import Capability
 from torch._dynamo.exc import TorchDynamoException
 
 from attn_testing.case import Case
@@ -37,7 +36,7 @@ class Compiles(MechanismLaw):
         layer = case.build()
         torch.compiler.reset()
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=self.backend)
-        loops = case.mechanism.can(Capability.SEQUENTIAL)
+        loops = case.mechanism.sequential
         for time, (batch, length, keys) in enumerate(SHORT if loops else SIZES):
             query, source = case.rows(batch, length), case.source(batch, keys)
             try:

@@ -48,9 +48,9 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
             Capability.EXACT,
             Capability.WEIGHTS,
             Capability.PADDING,
-            Capability.SEQUENTIAL,
         }
     )
+    sequential = True
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LstmnLayer`; raises `InvalidValue` as `plain_heads` does."""

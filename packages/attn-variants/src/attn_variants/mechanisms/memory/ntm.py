@@ -33,9 +33,9 @@ class NeuralTuringMachine(ComputedMechanism):
             Capability.INCREMENTAL,
             Capability.EXACT,
             Capability.PADDING,
-            Capability.SEQUENTIAL,
         }
     )
+    sequential = True
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
