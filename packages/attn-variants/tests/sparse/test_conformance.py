@@ -38,6 +38,7 @@ class TestFixed(MechanismLaws):
 class TestBigBird(MechanismLaws):
     mechanism = "bigbird"
     options = {"block": 1, "random": 1}
+    settings = SOME
 
 
 class TestNeighborhood(MechanismLaws):
@@ -73,6 +74,7 @@ class TestBlockLocal(MechanismLaws):
 class TestLongformer(MechanismLaws):
     mechanism = "longformer"
     options = {"window": 2, "global_positions": (0, 6)}
+    settings = (*FEW, {"width": 16, "heads": 4, "key_value_heads": 2, "bias": True})
 
 
 class TestAttentionSinks(MechanismLaws):
