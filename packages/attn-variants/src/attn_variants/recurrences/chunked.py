@@ -50,7 +50,8 @@ def _split(rows: Tensor, chunk: int) -> Tensor:
     """[batch, chunks, heads, chunk, size] of [batch, tokens, heads, size], with rows of zeros at the end."""
     chunks = (rows.shape[1] + chunk - 1) // chunk
     padded = pad(rows, (0, 0, 0, 0, 0, chunks * chunk - rows.shape[1]))
-    return padded.reshape(rows.shape[0], chunks, chunk, *rows.shape[2:]).transpose(2, 3)
+    # Contiguous, or every product would copy it once more.
+    return padded.reshape(rows.shape[0], chunks, chunk, *rows.shape[2:]).transpose(2, 3).contiguous()
 
 
 def _additive(part: Chunk, before: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -15,17 +15,11 @@ def faded_pairs(query: Tensor, key: Tensor, faded: Tensor | None) -> Tensor:
     """Entry [i, j] is Σ_c q_ic k_jc e^(faded_ic - faded_jc) for j ≤ i and zero for j > i."""
     if faded is None or query.shape[-2] == 0:
         return torch.matmul(query, key.transpose(-1, -2)).tril()
-    if faded.shape[-1] == 1:
-        return torch.matmul(query, key.transpose(-1, -2)) * shares(faded)
-    return by_halves(query, key, faded)
-
-
-def shares(faded: Tensor) -> Tensor:
-    """What is left at token i of token j where all channels fade alike; zero for j > i."""
-    tokens = faded.shape[-2]
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=faded.device).triu(1)
-    # The mask comes before the exponential: an infinite one would make the gradient no number.
-    return (faded - faded.transpose(-1, -2)).masked_fill(later, -torch.inf).exp()
+    if faded.shape[-1] > 1:
+        return by_halves(query, key, faded)
+    # Later keys, whose exponent is above 0, are set aside before the exponential, which could be infinite there.
+    left = (faded - faded.transpose(-1, -2)).clamp(max=0).exp()
+    return (torch.matmul(query, key.transpose(-1, -2)) * left).tril()
 
 
 def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
