@@ -1,4 +1,5 @@
 import pytest
+
 from attn_core import (
     AttentionSpec,
     Causal,

@@ -18,7 +18,8 @@ def relative_bias(modifier: BiasTable, table: Tensor, query: Tensor, key: Tensor
 
     `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
     """
-    return table[buckets(modifier, (key - query)[:, 0])].permute(0, 3, 1, 2)
+    # Head by head, so that what is added to the scores lies in memory as they do.
+    return table.t().contiguous()[:, buckets(modifier, (key - query)[:, 0])].transpose(0, 1)
 
 
 def buckets(modifier: BiasTable, distance: Tensor) -> Tensor:
