@@ -125,7 +125,7 @@ def with_field(problem: Problem, field: str, value: Any) -> Problem:
     changed = dataclasses.replace(problem, **{field: value})
     if field in MASK_WITH and value != (changed.mask in MASKS_WITH[field]):
         changed = dataclasses.replace(changed, mask=MASK_WITH[field] if value else "full")
-    bound = {name: changed.mask in kinds for name, kinds in MASKS_WITH.items()}
+    bound: dict[str, Any] = {name: changed.mask in kinds for name, kinds in MASKS_WITH.items()}
     changed = dataclasses.replace(changed, padded=changed.padded or changed.placed, **bound)
     if changed.irregular_groups:
         changed = dataclasses.replace(changed, query_heads=3, key_value_heads=2)

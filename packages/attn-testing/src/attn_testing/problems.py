@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from attn_core import (
@@ -167,13 +169,14 @@ def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> Operan
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(problem.device, dtype)
 
-    return Operands(
+    operands = Operands(
         query=normal(BATCH, queries, problem.query_heads, problem.key_size),
         key=normal(BATCH, keys, problem.key_value_heads, problem.key_size),
         value=normal(BATCH, keys, problem.key_value_heads, problem.value_size),
         parameters={name: 0.3 * normal(*shape) for name, shape in spec_of(problem).weights.items()},
-        **{name: tensor.to(problem.device) for name, tensor in located.items()},
     )
+    there: dict[str, Any] = {name: tensor.to(problem.device) for name, tensor in located.items()}
+    return dataclasses.replace(operands, **there)
 
 
 def tensors(operands: Operands) -> dict[str, Tensor]:

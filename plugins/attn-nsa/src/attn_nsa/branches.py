@@ -26,7 +26,8 @@ class Branches(InnerAttention, nn.Module):
         super().__init__()
         heads, length, stride = spec.heads, options.compress, options.stride
         self.options = options
-        self.groups, self.scale = heads.key_value, heads.key_size**-0.5
+        self.groups = heads.key_value
+        self.scale: float = heads.key_size**-0.5
         self.compress_key = Compression(heads.key_size, length=length, stride=stride)
         self.compress_value = Compression(heads.value_size, length=length, stride=stride)
         self.gates = nn.Linear(options.width, 3 * heads.query)

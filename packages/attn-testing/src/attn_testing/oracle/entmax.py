@@ -33,7 +33,7 @@ class _Entmax(torch.autograd.Function):
         return weights
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, Tensor]:
         weights, alpha = ctx.saved_tensors
         support = weights > 0
         slopes = torch.where(support, weights.clamp(min=1e-300) ** (2 - alpha), 0.0)

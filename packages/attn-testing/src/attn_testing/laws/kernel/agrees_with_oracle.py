@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from attn_core import AttentionSpec, Operands
@@ -74,7 +75,7 @@ def results(run: Run, spec: AttentionSpec, operands: Operands, *, gradients: boo
         with torch.no_grad():
             return {"output": run(spec, operands)}
     leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in tensors(operands).items()}
-    own = {name: leaves[name] for name in ("query", "key", "value")}
+    own: dict[str, Any] = {name: leaves[name] for name in ("query", "key", "value")}
     weights = {name: leaves[name] for name in operands.parameters}
     out: Tensor = run(spec, dataclasses.replace(operands, **own, parameters=weights))
     probe = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view_as(out)
