@@ -22,11 +22,6 @@ class TestLuong(MechanismLaws):
     mechanism = "luong"
 
 
-class TestLuongWithConcatScores(MechanismLaws):
-    mechanism = "luong"
-    options = {"score": "concat"}
-
-
 class TestLuongWithLocationScores(MechanismLaws):
     mechanism = "luong"
     options = {"score": "location"}
