@@ -21,7 +21,7 @@ ROUNDED = 16
 class Bucket:
     """Tiles of one size that are computed together.
 
-    `queries` [tiles, query] and `keys` [tiles, key], int64, are numbers of rows; `allowed` [tiles or 1, query, key] says
+    `queries` [tiles, query] and `keys` [tiles, key], int64, are numbers of rows; `allowed` [tiles or 1, query, key]
     which pairs may meet; None is all. Where `start` is given, tile t has the keys from `start + t * step` on.
     """
 
