@@ -13,6 +13,7 @@ from dataclasses import MISSING
 from enum import Enum
 
 import workspace
+from attn_cli.facts import verdicts, weights_statement
 from attn_core import (
     AttentionSpec,
     Capability,
@@ -64,7 +65,10 @@ def page(mechanism: Mechanism) -> str:
         "## Options\n\n" + options(mechanism),
         "## What it can do\n\n" + capabilities(mechanism),
         "## Price\n\n" + price(mechanism, config),
+        "## Weights\n\n" + f"{weights_statement(mechanism)[:1].upper()}{weights_statement(mechanism)[1:]}.",
     ]
+    if spec is not None:
+        parts.append("## Kernels\n\n" + kernels(mechanism, config))
     if spec is not None:
         parts.append("## Mask\n\n" + mask_text(spec, config))
     return NOTE + "\n\n".join(parts) + "\n"
@@ -113,6 +117,13 @@ def price(mechanism: Mechanism, config: MechanismConfig) -> str:
     ]
     table = "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])
     return f"One layer of width {WIDTH} with {HEADS} heads, one sequence of {TOKENS} tokens.\n\n{table}"
+
+
+def kernels(mechanism: Mechanism, config: MechanismConfig) -> str:
+    """Which kernel computes it on a CPU in float32, and why the others refuse."""
+    rows = verdicts(mechanism, config, dtype="float32", device="cpu", gradients=False, padded=False)
+    table = "\n".join(f"| `{row['name']}` | {row['verdict']} | {row['reasons'].replace('|', '/')} |" for row in rows)
+    return f"On a CPU in float32.\n\n| kernel | | |\n|---|---|---|\n{table}"
 
 
 def mask_text(spec: AttentionSpec, config: MechanismConfig) -> str:
