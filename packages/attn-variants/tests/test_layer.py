@@ -103,6 +103,15 @@ def test_additive_attention_is_its_network_pair_by_pair(build):
             assert torch.allclose(weights[head, i], torch.softmax(energies, 0), rtol=0, atol=1e-13)
 
 
+SCORE = {"score.query_weight", "score.key_weight", "score.bias", "score.vector"}
+UNMOVED = {
+    "location": {"key.weight"},  # its scores do not look at the keys
+    "hard": {"query.weight", "key.weight"},  # an arg max has no slope
+    "visual_hard": {"query.weight", "key.weight", *SCORE},  # likewise; learning by reward has tests of its own
+    "compressive": {"mix.weight"},  # so short a sequence is remembered as it is
+}
+
+
 def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
     for mechanism in installed().mechanisms:
         if installed().mechanisms.owner(mechanism.name) != "attn-variants":
@@ -111,8 +120,8 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
         rows = torch.randn(2, 6, 16, dtype=torch.float64)
         source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.can(Capability.CROSS) else ()
         (layer(rows, *source) * torch.randn(2, 6, 16)).sum().backward()
-        still = [name for name, weight in layer.named_parameters() if weight.grad is None or not weight.grad.any()]
-        assert still == [], mechanism.name
+        still = {name for name, weight in layer.named_parameters() if weight.grad is None or not weight.grad.any()}
+        assert still == UNMOVED.get(mechanism.name, set()), mechanism.name
 
 
 @pytest.mark.parametrize(
