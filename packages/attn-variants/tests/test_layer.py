@@ -107,6 +107,7 @@ SCORE = {"score.query_weight", "score.key_weight", "score.bias", "score.vector"}
 UNMOVED = {
     "location": {"key.weight"},  # its scores do not look at the keys
     "hard": {"query.weight", "key.weight"},  # an arg max has no slope
+    "sampled": {"query.weight", "key.weight"},  # nor has a draw, which takes the mean's place every other time
     "visual_hard": {"query.weight", "key.weight", *SCORE},  # likewise; learning by reward has tests of its own
     "compressive": {"mix.weight"},  # so short a sequence is remembered as it is
 }
@@ -121,7 +122,7 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
         source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.can(Capability.CROSS) else ()
         (layer(rows, *source) * torch.randn(2, 6, 16)).sum().backward()
         still = {name for name, weight in layer.named_parameters() if weight.grad is None or not weight.grad.any()}
-        assert still == UNMOVED.get(mechanism.name, set()), mechanism.name
+        assert still <= UNMOVED.get(mechanism.name, set()), mechanism.name
 
 
 @pytest.mark.parametrize(
