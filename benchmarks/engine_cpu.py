@@ -15,19 +15,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from report import write_report
+
 NEW_TOKENS = 128
 BATCHES = (1, 16, 64)
-RESULTS = Path(__file__).parent / "results"
 PEERS = {"transformers": "peer_hf.py", "vllm": "peer_vllm.py", "llamacpp": "peer_llamacpp.py"}
 
 
@@ -111,35 +109,14 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 yield from measure_peer(args, peer, dtype)
 
 
-def machine() -> dict[str, Any]:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-
-
 def main() -> None:
     args = arguments()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False)
-    now = datetime.now(UTC)
-    result: dict[str, Any] = {
+    facts = {
         "question": "tokens a second while decoding greedily on a CPU",
-        "command": ["python", *sys.argv],
-        "commit": commit.stdout.strip(),
-        "time": now.isoformat(timespec="seconds"),
-        "machine": machine(),
         "threads": args.threads,
         "new_tokens": NEW_TOKENS,
-        "rows": [],
     }
-    for row in rounds(args):
-        print(json.dumps(row), flush=True)
-        result["rows"].append(row)
-    result["load_after"] = os.getloadavg()[0]
-    out = args.out or RESULTS / f"engine_cpu-{now:%Y%m%dT%H%M%S}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {out}")
+    write_report("engine_cpu", facts, rounds(args), args.out)
 
 
 if __name__ == "__main__":

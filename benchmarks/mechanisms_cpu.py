@@ -16,18 +16,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from report import write_report
+
 MECHANISMS = (
     "sliding_window",
     "dilated_window=window:256",
@@ -217,37 +216,16 @@ def compared(row: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, flo
     return {"ratio": round(dense["seconds"] / row["seconds"], 2), "memory_ratio": memory}
 
 
-def machine() -> dict[str, Any]:
-    names = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-
-
 def main() -> None:
     args = arguments()
     if args.one:
         print(json.dumps(measure(json.loads(args.one))))
         return
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False)
-    now = datetime.now(UTC)
-    result: dict[str, Any] = {
+    facts = {
         "question": "time and memory of mechanisms on a CPU, beside dense fused attention",
-        "command": ["python", *sys.argv],
-        "commit": commit.stdout.strip(),
-        "time": now.isoformat(timespec="seconds"),
-        "machine": machine(),
         "threads": args.threads,
-        "rows": [],
     }
-    for row in rounds(args):
-        print(json.dumps(row), flush=True)
-        result["rows"].append(row)
-    result["load_after"] = os.getloadavg()[0]
-    out = args.out or RESULTS / f"mechanisms_cpu-{now:%Y%m%dT%H%M%S}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {out}")
+    write_report("mechanisms_cpu", facts, rounds(args), args.out)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Engine:
         if self._tokenizer is None and isinstance(request.task, Sampling) and request.task.stop:
             raise InvalidValue.of("stop", request.task.stop, "none, as the engine has no tokenizer")
         if isinstance(request.task, Sampling) and request.task.grammar is not None:
-            self._guides.guide(request.task.grammar)
+            self._guides.check(request.task.grammar)
         tokens = len(request.token_ids) + request.new_tokens
         if not self._store.fits(tokens):
             raise InvalidValue.of("token_ids", f"{tokens} tokens with those to come", "what the model's cache can hold")

@@ -39,12 +39,12 @@ class Guides:
         self._vocabulary = lru_cache(1)(self._read_vocabulary)
         self._compile = lru_cache(KEPT)(self._compile_anew)
 
-    def guide(self, grammar: Grammar) -> Guide:
-        """A guide at the start of the grammar.
+    def check(self, grammar: Grammar) -> None:
+        """Raises `InvalidValue` for a grammar that cannot be compiled, and `MissingPackage` without llguidance."""
+        self._compile(grammar)
 
-        Raises `InvalidValue` for a grammar that cannot be compiled, or too large a one, and `MissingPackage` without
-        llguidance.
-        """
+    def guide(self, grammar: Grammar) -> Guide:
+        """A guide at the start of the grammar; raises as `check` does."""
         return Guide(self._compile(grammar).deep_copy())
 
     def _compile_anew(self, grammar: Grammar) -> Any:

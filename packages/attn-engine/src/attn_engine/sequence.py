@@ -36,6 +36,11 @@ class Sequence:
     """Tokens whose scores have been told, where the task is scoring."""
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
+    scope: str | None = field(init=False)
+    """Whose states it shares: its request's scope and the source that they depend on; None shares nothing.
+
+    All tokens of a sequence that is scored must be computed, so it shares nothing either.
+    """
     guide: Guide | None = None
     """Follows the completion where a grammar is asked for."""
     _seen: Tensor | None = None
@@ -46,6 +51,8 @@ class Sequence:
         task = self.request.task
         given = task.seed if isinstance(task, Sampling) else None
         self.seed = random.getrandbits(64) if given is None else given
+        shares = self.request.scope is not None and self.scoring is None
+        self.scope = f"{self.request.scope}\0{self.request.source_ids}" if shares else None
         self.stops = StopStrings(task.stop if isinstance(task, Sampling) else ())
 
     @property

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from attn_core import Heads
 from attn_core.errors import InvalidValue
+from attn_core.pairs import wide
 from torch import Tensor, nn
-
-from attn_variants.compute.plain import wide
 
 
 class WholeLayer(nn.Module):

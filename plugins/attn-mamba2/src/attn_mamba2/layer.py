@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from attn_core import LayerState, RaggedBatch
 from attn_core.errors import InvalidValue
+from attn_core.pairs import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
@@ -137,11 +138,6 @@ def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
         return
     for span in batch.spans():
         yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
-
-
-def wide(rows: Tensor) -> Tensor:
-    """The rows in at least float32."""
-    return rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
 
 
 def by_heads(rows: Tensor, heads: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Operands
+from attn_core.pairs import of_query_heads, wide
 from torch import Tensor
 
 from attn_variants.compute.distribution import distribute
@@ -12,7 +13,6 @@ from attn_variants.compute.operands import nothing
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.relative import relative_values
 from attn_variants.score.compute import scores
-from attn_variants.score.heads import of_query_heads
 
 
 def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
@@ -43,8 +43,3 @@ def attention_weights(spec: AttentionSpec, operands: Operands) -> Tensor:
 def pairs_of(spec: AttentionSpec, operands: Operands) -> Pairs:
     """Queries and keys as they meet."""
     return Pairs(spec, wide(operands.query).transpose(1, 2), wide(operands.key).transpose(1, 2), operands)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """At least float32."""
-    return tensor.float() if tensor.dtype in {torch.float16, torch.bfloat16} else tensor

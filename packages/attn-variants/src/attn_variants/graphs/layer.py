@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.pairs import wide
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from attn_variants.compute.plain import wide
 from attn_variants.whole_layer import softmax_over
 
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
 from attn_core.errors import InvalidValue
+from attn_core.pairs import wide
 from torch import Tensor, nn
 
 from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.convolution import ShortConvolution
-from attn_variants.recurrences.numbers import by_heads, fresh_linear, wide
+from attn_variants.recurrences.numbers import by_heads, fresh_linear
 from attn_variants.recurrences.parallel import effective_weights
 from attn_variants.recurrences.recurrent import recurrent
 from attn_variants.recurrences.steps import Steps

@@ -6,11 +6,6 @@ import torch
 from torch import Tensor, nn
 
 
-def wide(rows: Tensor) -> Tensor:
-    """The rows in at least float32."""
-    return rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
-
-
 def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
     """Rows [..., size] of length one; zeros stay zeros, for `epsilon` is added to the squared length."""
     return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + epsilon)

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import torch
 from attn_core import Additive, Concat, Heads
+from attn_core.pairs import of_query_heads
 from torch import Tensor
-
-from attn_variants.score.heads import of_query_heads
 
 PIECE = 1 << 24
 """Most elements of the hidden layer of all pairs held at once where no gradient is wanted."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from attn_core import Cosine, Score
 from attn_core.errors import InvalidValue
+from attn_core.pairs import of_query_heads
 from attn_core.score import ScaledDot
 from torch import Tensor
 
 from attn_variants.compute.pairs import Pairs
 from attn_variants.score.additive import additive_scores, concat_scores
 from attn_variants.score.cosine import cosine_scores
-from attn_variants.score.heads import of_query_heads
 from attn_variants.score.location import location_scores
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from attn_core import Heads
 from attn_core.errors import InvalidValue
+from attn_core.pairs import wide
 from torch import Tensor, nn
 
-from attn_variants.recurrences.numbers import by_heads, fresh_linear, wide
+from attn_variants.recurrences.numbers import by_heads, fresh_linear
 
 
 class EfficientLayer(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
 from attn_core.errors import WrongState
+from attn_core.pairs import wide
 from torch import Generator, Tensor
 from torch.nn.functional import relu
 
@@ -12,7 +13,6 @@ from attn_variants.compute.linear import with_ones
 from attn_variants.linear_layer import LinearAttentionLayer
 from attn_variants.recurrences import favor
 from attn_variants.recurrences.layer import Inputs
-from attn_variants.recurrences.numbers import wide
 from attn_variants.recurrences.projection import orthogonal
 from attn_variants.recurrences.steps import Steps
 

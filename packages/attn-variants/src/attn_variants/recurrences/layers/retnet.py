@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import Heads, Rotary
+from attn_core.pairs import wide
 from torch import Tensor
 from torch.nn.functional import silu
 
 from attn_variants.compute.rotary import rotate, rotated_size, turns
 from attn_variants.recurrences.layer import Inputs, RecurrenceLayer
-from attn_variants.recurrences.numbers import by_heads, fresh_linear, rms_normed, wide
+from attn_variants.recurrences.numbers import by_heads, fresh_linear, rms_normed
 from attn_variants.recurrences.steps import Steps
 
 EPSILON = 1e-6
