@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from attn_models.tokenizers.character_table import CharacterTable
 from attn_models.tokenizers.chat import check_messages
 from attn_models.tokenizers.library_errors import library_errors
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
+from attn_models.tokenizers.stand_ins import StandIns
 from attn_models.tokenizers.template_worker import render_template
 from attn_models.weights.manifest import listed_member, read_manifest
 
@@ -161,10 +163,18 @@ class Tokenizer:
         return render_template(template, values)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation; raises like `render_chat` and `encode`."""
-        text = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
+        """The ids of a conversation; raises like `render_chat` and `encode`.
+
+        Control tokens come from the template alone: one spelled in a message is encoded as the text it is.
+        """
+        said = StandIns.of(check_messages(messages), [self.token(place) for place in sorted(self._special)])
+        text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt)
         # The template writes the tokens that begin a text itself.
-        return self.encode(text, add_special=False)
+        return [
+            token_id
+            for piece, spelled in said.pieces(text)
+            for token_id in (self._encode_plain(piece) if spelled else self.encode(piece, add_special=False))
+        ]
 
     def files(self) -> dict[str, bytes | dict[str, Any]]:
         """The tokenizer's files by name, as `write_folder` takes them for `extra_files`."""
@@ -172,6 +182,18 @@ class Tokenizer:
             VOCABULARY_NAME: self.backend.to_str(pretty=False).encode("utf-8"),
             CONFIG_NAME: self.settings.to_config(),
         }
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """The ids of `text` with control tokens cut into pieces like any other word."""
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        # The switch belongs to the whole backend, which other threads use at the same time: hence a copy.
+        plain = tokenizers.Tokenizer.from_str(self.backend.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def _id_of(self, token: str | None) -> int | None:
         return None if token is None else self.id(token)
