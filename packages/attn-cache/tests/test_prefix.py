@@ -9,8 +9,8 @@ TOKENS = tuple(range(5 * PAGE))
 
 
 def remembered(scope: str = "", tokens: tuple[int, ...] = TOKENS) -> PrefixIndex:
-    index = PrefixIndex()
-    for number, (chain, block) in enumerate(index.follow(index.root(scope), tokens)):
+    index = PrefixIndex(PAGE)
+    for number, (chain, block) in enumerate(index.follow(index.root(scope), tokens, len(tokens))):
         index.add(chain, Block(block, {None: number + 1}))
     return index
 
@@ -50,5 +50,7 @@ def test_what_was_found_longest_ago_is_forgotten_first_and_of_what_was_found_the
 
 
 def test_the_hashes_of_two_stores_differ():
-    first, second = (next(iter(index.follow(index.root(""), TOKENS)))[0].link for index in (remembered(), remembered()))
+    first, second = (
+        next(iter(index.follow(index.root(""), TOKENS, PAGE)))[0].link for index in (remembered(), remembered())
+    )
     assert first != second

@@ -224,7 +224,7 @@ def test_a_beginning_whose_window_is_gone_is_not_given_to_anybody():
         store.reserve(1, end)
         store.view(ragged([16], [end - 16]), [1])
     store.reserve(1, 65)
-    store.remember(1, tokens, "")
+    store.remember(1, tokens, 64, "")
     store.admit(2)
     # Of the rows before token 64 only those of the last block are held; the token after 48 would need others.
     assert store.adopt(2, tokens[:63], "") == 0
@@ -236,7 +236,7 @@ def test_remembered_pages_count_as_free():
     store.admit(1)
     store.reserve(1, 64)
     store.view(ragged([64], [0]), [1])
-    store.remember(1, list(range(64)), "")
+    store.remember(1, list(range(64)), 64, "")
     assert store.usage().tokens == 64
     store.release(1)
     assert store.usage().tokens == 0
@@ -245,3 +245,28 @@ def test_remembered_pages_count_as_free():
     assert store.usage().tokens == 32
     assert store.reserve(2, 64)
     assert not store.reserve(2, 65)
+
+
+def test_remembering_reads_each_token_once_however_many_steps_there_are():
+    class Counted(list):
+        read = 0
+
+        def __getitem__(self, at):
+            found = super().__getitem__(at)
+            Counted.read += len(found) if isinstance(at, slice) else 1
+            return found
+
+        def __iter__(self):
+            Counted.read += len(self)
+            return super().__iter__()
+
+    store = SharedTokens().create(KV, StoreSize(tokens=256, requests=2))
+    tokens = Counted(range(200))
+    store.admit(1)
+    for end in range(1, 201):
+        store.reserve(1, end)
+        store.view(ragged([1], [end - 1]), [1])
+        store.remember(1, tokens, end, "")
+    assert Counted.read == 192
+    store.admit(2)
+    assert store.adopt(2, tokens[:100], "") == 96

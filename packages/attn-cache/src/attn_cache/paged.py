@@ -27,11 +27,12 @@ class PagedRows:
     own request has written.
     """
 
-    def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
-        self.pages = -(-size.tokens // PAGE)
+    def __init__(self, specs: ModelSpecs, size: StoreSize, page: int = PAGE) -> None:
+        self.page = page
+        self.pages = -(-size.tokens // page)
         self.device = torch.device(size.device)
         self.windows = windows_of(specs)
-        self.groups = {window: PageGroup(window, self.pages) for window in set(self.windows.values())}
+        self.groups = {window: PageGroup(window, self.pages, page) for window in set(self.windows.values())}
         self.banks: dict[int | None, list[Bank]] = {
             window: banks(fields_of(specs, window), size.dtype, self._allocate) for window in self.groups
         }
@@ -41,12 +42,12 @@ class PagedRows:
     @property
     def taken(self) -> int:
         """Tokens of the taken pages, of the window that has most."""
-        return PAGE * max((group.taken for group in self.groups.values()), default=0)
+        return self.page * max((group.taken for group in self.groups.values()), default=0)
 
     @property
     def total(self) -> int:
         """Tokens of all pages of a window."""
-        return PAGE * self.pages
+        return self.page * self.pages
 
     def fits(self, tokens: int) -> bool:
         """Whether the request needs no more than all pages."""
@@ -90,7 +91,7 @@ class PagedRows:
     def adopt(self, place: int, tokens: int, blocks: Sequence[Mapping[int | None, int]]) -> None:
         """Give the empty request at `place` the kept pages of its first `tokens` positions, as far as windows see."""
         for window, group in self.groups.items():
-            first = first_visible(tokens, window) // PAGE
+            first = first_visible(tokens, window) // self.page
             group.share(place, first, [block[window] for block in blocks[first:]])
         self._computed[place] = tokens
 
@@ -108,8 +109,8 @@ class PagedRows:
             for group in self.groups.values():
                 table = group.tables[place]
                 first = first_visible(context, group.window)
-                if context + length > table.end or first < table.first * PAGE:
-                    held = f"{table.first * PAGE} to {table.end - 1}"
+                if context + length > table.end or first < table.first * self.page:
+                    held = f"{table.first * self.page} to {table.end - 1}"
                     raise WrongState(f"positions {first} to {context + length - 1} are needed, {held} are reserved")
             self._computed[place] = context + length
         return PagedStep(self, places, batch)
@@ -121,7 +122,7 @@ class PagedRows:
             group = self.groups[self.windows[state]]
             table = group.tables[place]
             first = 0 if group.window is None else max(0, tokens - group.window)
-            held = max(0, min(tokens, table.end) - max(first, table.first * PAGE))
+            held = max(0, min(tokens, table.end) - max(first, table.first * self.page))
             total += sum(held * rows[0].nbytes for rows in fields.values())
         return total
 
@@ -131,4 +132,4 @@ class PagedRows:
                 group.drop_before(place, first_visible(self._computed[place], group.window))
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        return lazy_zeros((count, (1 + self.pages) * PAGE, *field.shape), dtype, self.device)
+        return lazy_zeros((count, (1 + self.pages) * self.page, *field.shape), dtype, self.device)

@@ -11,7 +11,7 @@ from attn_core import Fields, RaggedBatch, Rows
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape
-from attn_cache.pages import PAGE, PageGroup
+from attn_cache.pages import PageGroup, Table
 from attn_cache.rows import first_visible
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ class PagedStep:
             for place, context, length in zip(self.places, self.batch.contexts, self.batch.lengths, strict=True):
                 table = group.tables[place]
                 for position in range(context, context + length):
-                    page = table.pages[position // PAGE - table.first]
-                    numbers.append(page * PAGE + position % PAGE)
+                    page = table.pages[position // group.size - table.first]
+                    numbers.append(page * group.size + position % group.size)
             found = self._targets[window] = torch.tensor(numbers, dtype=torch.int64, device=self.owner.device)
         return found
 
@@ -88,7 +88,7 @@ class PagedStep:
         real = positions < bounds[1, :, None]
         tables = [group.tables[self.places[r]] for r in requests]
         if len(requests) == 1:
-            start = _run(tables[0].pages, firsts[0] - tables[0].first * PAGE, longest)
+            start = _run(tables[0], firsts[0] - tables[0].first * group.size, longest)
             if start is not None:
                 return Selection(positions, None, positions, slice(start, start + longest))
         widest = max(len(table.pages) for table in tables)
@@ -97,19 +97,20 @@ class PagedStep:
         )
         shift = torch.tensor([table.first for table in tables], device=self.owner.device)
         # Positions past a request's end may lie past its table; they read row 0 whatever page is looked up.
-        number = (positions // PAGE - shift[:, None]).clamp_(max=widest - 1)
-        numbers = (pages.gather(1, number) * PAGE + positions % PAGE).where(real, 0)
+        number = (positions // group.size - shift[:, None]).clamp_(max=widest - 1)
+        numbers = (pages.gather(1, number) * group.size + positions % group.size).where(real, 0)
         return Selection(positions, None if bool(real.all()) else real, numbers, None)
 
 
-def _run(pages: list[int], offset: int, rows: int) -> int | None:
+def _run(table: Table, offset: int, rows: int) -> int | None:
     """The row number of the first of `rows` rows from `offset` if they are consecutive in the pool."""
-    first, last = offset // PAGE, (offset + rows - 1) // PAGE
+    pages, size = table.pages, table.size
+    first, last = offset // size, (offset + rows - 1) // size
     if pages[last] - pages[first] != last - first or pages[first : last + 1] != list(
         range(pages[first], pages[last] + 1)
     ):
         return None
-    return pages[first] * PAGE + offset % PAGE
+    return pages[first] * size + offset % size
 
 
 class PagesView:

@@ -6,20 +6,21 @@ import heapq
 from dataclasses import dataclass, field
 
 PAGE = 16
-"""Tokens of one page."""
+"""Tokens of one page, where a store does not say otherwise."""
 
 
 @dataclass
 class Table:
-    """The pages of one request: `pages[i]` holds the positions of page number `first + i`."""
+    """The pages of one request, `size` tokens each: `pages[i]` holds the positions of page number `first + i`."""
 
+    size: int
     first: int = 0
     pages: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
         """The position after the last one that has room."""
-        return (self.first + len(self.pages)) * PAGE
+        return (self.first + len(self.pages)) * self.size
 
 
 class PageGroup:
@@ -28,9 +29,10 @@ class PageGroup:
     Several requests may hold a page, which none of them writes any more, and it may be *kept* beyond them.
     """
 
-    def __init__(self, window: int | None, pages: int) -> None:
+    def __init__(self, window: int | None, pages: int, size: int = PAGE) -> None:
         self.window = window
         self.pages = pages
+        self.size = size
         self.tables: list[Table] = []
         # The lowest page first: requests that run alone get neighbouring pages, which can be read in place.
         self._free = list(range(1, pages + 1))
@@ -50,11 +52,11 @@ class PageGroup:
 
     def open(self) -> None:
         """Add a request that holds nothing."""
-        self.tables.append(Table())
+        self.tables.append(Table(self.size))
 
     def missing(self, place: int, tokens: int) -> int:
         """Pages to take before the request at `place` has room for positions up to `tokens`."""
-        return max(0, -(-(tokens - self.tables[place].end) // PAGE))
+        return max(0, -(-(tokens - self.tables[place].end) // self.size))
 
     def can_take(self, pages: int) -> bool:
         """Whether this many pages are free."""
@@ -72,7 +74,7 @@ class PageGroup:
         for page in pages:
             self._idle -= self._holders[page] == 0
             self._holders[page] += 1
-        self.tables[place] = Table(first, list(pages))
+        self.tables[place] = Table(self.size, first, list(pages))
 
     def keep(self, page: int) -> None:
         """Keep a page that a request holds, also when no request does any more."""
@@ -88,7 +90,7 @@ class PageGroup:
     def drop_before(self, place: int, position: int) -> None:
         """Give back the pages that end before `position`."""
         table = self.tables[place]
-        behind = min(position // PAGE - table.first, len(table.pages))
+        behind = min(position // self.size - table.first, len(table.pages))
         if behind > 0:
             self._give_back(table.pages[:behind])
             del table.pages[:behind]

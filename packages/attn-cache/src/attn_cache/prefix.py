@@ -15,8 +15,6 @@ from hashlib import blake2b
 
 from torch import Tensor
 
-from attn_cache.pages import PAGE
-
 Snapshot = Sequence[Tensor]
 """The states of fixed size at the end of a block."""
 
@@ -39,9 +37,10 @@ class Chain:
 
 
 class PrefixIndex:
-    """Blocks by the hash of their beginning, the least recently used first."""
+    """Blocks of `size` tokens by the hash of their beginning, the least recently used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._secret = os.urandom(blake2b.MAX_KEY_SIZE)
         self._blocks: OrderedDict[bytes, Block] = OrderedDict()
 
@@ -49,10 +48,10 @@ class PrefixIndex:
         """The chain of no blocks; those of different scopes never meet."""
         return Chain(0, blake2b(scope.encode(), key=self._secret).digest())
 
-    def follow(self, chain: Chain, tokens: Sequence[int]) -> Iterator[tuple[Chain, tuple[int, ...]]]:
-        """The chain after each further whole block of the sequence, and the tokens of that block."""
-        for start in range(chain.blocks * PAGE, len(tokens) - PAGE + 1, PAGE):
-            block = tuple(tokens[start : start + PAGE])
+    def follow(self, chain: Chain, tokens: Sequence[int], end: int) -> Iterator[tuple[Chain, tuple[int, ...]]]:
+        """The chain after each further whole block of the first `end` tokens, and the tokens of that block."""
+        for start in range(chain.blocks * self._size, end - self._size + 1, self._size):
+            block = tuple(tokens[start : start + self._size])
             link = blake2b(chain.link + array("q", block).tobytes(), key=self._secret).digest()
             chain = Chain(chain.blocks + 1, link)
             yield chain, block
@@ -60,7 +59,7 @@ class PrefixIndex:
     def find(self, tokens: Sequence[int], scope: str) -> list[tuple[Chain, Block]]:
         """The remembered blocks with which the sequence begins; they count as used now."""
         found = []
-        for chain, block in self.follow(self.root(scope), tokens):
+        for chain, block in self.follow(self.root(scope), tokens, len(tokens)):
             known = self._blocks.get(chain.link)
             if known is None or known.tokens != block:
                 break

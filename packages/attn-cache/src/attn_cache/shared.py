@@ -8,7 +8,6 @@ from attn_core import ModelSpecs, Slot, StoreSize
 
 from attn_cache.bank import states_of
 from attn_cache.paged import PagedRows
-from attn_cache.pages import PAGE
 from attn_cache.prefix import Block, Chain, PrefixIndex
 from attn_cache.rows import first_visible
 from attn_cache.store import Store
@@ -25,7 +24,7 @@ class SharedStore(Store):
     def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
         self._rows = PagedRows(specs, size)
         super().__init__(specs, size, self._rows)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(self._rows.page)
         self._has_fixed = any(states_of(specs, Slot))
         self._most_snapshots = size.requests
         self._with_snapshot: list[Block] = []
@@ -53,27 +52,27 @@ class SharedStore(Store):
         if not found:
             return 0
         chain, last = found[-1]
-        self._rows.adopt(place, chain.blocks * PAGE, [block.pages for _, block in found])
+        self._rows.adopt(place, chain.blocks * self._rows.page, [block.pages for _, block in found])
         if last.snapshot is not None:
             self._fixed.restore(place, last.snapshot)
         self._chains[request] = chain
-        return chain.blocks * PAGE
+        return chain.blocks * self._rows.page
 
-    def remember(self, request: int, tokens: Sequence[int], scope: str) -> None:
-        """Remember the whole blocks of `tokens` that were completed since the last call."""
+    def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
+        """Remember the whole blocks of the first `computed` tokens that were completed since the last call."""
         place = self._place(request)
         chain = self._chains.get(request) or self._index.root(scope)
-        for chain, block in self._index.follow(chain, tokens):  # noqa: B020 - each link begins where the last ended
+        for chain, block in self._index.follow(chain, tokens, computed):  # noqa: B020 - each link begins where the last ended
             if self._index.get(chain) is None:
                 self._index.add(chain, Block(block, self._rows.keep(place, chain.blocks - 1)))
         self._chains[request] = chain
         last = self._index.get(chain)
-        if self._has_fixed and last and last.snapshot is None and chain.blocks * PAGE == len(tokens):
+        if self._has_fixed and last and last.snapshot is None and chain.blocks * self._rows.page == computed:
             self._snapshot(last, place)
 
     def chunk(self, computed: int, length: int, prompt: int) -> int:
         """The next `length` tokens, or those to the prompt's last whole block where fixed states are to be kept."""
-        boundary = (prompt - 1) // PAGE * PAGE
+        boundary = (prompt - 1) // self._rows.page * self._rows.page
         if self._has_fixed and computed < boundary < computed + length:
             return boundary - computed
         return length
@@ -83,7 +82,7 @@ class SharedStore(Store):
         if self._has_fixed and blocks[-1].snapshot is None:
             return False
         for window in self._rows.groups:
-            first = first_visible(len(blocks) * PAGE, window) // PAGE
+            first = first_visible(len(blocks) * self._rows.page, window) // self._rows.page
             if any(window not in block.pages for block in blocks[first:]):
                 return False
         return True

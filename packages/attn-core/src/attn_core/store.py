@@ -91,12 +91,18 @@ class PrefixStore(Protocol):
         """Give a request, just admitted, the remembered states of the longest beginning of `tokens`; its length."""
         ...
 
-    def remember(self, request: int, tokens: Sequence[int], scope: str) -> None:
-        """Remember the states of the request's whole blocks, now that those of all `tokens` are computed."""
+    def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
+        """Remember the states of the request's whole blocks, now that those of its first `computed` tokens exist.
+
+        `tokens` may be more than those and the same list at every call: of a request only what is new is read.
+        """
         ...
 
     def chunk(self, computed: int, length: int, prompt: int) -> int:
-        """How many of the next `length` tokens to compute at once, for states that exist only where a step ends."""
+        """How many of the next `length` tokens to compute at once, for states that exist only where a step ends.
+
+        `prompt` is the length of a beginning that is to be remembered, 0 where nothing is.
+        """
         ...
 
 

@@ -24,10 +24,11 @@ class Prefixes:
     def remember(self, sequence: Sequence, computed: int) -> None:
         """Let others have the states of the first `computed` tokens."""
         if self._store is not None and sequence.scope is not None:
-            self._store.remember(sequence.number, sequence.tokens[:computed], sequence.scope)
+            self._store.remember(sequence.number, sequence.tokens, computed, sequence.scope)
 
     def chunk(self, sequence: Sequence, length: int) -> int:
-        """How many of the next `length` tokens to compute in one step."""
-        if self._store is None or sequence.scope is None:
+        """How many of the next `length` tokens to compute in one step; the store may say so of any sequence."""
+        if self._store is None:
             return length
-        return self._store.chunk(sequence.computed, length, len(sequence.tokens))
+        shared = 0 if sequence.scope is None else len(sequence.tokens)
+        return self._store.chunk(sequence.computed, length, shared)
