@@ -99,6 +99,9 @@ class Record:
         self.lines: list[str] = []
         self.on_metrics: Callable[[int], None] = lambda step: None
 
+    def working(self) -> None:
+        pass
+
     def metrics(self, step: int, values: dict[str, float]) -> None:
         self.losses[step] = values["loss"]
         self.rates[step] = values["learning_rate"]

@@ -41,7 +41,12 @@ class Began:
     checkpoint: CheckpointRecord | None
 
 
-Message: TypeAlias = Began | MetricsRecord | CheckpointRecord | LogLine
+@dataclass(frozen=True, kw_only=True)
+class Working:
+    """The worker is not stuck: it made an update, or a batch of an evaluation. Told now and then, not recorded."""
+
+
+Message: TypeAlias = Began | Working | MetricsRecord | CheckpointRecord | LogLine
 """What a worker tells while it works."""
 
 Tell: TypeAlias = Callable[[Message], None]

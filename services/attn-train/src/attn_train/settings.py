@@ -12,11 +12,14 @@ from attn_core.errors import InvalidValue
 JOBS_AT_ONCE = "ATTN_TRAIN_JOBS"
 DATA_ROOTS = "ATTN_TRAIN_DATA"
 THREADS = "ATTN_TRAIN_THREADS"
+SILENCE = "ATTN_TRAIN_SILENCE"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """`jobs_at_once` train, the others wait; each on `threads` CPU threads.
+
+    A worker that makes no update for `silence` seconds is replaced.
 
     Texts named by path must lie below one of `data_roots`; None lets callers on this machine name any file and
     others only what lies in the home's folder `data`.
@@ -24,11 +27,12 @@ class TrainSettings:
 
     jobs_at_once: int = 1
     threads: int = 1
+    silence: int = 600
     data_roots: tuple[Path, ...] | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
-        """ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS and ATTN_TRAIN_DATA (folders, separated as in PATH).
+        """ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_SILENCE and ATTN_TRAIN_DATA (folders, separated as in PATH).
 
         Raises InvalidValue for what is no number.
         """
@@ -36,6 +40,7 @@ class TrainSettings:
         return cls(
             jobs_at_once=_count(environ, JOBS_AT_ONCE, 1),
             threads=_count(environ, THREADS, len(os.sched_getaffinity(0))),
+            silence=_count(environ, SILENCE, 600),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
         )
 

@@ -11,7 +11,19 @@ from typing import TypeVar
 
 from attn_core.errors import Unavailable, WrongState
 
-from attn_train.attempt import Assignment, Backend, Began, Failed, Finished, Lost, Message, Outcome, Stopped, Worker
+from attn_train.attempt import (
+    Assignment,
+    Backend,
+    Began,
+    Failed,
+    Finished,
+    Lost,
+    Message,
+    Outcome,
+    Stopped,
+    Worker,
+    Working,
+)
 from attn_train.jobs.record import ErrorRecord, Job, JobState, LogLine
 from attn_train.jobs.store import JobStore, Superseded
 from attn_train.layout import Layout
@@ -21,12 +33,16 @@ from attn_train.loop.stop import Stop
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorSettings:
-    """`poll` seconds between looks at the record for a stop; a worker told to stop is killed after `grace`."""
+    """`poll` seconds between looks at the record for a stop; a worker told to stop is killed after `grace`.
+
+    A worker that told nothing for `silence` seconds is taken for stuck, killed and replaced.
+    """
 
     home: Path
     threads: int | None = None
     poll: float = 0.5
     grace: float = 60.0
+    silence: float = 600.0
 
 
 NUDGE = None
@@ -44,6 +60,7 @@ class Supervisor:
         self._inbox: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         self._suspended = False
         self._took_over = False
+        self._last_word: tuple[int, float] | None = None
 
     def run(self) -> None:
         """Work until the job is final or suspended; returns at once if another supervisor has it.
@@ -71,6 +88,9 @@ class Supervisor:
 
     def hear(self, attempt: int, message: Message) -> None:
         """Record what the worker of `attempt` tells; what comes from an older one is dropped."""
+        self._last_word = attempt, time.monotonic()
+        if isinstance(message, Working):
+            return
         try:
             if isinstance(message, Began):
                 self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
@@ -130,6 +150,16 @@ class Supervisor:
             if time.monotonic() > deadline:
                 worker.kill()
                 return Stopped(stop=Stop.DISCARD)
+            if self._is_stuck(attempt):
+                worker.kill()
+                stuck = Unavailable(f"the worker told nothing for {self._settings.silence:g} seconds")
+                return Lost(error=ErrorRecord.of(stuck))
+
+    def _is_stuck(self, attempt: int) -> bool:
+        """Whether the worker fell silent; one that has not begun may still wait for a free CPU."""
+        if self._last_word is None or self._last_word[0] != attempt:
+            return False
+        return time.monotonic() - self._last_word[1] > self._settings.silence
 
     def _conclude(self, attempt: int, outcome: Outcome) -> bool:
         store, job = self._store, self._store.get(self.job_id)

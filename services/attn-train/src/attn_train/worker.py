@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from attn_core import installed
 from attn_core.errors import AttnError, InternalError, OutOfCapacity
 
-from attn_train.attempt import Assignment, Began, Failed, Finished, Outcome, Stopped, Tell
+from attn_train.attempt import Assignment, Began, Failed, Finished, Outcome, Stopped, Tell, Working
 from attn_train.data import load_text
 from attn_train.jobs.record import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord
 from attn_train.layout import Layout
@@ -26,6 +27,9 @@ from attn_train.spec import TrainingSpec
 
 LOCK_SECONDS = 60.0
 """How long to wait for a predecessor to be gone."""
+
+WORKING_SECONDS = 5.0
+"""Between two messages that only say that the work goes on."""
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,13 @@ class Teller:
     def __init__(self, tell: Tell, flush: Callable[[], None]) -> None:
         self.tell = tell
         self.flush = flush
+        self._said_at = -math.inf
+
+    def working(self) -> None:
+        """As a message, every few seconds."""
+        if time.monotonic() - self._said_at > WORKING_SECONDS:
+            self._said_at = time.monotonic()
+            self.tell(Working())
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """As a record."""
@@ -76,6 +87,7 @@ class Teller:
 def _train(assignment: Assignment, layout: Layout, teller: Teller, stop: StopFlag) -> Outcome:
     if assignment.threads is not None:
         torch.set_num_threads(assignment.threads)
+    teller.working()
     spec = assignment.spec
     text = load_text(spec.data, assignment.home, teller.log)
     model = build_model(spec, text)

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 from attn_core.errors import Unavailable
-from attn_train.attempt import Began, Failed, Finished, Lost, Stopped
+from attn_train.attempt import Began, Failed, Finished, Lost, Stopped, Working
 from attn_train.jobs.record import ErrorRecord, JobState, LogLine, MetricsRecord
 from attn_train.jobs.store import JobStore
 from attn_train.layout import Layout
@@ -120,6 +121,43 @@ def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
     thread.join(20)
     silent.set()
     assert (job.get("job").state, backend.killed) == (JobState.CANCELLED, 1)
+
+
+def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
+    silent = threading.Event()
+
+    def hang(assignment, tell, worker):
+        tell(Began(step=0, checkpoint=None))
+        silent.wait(20)
+        return LOST
+
+    backend = Scripted(hang, finish)
+    supervise(tmp_path, backend, silence=0.5)[1].join(20)
+    silent.set()
+    found = job.get("job")
+    assert (found.state, found.failures, backend.killed) == (JobState.SUCCEEDED, 1, 1)
+
+
+def test_a_worker_that_only_says_that_it_works_is_left_alone(tmp_path, job):
+    def work_slowly(assignment, tell, worker):
+        for _ in range(20):
+            tell(Working())
+            time.sleep(0.05)
+        return finish(assignment, tell, worker)
+
+    backend = Scripted(work_slowly)
+    supervise(tmp_path, backend, silence=0.8)[1].join(20)
+    assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
+
+
+def test_a_worker_that_waits_for_a_free_processor_is_not_taken_for_stuck(tmp_path, job):
+    def wait(assignment, tell, worker):
+        time.sleep(0.3)
+        return finish(assignment, tell, worker)
+
+    backend = Scripted(wait)
+    supervise(tmp_path, backend, silence=0.2)[1].join(20)
+    assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 
 def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):

@@ -27,9 +27,9 @@ def actor_name(job_id: str) -> str:
 class RaySupervisorActor:
     """A supervisor at work in a thread; Ray starts it again if its process dies."""
 
-    def __init__(self, job_id: str, home: str, threads: int | None) -> None:
+    def __init__(self, job_id: str, home: str, threads: int | None, silence: float) -> None:
         me = ray.get_runtime_context().current_actor
-        settings = SupervisorSettings(home=Path(home), threads=threads)
+        settings = SupervisorSettings(home=Path(home), threads=threads, silence=silence)
         self._supervisor = Supervisor(job_id, RayBackend(me), settings)
         self._thread = threading.Thread(target=self._run, args=(me,), daemon=True)
         self._thread.start()
@@ -81,7 +81,8 @@ class RayHost:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor_type = ray.remote(RaySupervisorActor).options(**options)
-        self._actors[job_id] = actor_type.remote(job_id, str(self._settings.home), self._settings.threads)
+        given = self._settings
+        self._actors[job_id] = actor_type.remote(job_id, str(given.home), given.threads, given.silence)
 
     def alive(self, job_id: str) -> bool:
         """Whether the actor answers that it works."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -15,8 +17,11 @@ def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def mean_loss(model: nn.Module, batches: Batches, count: int) -> float:
-    """The mean loss over `count` batches, without dropout; the model is left in the mode it was in."""
+def mean_loss(model: nn.Module, batches: Batches, count: int, done: Callable[[], None] = lambda: None) -> float:
+    """The mean loss over `count` batches, without dropout; the model is left in the mode it was in.
+
+    `done` is called after each batch.
+    """
     training = model.training
     model.eval()
     device = next(model.parameters()).device
@@ -25,5 +30,6 @@ def mean_loss(model: nn.Module, batches: Batches, count: int) -> float:
         for _ in range(count):
             inputs, targets = (part.to(device) for part in batches.draw())
             total += next_token_loss(model, inputs, targets).item()
+            done()
     model.train(training)
     return total / count

@@ -10,6 +10,10 @@ from typing import Protocol
 class Report(Protocol):
     """Receives what happens in a run, in order, on the loop's thread; must return quickly."""
 
+    def working(self) -> None:
+        """An update or a batch of an evaluation was done."""
+        ...
+
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Values measured when `step` updates were done, by name."""
         ...
@@ -29,6 +33,9 @@ class Report(Protocol):
 
 class Silence:
     """A report that nobody reads."""
+
+    def working(self) -> None:
+        """Nothing."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -118,19 +119,23 @@ class Trainer:
         report.checkpoint(written.step, written.path, written.size)
         self._checkpoints.prune(self.spec.checkpoint.keep)
 
-    def validation_loss(self, batches: int) -> float | None:
-        """Mean loss, in nats a token, over `batches` batches of the validation text; None if that is too short."""
+    def validation_loss(self, batches: int, done: Callable[[], None] = lambda: None) -> float | None:
+        """Mean loss, in nats a token, over `batches` batches of the validation text; None if that is too short.
+
+        `done` is called after each batch.
+        """
         context = self.spec.model.context
         if len(self._text.validation) <= context:
             return None
         drawn = Batches(self._text.validation, context=context, batch=self.spec.optimizer.batch, seed=VALIDATION_SEED)
-        return mean_loss(self.model, drawn, batches)
+        return mean_loss(self.model, drawn, batches, done)
 
     def _one_step(self, report: Report) -> None:
         began = time.perf_counter()
         rate = learning_rate(self.step, self.spec.optimizer)
         loss, norm = self._update(rate)
         self.step += 1
+        report.working()
         last = self.step == self.spec.optimizer.steps
         measured = last or self.step % self.spec.checkpoint.metrics_interval == 0
         values = {"loss": loss.item(), "learning_rate": rate, "gradient_norm": norm.item()} if measured else {}
@@ -142,7 +147,7 @@ class Trainer:
             values |= self._speed()
             self._require_finite(values["loss"])
         if last or self.step % self.spec.checkpoint.evaluation_interval == 0:
-            validation = self.validation_loss(self.spec.checkpoint.evaluation_batches)
+            validation = self.validation_loss(self.spec.checkpoint.evaluation_batches, report.working)
             values |= {} if validation is None else {"validation_loss": validation}
         if values:
             report.metrics(self.step, values)

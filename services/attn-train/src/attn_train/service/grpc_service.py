@@ -64,7 +64,9 @@ class TrainingGrpc:
 
     def supervisor_settings(self) -> SupervisorSettings:
         """What supervisors are told."""
-        return SupervisorSettings(home=self._cluster.home, threads=self._settings.threads)
+        return SupervisorSettings(
+            home=self._cluster.home, threads=self._settings.threads, silence=self._settings.silence
+        )
 
 
 class InProcessTrainingGrpc(TrainingGrpc):
