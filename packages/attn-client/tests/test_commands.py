@@ -72,6 +72,20 @@ def test_generate_prints_the_text(shell: Shell) -> None:
     assert shell.run("generate", "words", "one two", "-n", "3") == (0, "one two one \n", "")
 
 
+def test_chat_with_a_server_shows_it_the_conversation_so_far(shell: Shell, server: Any) -> None:
+    code, out, _ = shell.run("chat", "words", "-n", "2", "--system", "terse", text="hello\n\nagain\n")
+    assert (code, out) == (0, "system:terse user:hello \nsystem:terse user:hello \n")
+    turns = [(turn.role, turn.content) for turn in server.words.requests[-1].prompt.chat.messages]
+    answer = "system:terse user:hello "
+    assert turns == [("system", "terse"), ("user", "hello"), ("assistant", answer), ("user", "again")]
+
+
+def test_generate_wants_a_model_and_a_prompt(shell: Shell) -> None:
+    code, _, err = shell.run("generate", "words")
+    assert code == 2
+    assert "a server's model and a prompt, or --model" in err
+
+
 def test_generate_reads_standard_input_and_prints_json(shell: Shell) -> None:
     code, out, _ = shell.run("generate", "words", "-", "-n", "2", "--json", text="from a pipe")
     lines = [json.loads(line) for line in out.splitlines()]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from attn_core.hooks import Command, hookimpl
 
 COMMANDS = {
-    "generate": ("Let a served model write.", "generate:generate_command"),
+    "generate": ("Let a model write, a server's or one that runs here.", "generate:generate_command"),
+    "chat": ("Talk with a model, here or on a server.", "chat:chat_command"),
     "train": ("Train a model on the server and watch it.", "train:train_command"),
     "jobs": ("List, show, watch, cancel and resume training jobs.", "jobs:app"),
     "models": ("List, load and unload the models of a server.", "models:app"),

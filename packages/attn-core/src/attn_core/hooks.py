@@ -75,6 +75,11 @@ def attn_commands() -> list[Command]:  # type: ignore[empty-body]
 
 
 @hookspec
+def attn_local_clients() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
+    """Functions that open what answers in this process as attn-client's `Client` answers from a server."""
+
+
+@hookspec
 def attn_services(cluster: Any) -> list[Any]:  # type: ignore[empty-body]
     """gRPC services for the door; `cluster` is attn-gateway's, what is returned are its `GrpcService`s."""
 

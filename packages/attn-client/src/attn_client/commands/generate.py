@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +12,18 @@ import typer
 from attn_core.errors import InvalidValue
 
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
+from attn_client.commands.place import Writer, here
 from attn_client.results.inference import Chunk
 from attn_client.sampling import ChatMessage, Grammar, Prompt, Sampling
 
 Option = typer.Option
+WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
 
 
 def generate_command(  # noqa: PLR0913 - a command has the options it has
     *,
-    model: Annotated[str, typer.Argument(help="Name of a served model; see `attn models list`.")],
-    prompt: Annotated[str, typer.Argument(help="What it continues or answers; - reads standard input.")],
+    words: Annotated[list[str], typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)],
+    model: Annotated[str | None, Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")] = None,
     chat: Annotated[
         bool, Option("--chat", help="Take the prompt as a user's turn, by the model's chat template.")
     ] = False,
@@ -49,11 +51,13 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     token_file: TokenFile = None,
     certificates: Certificates = None,
 ) -> None:
-    """Let a served model write; the text appears as it is made. Ctrl-C cancels it on the server.
+    """Let a model write: a server's, or with `--model` one that runs here; the text appears as it is made.
 
-    Example: `attn generate smollm2 --chat "What is the capital of France?"`; with `--regex "(yes|no)"` it says nothing
-    else, with `--json-schema person.json` only JSON of that form.
+    Examples: `attn generate smollm2 --chat "What is the capital of France?"` asks a server, `attn generate --model
+    smollm2-135m-instruct "Once"` needs none. With `--regex "(yes|no)"` it says nothing else, with `--json-schema
+    person.json` only JSON of that form.
     """
+    name, prompt = _asked(words, model)
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
@@ -70,14 +74,26 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         presence_penalty=presence_penalty,
         grammar=_grammar(json_schema, regex, lark),
     )
-    with connect(address, token_file, certificates) as client:
-        chunks = client.generate(model, _prompt(text, system, chat=chat), sampling, timeout=timeout)
-        # Closing cancels on the server, also at Ctrl-C.
+    with ExitStack() as stack:
+        served = connect(address, token_file, certificates) if model is None else None
+        writer: Writer = stack.enter_context(served or here())
+        chunks = writer.generate(name, _prompt(text, system, chat=chat), sampling, timeout=timeout)
+        # Closing cancels, also on a server, also at Ctrl-C.
         with closing(chunks):
             for chunk in chunks:
                 _show(chunk, json=json)
     if not json:
         typer.echo()
+
+
+def _asked(words: list[str], model: str | None) -> tuple[str, str]:
+    """The model and the prompt; raises `InvalidValue` for too few or too many words."""
+    if model is not None and len(words) == 1:
+        return model, words[0]
+    if model is None and len(words) == 2:
+        return words[0], words[1]
+    allowed = "only a prompt after --model" if model is not None else "a server's model and a prompt, or --model"
+    raise InvalidValue.of("arguments", " ".join(words), allowed)
 
 
 def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> Grammar | None:

@@ -1,0 +1,64 @@
+"""A conversation with a model: its turns so far, and the next answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import typer
+from attn_core.errors import ContextLengthExceeded
+
+from attn_client.commands.place import Writer
+from attn_client.sampling import ChatMessage, Sampling
+
+
+class Conversation:
+    """The turns with one model. What the context no longer holds is dropped, the oldest turn first."""
+
+    def __init__(self, writer: Writer, model: str, sampling: Sampling, system: str | None) -> None:
+        self._writer = writer
+        self._model = model
+        self._sampling = sampling
+        self._system = [ChatMessage("system", system)] if system else []
+        self._turns: list[ChatMessage] = []
+
+    @property
+    def messages(self) -> list[ChatMessage]:
+        """What the model is shown."""
+        return [*self._system, *self._turns]
+
+    def forget(self) -> None:
+        """Begin anew; the system message stays."""
+        self._turns.clear()
+
+    def answer(self, text: str) -> Iterator[str]:
+        """The model's answer to a turn, piece by piece.
+
+        Ctrl-C ends it; what was said by then stays part of the conversation. A turn that fails does not.
+        """
+        self._turns.append(ChatMessage("user", text.rstrip("\n")))
+        said: list[str] = []
+        try:
+            for piece in self._pieces():
+                said.append(piece)
+                yield piece
+        except KeyboardInterrupt:
+            typer.echo(" [stopped]", err=True, nl=False)
+        except BaseException:
+            self._turns.pop()
+            raise
+        self._turns.append(ChatMessage("assistant", "".join(said)))
+
+    def _pieces(self) -> Iterator[str]:
+        while True:
+            chunks = self._writer.generate(self._model, self.messages, self._sampling)
+            try:
+                with closing(chunks):
+                    for chunk in chunks:
+                        yield chunk.text
+                return
+            except ContextLengthExceeded:
+                if len(self._turns) < 3:
+                    raise
+                del self._turns[:2]
+                typer.echo("[the oldest turn is forgotten: the context is full]", err=True)

@@ -1,0 +1,43 @@
+"""Where a model answers: on a server, or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import Protocol, Self
+
+from attn_core import installed
+from attn_core.errors import MissingPackage
+
+from attn_client.results.inference import Chunk
+from attn_client.sampling import Prompt, Sampling
+
+
+class Writer(Protocol):
+    """What lets a model write: `Client`, or the client of this process."""
+
+    def generate(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> Generator[Chunk, None, None]:
+        """The completion of a prompt, piece by piece; closing the iterator cancels it."""
+        ...
+
+
+class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
+    """What runs models in this process."""
+
+    def __enter__(self) -> Self:
+        """Itself; leaving stops its models."""
+        ...
+
+    def only_chat_model(self) -> str:
+        """The one model of this machine that can chat."""
+        ...
+
+
+def here() -> LocalWriter:
+    """The client of this process, from the first plugin that offers one; raises `MissingPackage` without one."""
+    for _, open_client in installed().offers("attn_local_clients"):
+        client: LocalWriter = open_client()
+        return client
+    raise MissingPackage.of("attn-local", "running a model without a server")

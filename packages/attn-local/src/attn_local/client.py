@@ -1,0 +1,76 @@
+"""The client of this process itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from attn_client.results.inference import Chunk, Completion
+from attn_client.sampling import ChatMessage, Prompt, Sampling
+
+from attn_local.running import RunningModel
+from attn_local.shelf import Shelf
+
+
+class LocalClient:
+    """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
+
+    A model is named as under the `models` of `home`, or by its folder; it is loaded when it is first asked, and stays.
+    Threads may share a client. Raises the errors of `attn_core.errors`.
+    """
+
+    def __init__(self, home: Path | None = None) -> None:
+        self._shelf = Shelf(home)
+        self._running: dict[Path, RunningModel] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> LocalClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop all models; running completions are cancelled."""
+        with self._lock:
+            for model in self._running.values():
+                model.stop()
+            self._running.clear()
+
+    def generate(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> Generator[Chunk, None, None]:
+        """The completion of a prompt, piece by piece; closing the iterator cancels it. `timeout` is in seconds."""
+        return self._run(model).generate(prompt, sampling or Sampling(), timeout)
+
+    def chat(
+        self,
+        model: str,
+        messages: Sequence[ChatMessage],
+        sampling: Sampling | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Generator[Chunk, None, None]:
+        """The next turn of a conversation, piece by piece, by the model's chat template."""
+        return self.generate(model, messages, sampling, timeout=timeout)
+
+    def complete(
+        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+    ) -> Completion:
+        """The whole completion of a prompt."""
+        return Completion.of(list(self.generate(model, prompt, sampling, timeout=timeout)))
+
+    def only_chat_model(self) -> str:
+        """The one model of this machine that can chat; raises `UserError` where there is not exactly one."""
+        return self._shelf.only_chat_model()
+
+    def _run(self, model: str) -> RunningModel:
+        folder = self._shelf.find(model)
+        with self._lock:
+            if folder not in self._running:
+                self._running[folder] = RunningModel(folder)
+            return self._running[folder]

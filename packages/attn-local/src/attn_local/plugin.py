@@ -1,0 +1,21 @@
+"""What this package offers: running models where they are asked. Imports no torch before one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attn_core import hookimpl
+
+
+@hookimpl
+def attn_local_clients() -> list[Callable[[], Any]]:
+    """The client that runs models in this process."""
+    return [local_client]
+
+
+def local_client() -> Any:
+    """A `LocalClient` over the models of this machine."""
+    from attn_local.client import LocalClient
+
+    return LocalClient()

@@ -1,0 +1,63 @@
+"""A model that is loaded and runs on a thread of this process."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+from attn_client.results.inference import Chunk
+from attn_client.sampling import Prompt, Sampling
+from attn_core import LanguageModel, state_bytes
+from attn_core.errors import InvalidValue
+from attn_engine import EngineLoop, Event, Request, build_engine
+from attn_engine import Sampling as EngineSampling
+from attn_models.loading import load_model
+
+from attn_local.words import Words, sampling_fields
+
+CACHE = "shared"
+REQUESTS = 8
+STATE_BYTES = 512 * 2**20
+
+
+class RunningModel:
+    """The decoder in `folder`; raises what loading it raises, `InvalidValue` where it has no tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        loaded = load_model(folder)
+        if loaded.tokenizer is None:
+            raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
+        self._context = loaded.model.context
+        self._words = Words(loaded.tokenizer)
+        room = _token_room(loaded.model)
+        self._loop = EngineLoop(
+            build_engine(loaded.model, loaded.tokenizer, cache=CACHE, requests=REQUESTS, tokens=room)
+        )
+
+    def generate(self, prompt: Prompt, sampling: Sampling, seconds: float | None) -> Generator[Chunk, None, None]:
+        """The completion of a prompt, piece by piece; closing the generator cancels it."""
+        ids = self._words.read(prompt)
+        fields = sampling_fields(sampling)
+        fields.setdefault("max_new_tokens", max(1, min(EngineSampling.max_new_tokens, self._context - len(ids))))
+        deadline = None if seconds is None else time.monotonic() + seconds
+        request = Request(id=uuid.uuid4().hex, token_ids=ids, task=EngineSampling(**fields), deadline=deadline)
+        with closing(cast("Generator[Event, None, None]", self._loop.stream(request))) as events:
+            for event in events:
+                yield self._words.chunk(event)
+
+    def stop(self) -> None:
+        """End the thread; what still runs is cancelled."""
+        self._loop.stop()
+
+
+def _token_room(model: LanguageModel) -> int:
+    """The tokens whose states fit STATE_BYTES, no more than all requests at full context need."""
+    layers = model.state_specs().values()
+    fixed = sum(state_bytes(specs, tokens=0, dtype="float32") for specs in layers)
+    row = sum(state_bytes(specs, tokens=1, dtype="float32") for specs in layers) - fixed
+    needed = REQUESTS * model.context
+    return max(1, min(needed, STATE_BYTES // row)) if row else needed

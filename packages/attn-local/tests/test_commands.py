@@ -1,0 +1,102 @@
+"""`attn chat` and `attn generate --model`: no server anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from attn_cli.lazy import load
+from attn_client import ChatMessage, Sampling
+from attn_core import installed
+from attn_core.errors import ContextLengthExceeded, InvalidValue, UnknownName
+from click.testing import CliRunner
+
+ATTN = "from attn_cli.main import main; main()"
+SLOW = "import time, attn_engine; step = attn_engine.Engine.step; "
+SLOW += "attn_engine.Engine.step = lambda engine: (time.sleep(0.05), step(engine))[1]; "
+
+
+@pytest.fixture
+def attn(home):
+    def run(name: str, *words: str, text: str = ""):
+        """What `attn NAME WORDS` does with `text` typed; raises what the command line tells in one line."""
+        environment = {"ATTN_HOME": str(home), "ATTN_ADDRESS": "127.0.0.1:1"}
+        command = load(installed().commands.get(name))
+        return CliRunner().invoke(command, words, input=text, env=environment, catch_exceptions=False)
+
+    return run
+
+
+def test_generate_runs_a_model_here(attn, client):
+    done = attn("generate", "--model", "writer", "to be or ", "-n", "12")
+    assert done.stdout == client.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text + "\n"
+    assert done.stderr == ""
+
+
+def test_a_chat_remembers_what_was_said(attn, client):
+    done = attn("chat", "-n", "6", text="hello\nand again\n/new\nhello\n")
+    turns: list[ChatMessage] = []
+    expected = ""
+    for line in ("hello", "and again"):
+        turns.append(ChatMessage("user", line))
+        turns.append(ChatMessage("assistant", client.complete("talker", turns, Sampling(max_new_tokens=6)).text))
+        expected += turns[-1].content + "\n"
+    assert done.stdout == expected + turns[1].content + "\n"
+    assert done.stderr == ""
+
+
+def test_a_chat_that_outgrows_the_context_forgets_its_oldest_turns(attn):
+    done = attn("chat", "-n", "30", text="one\ntwo\nthree\nfour\n")
+    assert "the oldest turn is forgotten" in done.stderr
+    assert done.exit_code == 0
+
+
+def test_a_turn_that_could_never_fit_is_refused(attn):
+    with pytest.raises(ContextLengthExceeded):
+        attn("chat", "-n", "30", text="word " * 50 + "\n")
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(home):
+    words = ["chat", "-n", "100", "--temperature", "1", "--seed", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW + ATTN, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"ATTN_HOME": str(home)},
+    ) as chat:
+        chat.stdin.write("a\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)
+        chat.send_signal(signal.SIGINT)
+        assert chat.stderr.read(len(" [stopped]")) == " [stopped]"
+        out, _ = chat.communicate("/bye\n", timeout=60)
+    assert chat.returncode == 0
+    assert len(out) < 90
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (("generate", "only-one-word"), InvalidValue, "a server's model and a prompt"),
+        (("generate", "--model", "writer", "a", "b"), InvalidValue, "only a prompt"),
+        (("chat", "served", "--model", "talker"), InvalidValue, "not both"),
+        (("chat", "--model", "nobody"), UnknownName, "nobody"),
+    ],
+)
+def test_misuse_is_explained(attn, words, error, said):
+    with pytest.raises(error, match=said):
+        attn(*words, text="hello\n")
+
+
+def test_without_the_package_that_runs_models_the_reason_is_said():
+    environment = os.environ | {"ATTN_PLUGINS": "attn-cli,attn-client"}
+    command = [sys.executable, "-c", ATTN, "chat"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith("attn: ")
+    assert "attn-local" in done.stderr

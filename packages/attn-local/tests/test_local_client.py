@@ -1,0 +1,127 @@
+"""What a server's client answers, answered in this process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+import torch
+from attn_client import ChatMessage, Grammar, Sampling
+from attn_core.errors import (
+    CheckpointInvalid,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidValue,
+    UnknownName,
+    UserError,
+)
+from attn_local import LocalClient
+from attn_models.loading import load_model
+
+
+def greedy(folder, prompt: str, count: int) -> str:
+    """The likeliest continuation, by running the whole sequence again for every token."""
+    loaded = load_model(folder)
+    ids = loaded.tokenizer.encode(prompt)
+    start = len(ids)
+    with torch.inference_mode():
+        for _ in range(count):
+            ids.append(int(loaded.model(torch.tensor([ids]))[0, -1].argmax()))
+    return loaded.tokenizer.decode(ids[start:])
+
+
+def test_the_completion_is_what_the_model_finds_likeliest(client, home):
+    completion = client.complete("writer", "to be or ", Sampling(max_new_tokens=20))
+    assert completion.text == greedy(home / "models" / "writer", "to be or ", 20)
+    assert completion.finish_reason == "length"
+    assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (9, 20)
+
+
+def test_a_folder_does_as_well_as_a_name(client, home):
+    folder = str(home / "models" / "writer")
+    sampling = Sampling(max_new_tokens=5)
+    assert client.complete(folder, "abc", sampling).text == client.complete("writer", "abc", sampling).text
+
+
+def test_a_conversation_is_rendered_by_the_models_template(client, home):
+    said = [ChatMessage("user", "hi"), ChatMessage("assistant", "ho"), ChatMessage("user", "what")]
+    answer = "".join(chunk.text for chunk in client.chat("talker", said, Sampling(max_new_tokens=8)))
+    assert answer == greedy(home / "models" / "talker", "<user>hi\n<assistant>ho\n<user>what\n<assistant>", 8)
+
+
+def test_what_turns_have_in_common_is_computed_once(client):
+    turn = [ChatMessage("user", "the same words again and again")]
+    first = client.complete("talker", turn, Sampling(max_new_tokens=4))
+    second = client.complete("talker", [*turn, ChatMessage("assistant", first.text)], Sampling(max_new_tokens=4))
+    assert first.usage.cached_tokens == 0
+    assert second.usage.cached_tokens >= 32
+
+
+def test_sampling_is_as_asked(client):
+    told = Sampling(max_new_tokens=6, grammar=Grammar(regex="(yes|no)"))
+    assert client.complete("writer", "is it", told).text in {"yes", "no"}
+    chosen = client.complete("writer", "is it", Sampling(max_new_tokens=3, top_logprobs=2))
+    assert all(len(token.alternatives) == 2 for token in chosen.tokens)
+    assert chosen.tokens[0].alternatives[0].id == chosen.tokens[0].id
+    warm = [client.complete("writer", "is", Sampling(max_new_tokens=9, temperature=2, seed=s)).text for s in (1, 1, 2)]
+    assert warm[0] == warm[1] != warm[2]
+
+
+def test_leaving_early_frees_the_engine(client):
+    chunks = client.generate("writer", "abc", Sampling(max_new_tokens=100, ignore_eos=True))
+    assert len(list(itertools.islice(chunks, 2))) == 2
+    chunks.close()
+    assert client.complete("writer", "abc", Sampling(max_new_tokens=2)).finish_reason == "length"
+
+
+def test_threads_share_a_client(client):
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        answers[number] = client.complete("writer", "same", Sampling(max_new_tokens=12)).text
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 4
+    assert len(set(answers.values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "sampling", "error", "said"),
+    [
+        ("writter", "a", Sampling(), UnknownName, "writer"),
+        ("/", "a", Sampling(), CheckpointInvalid, "config.json"),
+        ("writer", "", Sampling(), InvalidValue, "at least one token"),
+        ("writer", "ä", Sampling(), InvalidValue, "text"),
+        ("writer", [999], Sampling(), InvalidValue, "token_ids"),
+        ("writer", "a", Sampling(temperature=-1), InvalidValue, "temperature"),
+        ("writer", "a", Sampling(grammar=Grammar(regex="a", lark="b")), InvalidValue, "exactly one"),
+        ("writer", "a", Sampling(max_new_tokens=128), ContextLengthExceeded, "128"),
+        ("writer", [ChatMessage("user", "a")], Sampling(), UserError, "chat template"),
+        ("talker", [ChatMessage("user", "a"), 3], Sampling(), InvalidValue, "ChatMessages"),
+    ],
+)
+def test_what_cannot_be_done_is_said(client, model, prompt, sampling, error, said):
+    with pytest.raises(error, match=said):
+        client.complete(model, prompt, sampling)
+
+
+def test_no_time_is_no_answer(client):
+    with pytest.raises(DeadlineExceeded):
+        client.complete("writer", "abc", Sampling(max_new_tokens=100, ignore_eos=True), timeout=0.0)
+
+
+def test_the_one_model_that_can_chat_is_found(client, home, tmp_path):
+    assert client.only_chat_model() == "talker"
+    with pytest.raises(UserError, match="attn pull"):
+        LocalClient(tmp_path).only_chat_model()
+    both = tmp_path / "models"
+    both.mkdir()
+    for name in ("one", "two"):
+        (both / name).symlink_to(home / "models" / "talker")
+    with pytest.raises(UserError, match="one, two"):
+        LocalClient(tmp_path).only_chat_model()
