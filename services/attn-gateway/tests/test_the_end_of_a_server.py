@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from attn_gateway.ray_folder import RayFolder, remove_abandoned
 
 SCRIPT = Path(__file__).with_name("ray_server.py")
 MARK = "ATTN_TEST_MARK"
@@ -75,6 +76,29 @@ def command(tmp_path: Path) -> Iterator[Server]:
     server = Server([sys.executable, "-c", code, "serve", "--port", "0", "--ready-file"], tmp_path)
     yield server
     server.kill()
+
+
+ABANDON = """
+import os, signal
+from attn_gateway.ray_folder import RayFolder
+print(RayFolder().path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_folder_of_a_killed_server_is_removed_by_the_next_one_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", ABANDON], stdout=subprocess.PIPE, check=False)
+    assert Path(killed.stdout.decode().strip()).is_dir()
+    in_use = RayFolder()
+    being_made = Path(tempfile.mkdtemp(prefix="attn-ray-"))
+    remove_abandoned()
+    assert set(tmp_path.iterdir()) == {in_use.path, being_made}
+    in_use.remove()
+    assert set(tmp_path.iterdir()) == {being_made}
 
 
 def test_the_command_says_where_it_is_and_cleans_up(command: Server) -> None:

@@ -7,16 +7,15 @@ import importlib
 import logging
 import os
 import secrets
-import shutil
 import socket
 import sys
-import tempfile
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psutil
 import structlog
+
+from attn_gateway.ray_folder import RayFolder, remove_abandoned
 
 log = structlog.get_logger()
 
@@ -41,7 +40,7 @@ class RayProcess:
         self._cpus = cpus
         self._object_store_bytes = object_store_bytes
         self._touched = False
-        self._folder: Path | None = None
+        self._folder: RayFolder | None = None
         self._processes: list[psutil.Process] = []
 
     def start(self) -> None:
@@ -59,14 +58,15 @@ class RayProcess:
             for process in _family(parent):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
 
     def _start_private(self) -> None:
         # A token of its own keeps other users of this machine out.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         _read_token_again()
+        remove_abandoned()
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._try_private()
@@ -90,12 +90,12 @@ class RayProcess:
             process.kill()
         psutil.wait_procs(alive, timeout=EXIT_SECONDS)
         self._processes = []
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
         self._folder, self._touched = None, False
 
     def _try_private(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="attn-ray-"))
+        self._folder = RayFolder()
         before = set(psutil.Process().children())
         try:
             self._init(
@@ -103,7 +103,7 @@ class RayProcess:
                 num_cpus=self._cpus,
                 include_dashboard=False,
                 object_store_memory=self._object_store_bytes,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(self._folder.path),
             )
         finally:
             self._processes = [child for child in psutil.Process().children() if child not in before]
