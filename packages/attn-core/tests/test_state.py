@@ -27,6 +27,7 @@ def test_bytes_are_rows_times_elements_times_their_size(one, other, dtype, token
     assert Paged(fields, window=window).bytes(tokens, source, dtype) == min(tokens, window) * row
     assert Slot(fields).bytes(tokens, source, dtype) == row
     assert Source(fields).bytes(tokens, source, dtype) == source * row
+    assert Source(fields, rows=2).bytes(tokens, source, dtype) == 2 * row
     all_kinds = {"kv": Paged(fields), "sums": Slot(fields), "memory": Source(fields)}
     assert state_bytes(all_kinds, tokens=tokens, source=source, dtype=dtype) == (tokens + 1 + source) * row
 

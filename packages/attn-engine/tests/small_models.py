@@ -118,6 +118,7 @@ class Replay(nn.Module):
 class SmallModel(nn.Module):
     vocabulary = VOCABULARY
     context = CONTEXT
+    source_context = 12
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()

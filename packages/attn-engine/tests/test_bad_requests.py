@@ -74,6 +74,10 @@ def test_a_source_is_asked_for_where_the_model_has_one_and_only_there():
         make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,)))
     with pytest.raises(InvalidValue, match=r"^source_ids\[0\]"):
         make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), source_ids=(999,)))
+    with pytest.raises(InvalidValue, match=r"^source_ids: '13 tokens'.*at most 12"):
+        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), source_ids=(1,) * 13))
+    with pytest.raises(InvalidValue, match=r"^source_ids: 'no tokens'"):
+        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), source_ids=()))
     with pytest.raises(InvalidValue, match=r"^source_ids"):
         make_engine(small_model("paged")).submit(Request(id="x", token_ids=(1,), source_ids=(1,)))
 

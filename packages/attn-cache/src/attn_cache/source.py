@@ -76,7 +76,7 @@ class SourceStates:
     def _copy(self, key: State, fields: Fields) -> dict[str, Tensor]:
         spec, where = self._specs[key], ".".join(key)
         check_names(where, fields, spec.fields)
-        length = _length(fields)
+        length = _length(fields) if spec.rows is None else spec.rows
         copies = {}
         for name, field in spec.fields.items():
             check_shape(f"{where}.{name}", fields[name], (length, *field.shape))

@@ -44,10 +44,31 @@ class LanguageModel(Protocol):
 
 
 class SourceModel(LanguageModel, Protocol):
-    """A language model that attends to a source, such as the decoder of a translation model."""
+    """A language model that reads a source, such as a translation model.
+
+    The source is read once, by `encode`, when a request enters the engine; its states are read-only from then on. Token
+    ids of the source are those of `vocabulary`, too.
+    """
+
+    source_context: int
+    """Longest source, in tokens."""
+
+    def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens] over sources [batch, source].
+
+        `keep` [batch, source], bool, is True where a source token is real; padding stands at the end. Raises
+        `InvalidValue` without a source.
+        """
+        ...
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
         """Source states, layer -> state -> field, of source tokens [source]."""
+        ...
+
+    def attention_maps(
+        self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None
+    ) -> Mapping[int, Tensor]:
+        """Weights [heads, query, key] by layer of the sequence [tokens] over the source [key]."""
         ...
 
 

@@ -59,11 +59,20 @@ class Slot(StateSpec):
 
 @dataclass(frozen=True)
 class Source(StateSpec):
-    """A row per token of the source, written once by `encode` and then only read."""
+    """A row per token of the source, written once by `encode` and then only read.
+
+    With `rows`, that many instead, however long the source, such as the one vector of an encoder without attention.
+    """
+
+    rows: int | None = None
+
+    def count(self, source: int) -> int:
+        """Rows of a source of `source` tokens."""
+        return source if self.rows is None else self.rows
 
     def bytes(self, tokens: int, source: int, dtype: str) -> int:
-        """Bytes of `source` rows."""
-        return source * self.row_bytes(dtype)
+        """Bytes of `count(source)` rows."""
+        return self.count(source) * self.row_bytes(dtype)
 
 
 StateSpecs = Mapping[str, StateSpec]

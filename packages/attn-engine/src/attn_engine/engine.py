@@ -47,7 +47,9 @@ class Engine:
         self.limits = limits
         self._clock = clock
         self._scheduler = Scheduler(store, limits.step_tokens)
-        self._fit = ModelLimits(vocabulary=model.vocabulary, context=model.context, has_source=self._forward.has_source)
+        self._fit = ModelLimits(
+            vocabulary=model.vocabulary, context=model.context, source_context=self._forward.source_context
+        )
         self._sequences: dict[str, Sequence] = {}
         self._news: list[Event] = []
         self._numbers = 0

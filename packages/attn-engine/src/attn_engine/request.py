@@ -56,21 +56,24 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
-    """What a request must fit: the vocabulary and context of the model, and whether it reads a source."""
+    """What a request must fit: the model's vocabulary, context and longest source, which is None if it reads none."""
 
     vocabulary: int
     context: int
-    has_source: bool
+    source_context: int | None
 
     def check(self, request: Request) -> None:
         """Raise `InvalidValue` naming the field, or `ContextLengthExceeded` with its three numbers."""
         self._check_ids("token_ids", request.token_ids)
         if isinstance(request.task, Sampling):
             self._check_ids("logit_bias", request.task.logit_bias, needed=False)
-        if self.has_source:
+        if self.source_context is not None:
             if request.source_ids is None:
                 raise InvalidValue.of("source_ids", None, "at least one token, as the model attends to a source")
             self._check_ids("source_ids", request.source_ids)
+            if len(request.source_ids) > self.source_context:
+                allowed = f"at most {self.source_context} tokens, the longest source of the model"
+                raise InvalidValue.of("source_ids", f"{len(request.source_ids)} tokens", allowed)
         elif request.source_ids is not None:
             raise InvalidValue.of("source_ids", f"{len(request.source_ids)} tokens", "none, the model has no source")
         if len(request.token_ids) + request.new_tokens > self.context:

@@ -22,6 +22,7 @@ class Forward:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_source = any(isinstance(spec, Source) for spec in states)
+        self.source_context = cast("SourceModel", model).source_context if self.has_source else None
 
     def enter(self, number: int, source_ids: Sequence[int] | None) -> None:
         """Encode the source of a request that was just admitted, where the model has one."""

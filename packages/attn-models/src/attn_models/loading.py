@@ -15,6 +15,7 @@ from attn_models.decoder.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.weightless import weightless
+from attn_models.encoder_decoder import folders as source_folders
 from attn_models.families.door import Door
 from attn_models.families.doors import door_of
 from attn_models.families.own import OwnDoor
@@ -29,15 +30,35 @@ FLOATS = ("float32", "float64", "bfloat16", "float16")
 class LoadedModel:
     """A model ready to run, with what its folder says beside the weights.
 
-    `tokenizer` is None where the folder has none; it also renders conversations. `generation` is the content of
-    generation_config.json, empty where there is none.
+    `model` is a `LanguageModel`, such as `Decoder`, and `config` its family's. `tokenizer` is None where the folder
+    has none; it also renders conversations. `generation` is the content of generation_config.json, empty where there
+    is none.
     """
 
     path: Path
-    model: Decoder
+    model: Any
     tokenizer: Tokenizer | None
-    config: DecoderConfig
+    config: Any
     generation: dict[str, Any]
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
+        if isinstance(self.config, DecoderConfig):
+            return tuple(self.config.choice(layer).mechanism for layer in range(self.config.layers))
+        return tuple(self.model.mechanisms)
+
+    @property
+    def family(self) -> str:
+        """The name of the model's family."""
+        if isinstance(self.config, DecoderConfig):
+            return "decoder"
+        return str(source_folders.family_of(self.config))
+
+    @property
+    def source_context(self) -> int | None:
+        """The longest source in tokens; None for a model that reads none."""
+        return getattr(self.model, "source_context", None)
 
 
 def load_model(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> LoadedModel:
@@ -53,26 +74,23 @@ def load_model(folder: str | Path, dtype: str = "float32", *, verify: Verify = "
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     checkpoint = read_folder(folder, verify=verify)
-    door = door_of(checkpoint.config.get("model_type"))
-    config = _configured(checkpoint, door)
-    with weightless():
-        model = Decoder(config)
-    parameters = read_parameters(checkpoint, door, model.state_dict(), getattr(torch, name))
-    model.load_state_dict(parameters, assign=True)
-    _compute_constants(model, config)
+    if checkpoint.config.get("model_type") == source_folders.LAYOUT:
+        model: Any = source_folders.build_from(checkpoint, getattr(torch, name))
+    else:
+        model = _decoder_from(checkpoint, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     return LoadedModel(
         path=checkpoint.path,
         model=model.eval(),
         tokenizer=tokenizer,
-        config=config,
+        config=model.config,
         generation=checkpoint.generation_config,
     )
 
 
 def save_model(
     folder: str | Path,
-    model: Decoder,
+    model: Any,
     tokenizer: Tokenizer | None = None,
     *,
     layout: str = OwnDoor.model_type,
@@ -80,18 +98,32 @@ def save_model(
 ) -> Path:
     """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
 
-    `layout` is the `model_type` to write: ours says everything, "llama" and "gpt2" are read by others too.
+    `model` is a `Decoder` or a model with a source. `layout` is the `model_type` to write of a decoder: ours says
+    everything, "llama" and "gpt2" are read by others too.
 
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails.
     """
-    door = door_of(layout)
-    described = door.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
-    tensors = stored_tensors(model.state_dict(), door)
+    if isinstance(model, Decoder):
+        door = door_of(layout)
+        described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door)
+    else:
+        described, tensors = source_folders.described(model), dict(model.state_dict())
+    described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
         files["generation_config.json"] = generation
     return write_folder(folder, described, tensors, files)
+
+
+def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
+    door = door_of(checkpoint.config.get("model_type"))
+    config = _configured(checkpoint, door)
+    with weightless():
+        model = Decoder(config)
+    model.load_state_dict(read_parameters(checkpoint, door, model.state_dict(), dtype), assign=True)
+    _compute_constants(model, config)
+    return model
 
 
 def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:

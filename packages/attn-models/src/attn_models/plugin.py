@@ -5,13 +5,14 @@ from __future__ import annotations
 from attn_core import Command, ModelFamily, ModelShape, hookimpl
 
 from attn_models.decoder.family import DecoderFamily
+from attn_models.encoder_decoder.families import source_families
 from attn_models.shapes import SHAPES
 
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
-    """The decoder."""
-    return [DecoderFamily()]
+    """The decoder, and models that read a source."""
+    return [DecoderFamily(), *source_families()]
 
 
 @hookimpl

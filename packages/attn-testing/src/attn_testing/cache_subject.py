@@ -23,6 +23,7 @@ SPECS: Mapping[str, ModelSpecs] = {
         "1": {"kv": Paged({"code": Field((3,), "int64"), "x": Field(())}, window=4), "source": Source(KEYS)},
         "2": {},
     },
+    "bottleneck": {"0": {"source": Source(KEYS), "start": Source({"h": Field((4,))}, rows=1), "s": Slot(SUMS)}},
 }
 """States of models, each kind alone and all together."""
 

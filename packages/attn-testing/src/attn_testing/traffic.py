@@ -47,7 +47,9 @@ class Traffic:
         self.sources[name] = SOURCE + name % SOURCE
         source = {
             layer: {
-                state: self.draw(spec, self.sources[name]) for state, spec in states.items() if isinstance(spec, Source)
+                state: self.draw(spec, spec.count(self.sources[name]))
+                for state, spec in states.items()
+                if isinstance(spec, Source)
             }
             for layer, states in self.case.specs.items()
         }

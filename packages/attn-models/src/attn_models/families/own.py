@@ -28,7 +28,7 @@ class OwnDoor(Door):
             raise InvalidValue.of("decoder", fields, "an object")
         config = DecoderConfig.from_plain(fields)
         for choice in _choices(config):
-            _require_installed(choice.mechanism, values.get("requires"))
+            require_installed(choice.mechanism, values.get("requires"))
         return config
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
@@ -58,7 +58,8 @@ def _in_full(choice: AttentionChoice) -> AttentionChoice:
     return dataclasses.replace(choice, mechanism=installed().mechanisms.full_name(choice.mechanism))
 
 
-def _require_installed(name: str, requires: Any) -> None:
+def require_installed(name: str, requires: Any) -> None:
+    """Raises `UnknownName` for a mechanism that is not there, with the package that it came from in `requires`."""
     try:
         installed().mechanisms.full_name(name)
     except UnknownName as error:

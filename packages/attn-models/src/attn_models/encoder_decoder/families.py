@@ -1,0 +1,90 @@
+"""The families of models with a source, as the catalogue offers them. Imports no torch until a model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, ClassVar
+
+from attn_core import ModelFamily
+
+from attn_models.encoder_decoder.attention import cross_attention, decoder_attention, encoder_attention
+from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig, SourceConfig
+from attn_models.encoder_decoder.transformer_config import TransformerConfig
+
+
+class SourceFamily(ModelFamily):
+    """A family with a `Config`, and the module and class that build it."""
+
+    Config: ClassVar[type[SourceConfig]]
+    built_by: ClassVar[tuple[str, str]]
+
+    def configure(self, values: Mapping[str, Any]) -> SourceConfig:
+        """The config of plain values, asked of the mechanisms it names too."""
+        config = self.Config.from_plain(values)
+        self.check(config)
+        return config
+
+    def check(self, config: Any) -> None:
+        """Raise the error of a mechanism that does not fit; here there is none."""
+
+    def build(self, config: Any) -> Any:
+        """A fresh model with random weights."""
+        module, name = self.built_by
+        return getattr(import_module(module), name)(config)
+
+
+class BottleneckFamily(SourceFamily):
+    """Two LSTMs and one vector."""
+
+    name = "bottleneck"
+    summary = "Sequence to sequence through the last state of an LSTM, without attention (Sutskever et al. 2014)."
+    Config = BottleneckConfig
+    built_by = ("attn_models.encoder_decoder.bottleneck", "Bottleneck")
+
+
+class RnnsearchFamily(SourceFamily):
+    """Bidirectional encoder and soft search."""
+
+    name = "rnnsearch"
+    summary = "Translation that learns to align, over any attention to a source (Bahdanau et al. 2015)."
+    Config = RnnsearchConfig
+    built_by = ("attn_models.encoder_decoder.rnnsearch", "Rnnsearch")
+
+    def check(self, config: Any) -> None:
+        """The mechanism, as wide as an annotation."""
+        cross_attention(config.mechanism, config.options, width=2 * config.width, heads=config.heads)
+
+
+class LuongFamily(SourceFamily):
+    """LSTMs with global or local attention."""
+
+    name = "luong"
+    summary = "LSTM translation with global or local attention and input feeding (Luong et al. 2015)."
+    Config = LuongConfig
+    built_by = ("attn_models.encoder_decoder.luong", "Luong")
+
+    def check(self, config: Any) -> None:
+        """The mechanism, as wide as a state."""
+        cross_attention(config.mechanism, config.options, width=config.width, heads=config.heads)
+
+
+class TransformerFamily(SourceFamily):
+    """Encoder and decoder blocks."""
+
+    name = "transformer"
+    summary = "Encoder and decoder of attention blocks, each attention by name (Vaswani et al. 2017)."
+    Config = TransformerConfig
+    built_by = ("attn_models.encoder_decoder.transformer", "Transformer")
+
+    def check(self, config: Any) -> None:
+        """The three mechanisms."""
+        sizes = {"width": config.width, "heads": config.heads}
+        encoder_attention(config.encoder, config.encoder_options, **sizes, context=config.source_context)
+        decoder_attention(config.decoder, config.decoder_options, **sizes, context=config.context)
+        cross_attention(config.cross, config.cross_options, **sizes, context=config.source_context)
+
+
+def source_families() -> list[ModelFamily]:
+    """One of each."""
+    return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily()]

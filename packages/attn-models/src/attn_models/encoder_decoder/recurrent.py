@@ -1,0 +1,179 @@
+"""What recurrent models with a source share: one step of a cell, run over whole sequences or over a ragged batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from attn_core import Field, Fields, ModelSpecs, ModelState, RaggedBatch, Slot, Source
+from attn_core.errors import Incompatible, InvalidValue
+from torch import Tensor, nn
+
+from attn_models.decoder.attention import LayerAttention
+from attn_models.encoder_decoder.config import SourceConfig
+from attn_models.encoder_decoder.sources import SomeSources, encoded, source_lengths
+
+Attend = Callable[[Tensor], Tensor]
+"""What queries [batch, width] of one moment see of their sources, [batch, width]."""
+Held = Mapping[str, Tensor]
+"""The recurrent state by name, [batch, ...] each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What an encoder makes of sources: `memory` [batch, source, width], and the decoder's first state by name."""
+
+    memory: Tensor
+    start: Held
+
+
+class RecurrentModel(nn.Module):
+    """A `SourceModel` whose decoder is a cell. A subclass gives `embedding`, `read`, `advance` and `logits`.
+
+    `fields` are the cell's states; those in `begun` start with what the encoder says, the others with zeros. The state
+    of a request is a `Slot`; where it begins is a `Source` of one row, so that it is computed once at admission.
+    """
+
+    embedding: nn.Embedding
+    attention: Any
+
+    def __init__(
+        self, config: SourceConfig, fields: Mapping[str, Field], begun: Sequence[str], chosen: LayerAttention | None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = config.vocabulary
+        self.context = config.context
+        self.source_context = config.source_context
+        self.chosen = chosen
+        self._begun = tuple(begun)
+        start = Source({name: fields[name] for name in begun}, rows=1)
+        self._specs: dict[str, Any] = {"recurrence": {"state": Slot(fields), "start": start}}
+        self.attention = None if chosen is None else chosen.mechanism.build(chosen.config)
+        if chosen is not None:
+            self._specs["attention"] = chosen.states
+
+    @abstractmethod
+    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+        """Encode sources [batch, source] of these lengths."""
+
+    @abstractmethod
+    def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
+        """One moment: hidden rows [batch, hidden] and the new state, from embedded tokens [batch, embedding]."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of hidden rows [..., hidden]."""
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each attention layer."""
+        return () if self.chosen is None else (self.chosen.mechanism.name,)
+
+    def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
+        source, lengths = source_lengths(source, keep, self.source_context)
+        return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
+
+    def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
+        """Source states of tokens [source]."""
+        reading = self.read(source[None], [len(source)])
+        states: dict[str, Mapping[str, Fields]] = {"recurrence": {"start": reading.start}}
+        if self.chosen is not None:
+            states["attention"] = self.attention.encode(reading.memory[0])
+        return states
+
+    def state_specs(self) -> ModelSpecs:
+        """What is remembered: the cell's state, where it begins, and what the attention reads."""
+        return self._specs
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows [tokens, hidden] of the new tokens [tokens] of many requests, moment by moment."""
+        own, sources = state["recurrence"], state.get("attention", {})
+        held = self._continued(own, batch)
+        inputs = self.embedding(tokens)
+        if batch.decoding:
+            hidden, held = self.advance(inputs, held, self._attend(batch, sources))
+            own["state"].write(held)
+            return hidden
+        firsts = [span.start for span in batch.spans()]
+        rows: list[Tensor] = []
+        for moment in range(max(batch.lengths)):
+            active = [r for r, length in enumerate(batch.lengths) if length > moment]
+            chosen = torch.tensor(active, device=tokens.device)
+            contexts = [batch.contexts[r] + moment for r in active]
+            now = RaggedBatch.of([1] * len(active), contexts, chosen.new_tensor)
+            views = {name: SomeSources(view, active) for name, view in sources.items()}
+            at = chosen.new_tensor([firsts[r] + moment for r in active])
+            some = {name: values[chosen] for name, values in held.items()}
+            hidden, fresh = self.advance(inputs[at], some, self._attend(now, views))
+            held = {name: values.index_copy(0, chosen, fresh[name]) for name, values in held.items()}
+            rows.append(hidden.new_zeros(len(tokens), hidden.shape[-1]).index_copy(0, at, hidden))
+        own["state"].write(held)
+        return torch.stack(rows).sum(0)
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
+        """Weights {0: [heads, query, source]} of the sequence [tokens] over the source [source].
+
+        Raises `InvalidValue` for another layer than 0, `Incompatible` for a model without attention or weights.
+        """
+        if self.chosen is None or not hasattr(self.attention, "weights"):
+            raise Incompatible("this model has no attention weights")
+        for layer in layers:
+            if layer != 0:
+                raise InvalidValue.of("layers", layer, "0")
+        given, lengths = source_lengths(None if source is None else source[None], None, self.source_context)
+        reading = self.read(given, lengths)
+        queries: list[Tensor] = []
+        self._run(tokens[None], reading, lengths, queries)
+        weights = self.attention.weights(torch.stack(queries, dim=1), reading.memory)[0]
+        return dict.fromkeys(layers, weights)
+
+    def _run(self, tokens: Tensor, reading: Reading, lengths: Sequence[int], asked: list[Tensor] | None) -> Tensor:
+        """Hidden rows [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
+        if tokens.shape[1] > self.context:
+            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
+        sources = {} if self.chosen is None else encoded(self.attention, reading.memory, lengths)
+        held = self._started(reading.start, tokens)
+        inputs = self.embedding(tokens)
+        rows = []
+        for moment in range(tokens.shape[1]):
+            now = RaggedBatch.of([1] * len(tokens), [moment] * len(tokens), tokens.new_tensor)
+            hidden, held = self.advance(inputs[:, moment], held, self._attend(now, sources, asked))
+            rows.append(hidden)
+        return torch.stack(rows, dim=1)
+
+    def _attend(self, batch: RaggedBatch, sources: Mapping[str, Any], asked: list[Tensor] | None = None) -> Attend:
+        def attend(query: Tensor) -> Tensor:
+            if asked is not None:
+                asked.append(query)
+            seen: Tensor = self.attention.step(query, batch, sources)
+            return seen
+
+        return attend
+
+    def _continued(self, own: Mapping[str, Any], batch: RaggedBatch) -> Held:
+        """Every request's state, or where it begins."""
+        held = own["state"].read()
+        if all(batch.contexts):
+            return dict(held)
+        fresh = batch.positions.new_tensor(batch.contexts) == 0
+        start = own["start"].rows(range(batch.requests)).fields
+        return {
+            name: torch.where(fresh.view(-1, *[1] * (rows.dim() - 1)), start[name][:, 0], rows)
+            if name in self._begun
+            else rows
+            for name, rows in held.items()
+        }
+
+    def _started(self, start: Held, tokens: Tensor) -> Held:
+        """The first state of whole sequences: zeros where the encoder says nothing."""
+        example = next(iter(start.values()))
+        specs = self._specs["recurrence"]["state"].fields
+        return {
+            name: start[name] if name in start else example.new_zeros(len(tokens), *field.shape)
+            for name, field in specs.items()
+        }
