@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 else:
     Tensor = Any
 
-NEVER = float("-inf")
+LOWEST = -3e38
+"""Lower than any score, and finite in float32."""
 
 
 def positions(operands: Operands) -> tuple[Tensor, Tensor]:
@@ -85,9 +86,6 @@ def wide(rows: Tensor) -> Tensor:
 
 def shares(scores: Tensor, allowed: Tensor) -> Tensor:
     """exp(e) / Σ of scores [..., key] over the allowed keys; where there is none, zeros and no gradient."""
-    scores = scores.masked_fill(~allowed, NEVER)
-    # Shifting by the largest score changes nothing but the range of exp, so no gradient need pass through it.
-    largest = scores.detach().amax(-1, keepdim=True)
-    powers = (scores - largest.masked_fill(largest == NEVER, 0.0)).exp()
-    total = powers.sum(-1, keepdim=True)
-    return powers / total.masked_fill(total == 0, 1.0)
+    # Exponentials of -inf are slow, and a row of nothing else would be NaN; beside any score LOWEST has no weight.
+    weights: Tensor = scores.masked_fill(~allowed, LOWEST).softmax(-1)
+    return weights.masked_fill(~allowed, 0.0)

@@ -1,0 +1,100 @@
+"""DeepSeek sparse attention (DSA): a light indexer scores all past tokens, and a query reads the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Causal,
+    Cost,
+    DeclaredMechanism,
+    Field,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Window,
+    hookimpl,
+)
+from attn_core.errors import InvalidValue
+
+from attn_dsa.options import DsaConfig, options_of
+
+if TYPE_CHECKING:
+    from attn_dsa.chosen import ChosenTokens
+
+
+class Dsa(DeclaredMechanism):
+    """An indexer of a few small heads scores every past token; all heads of a query attend to its best tokens."""
+
+    name = "dsa"
+    summary = "a light indexer scores all past tokens, and a query reads the best"
+    paper = Paper(
+        title="DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models",
+        authors="DeepSeek-AI",
+        year=2025,
+        arxiv="2512.02556",
+    )
+    equation = (
+        r"O_i = \mathrm{softmax}\left(\frac{q_i K_{S_i}^\top}{\sqrt{d_k}}\right) V_{S_i},\quad"
+        r" S_i = \mathrm{top}_{k,\, s \le i}\; I_{is},\quad"
+        r" I_{is} = \sum_j w^I_{ij}\, \mathrm{ReLU}\left(q^I_{ij} \cdot k^I_s\right)"
+    )
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL}
+    Config = DsaConfig
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """The causal attention that is thinned out; raises `InvalidValue` where the config is not causal."""
+        if not config.causal:
+            raise InvalidValue.of("causal", config.causal, "True: mechanism 'dsa' chooses among past tokens")
+        return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
+
+    def inner(self, config: MechanismConfig) -> ChosenTokens:
+        """The indexer with random weights, and the attention to what it chooses."""
+        from attn_dsa.chosen import ChosenTokens
+
+        return ChosenTokens(self.spec(config), options_of(config))
+
+    def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
+        """One index key, shared by the heads of the indexer."""
+        return {"index": Field((options_of(config).index_size,))}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Up to `top` keys that of causal attention and of index keys; beyond, that of the indexer and of the pairs.
+
+        One query gathers its `top` keys; more meet all keys, of which they read `top` at most.
+        """
+        own = options_of(config)
+        index_keys = 2 * shape.batch * shape.query * config.width * own.index_size
+        learned = config.width * (own.index_heads * (own.index_size + 1) + own.index_size) + 2 * own.index_size
+        keys = Cost(flops=index_keys, allowed_flops=index_keys, parameters=learned)
+        if shape.key <= own.top:
+            return super().cost(config, shape) + keys
+        per_pair = self.spec(config).pair_flops()
+        met = shape.query * (own.top if shape.query == 1 else shape.key)
+        # A query that reads its best k tokens reads as many as one that reads its last k.
+        read = (Causal() & Window(left=own.top - 1)).count(shape.query, shape.key)
+        index = self._index_cost(config, shape)
+        pairs = Cost(
+            flops=shape.batch * met * per_pair, allowed_flops=shape.batch * min(met, read) * per_pair, parameters=0
+        )
+        return self.projection_cost(config, shape) + keys + index + pairs
+
+    def _index_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Index queries and weights, and their scores of all keys."""
+        own = options_of(config)
+        queries = 2 * shape.batch * shape.query * config.width * own.index_heads * (own.index_size + 1)
+        per_pair = 2 * shape.batch * own.index_heads * (own.index_size + 1)
+        seen = Causal().count(shape.query, shape.key)
+        return Cost(
+            flops=queries + shape.query * shape.key * per_pair, allowed_flops=queries + seen * per_pair, parameters=0
+        )
+
+
+@hookimpl
+def attn_mechanisms() -> list[Mechanism]:
+    """What this plugin offers."""
+    return [Dsa()]

@@ -1,0 +1,47 @@
+"""The options of DeepSeek sparse attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from attn_core import MechanismConfig
+from attn_core.errors import InvalidValue
+
+COUNTS = ("index_heads", "index_size", "top")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DsaConfig(MechanismConfig):
+    """`index_heads` of `index_size` elements score the past; a query reads its `top` tokens.
+
+    `align` weighs the loss that draws the indexer's shares to those of the attention while training.
+    """
+
+    index_heads: int = 4
+    index_size: int = 32
+    top: int = 2048
+    align: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in COUNTS:
+            given = getattr(self, name)
+            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+                raise InvalidValue.of(name, given, "a whole number from 1")
+        given = getattr(self, "align")  # noqa: B009 -- whoever reads it from a file may have put anything there
+        if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given < math.inf:
+            raise InvalidValue.of("align", given, "a number from 0")
+        if self.rotary is not None and self.turned % 2:
+            allowed = f"a size of which {self.rotary.fraction:g}, the share that turns, is an even number of elements"
+            raise InvalidValue.of("index_size", self.index_size, allowed)
+
+    @property
+    def turned(self) -> int:
+        """Elements of an index head that rotary positions turn."""
+        return 0 if self.rotary is None else int(self.index_size * self.rotary.fraction)
+
+
+def options_of(config: MechanismConfig) -> DsaConfig:
+    """The options of a config."""
+    return config if isinstance(config, DsaConfig) else DsaConfig(width=config.width)
