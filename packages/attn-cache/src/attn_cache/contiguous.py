@@ -53,6 +53,10 @@ class ContiguousRows:
         """Whether the request is no longer than a place."""
         return not self.memory or tokens <= self.capacity
 
+    def holds(self, requests: int, tokens: int) -> bool:
+        """Whether each has a place that is long enough."""
+        return requests <= self.places and self.fits(tokens)
+
     def open(self) -> None:
         """Add an empty request at the next place."""
         self._reserved.append(0)
@@ -63,6 +67,19 @@ class ContiguousRows:
             return False
         self._reserved[place] = max(self._reserved[place], tokens)
         return True
+
+    def fork(self, place: int, tokens: int) -> bool:
+        """Copy the first `tokens` rows to the next place."""
+        copy = len(self._reserved)
+        for bank in self.banks:
+            bank.rows[:, copy, :tokens] = bank.rows[:, place, :tokens]
+        self._reserved.append(tokens)
+        return True
+
+    def rewind(self, place: int, tokens: int) -> None:
+        """Zero the rows from position `tokens` on."""
+        for bank in self.banks:
+            bank.rows[:, place, tokens : self._reserved[place]].zero_()
 
     def close(self, place: int) -> None:
         """Zero the request's rows; the rows of the last place move here."""

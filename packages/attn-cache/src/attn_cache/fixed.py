@@ -11,6 +11,9 @@ from torch import Tensor
 from attn_cache.bank import banks, by_state, check_names, check_shape, states_of, tensors_of
 from attn_cache.zeros import lazy_zeros
 
+Snapshot = Sequence[Tensor]
+"""The states of fixed size of one request at one moment."""
+
 
 class FixedStates:
     """The `Slot` states of all layers, [places, ...] each."""
@@ -32,11 +35,16 @@ class FixedStates:
             bank.rows[:, place] = bank.rows[:, last]
             bank.rows[:, last].zero_()
 
-    def snapshot(self, place: int) -> list[Tensor]:
+    def fork(self, place: int, copy: int) -> None:
+        """Give the request at the place `copy` the states of the one at `place`."""
+        for bank in self._banks:
+            bank.rows[:, copy] = bank.rows[:, place]
+
+    def snapshot(self, place: int) -> Snapshot:
         """A copy of the states of the request at `place`."""
         return [bank.rows[:, place].clone() for bank in self._banks]
 
-    def restore(self, place: int, snapshot: Sequence[Tensor]) -> None:
+    def restore(self, place: int, snapshot: Snapshot) -> None:
         """Put a snapshot in place of the request's states."""
         for bank, rows in zip(self._banks, snapshot, strict=True):
             bank.rows[:, place] = rows

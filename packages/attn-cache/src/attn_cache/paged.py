@@ -53,6 +53,10 @@ class PagedRows:
         """Whether the request needs no more than all pages."""
         return not self.groups or tokens <= self.total
 
+    def holds(self, requests: int, tokens: int) -> bool:
+        """Whether all need no more than all pages, each its own."""
+        return not self.groups or requests * -(-tokens // self.page) <= self.pages
+
     def open(self) -> None:
         """Add an empty request at the next place."""
         self._computed.append(0)
@@ -72,6 +76,28 @@ class PagedRows:
     def would_fit(self, place: int, tokens: int) -> bool:
         """Whether `reserve` would succeed if every page that only `keep` holds were let go."""
         return all(group.can_take(group.missing(place, tokens) - group.idle) for group in self.groups.values())
+
+    def would_fork(self, tokens: int) -> bool:
+        """Whether `fork` would succeed if every page that only `keep` holds were let go."""
+        return tokens % self.page == 0 or all(group.can_take(1 - group.idle) for group in self.groups.values())
+
+    def fork(self, place: int, tokens: int) -> bool:
+        """Share the whole pages of the first `tokens` rows, and copy the page that is not full."""
+        if tokens % self.page and not all(group.can_take(1) for group in self.groups.values()):
+            return False
+        self._computed.append(tokens)
+        for window, group in self.groups.items():
+            copied = group.fork(place, tokens)
+            if copied is not None:
+                source, copy = copied
+                for bank in self.banks[window]:
+                    pages = bank.rows.unflatten(1, (-1, self.page))
+                    pages[:, copy] = pages[:, source]
+        return True
+
+    def rewind(self, place: int, tokens: int) -> None:
+        """Let the rows from position `tokens` on be written again."""
+        self._computed[place] = tokens
 
     def keep(self, place: int, number: int) -> dict[int | None, int]:
         """Keep page number `number` of the request in every window that still has it; these pages by window."""

@@ -76,6 +76,22 @@ class PageGroup:
             self._holders[page] += 1
         self.tables[place] = Table(self.size, first, list(pages))
 
+    def fork(self, place: int, tokens: int) -> tuple[int, int] | None:
+        """Add a request that shares the whole pages of another's first `tokens` positions.
+
+        The page that either would write next is taken anew: the page to copy and its copy, None where there is none.
+        """
+        table = self.tables[place]
+        whole, partial = tokens // self.size - table.first, tokens % self.size > 0
+        shared = table.pages[:whole]
+        for page in shared:
+            self._holders[page] += 1
+        self.tables.append(Table(self.size, table.first, list(shared)))
+        if not partial:
+            return None
+        self.take(len(self.tables) - 1, 1)
+        return table.pages[whole], self.tables[-1].pages[-1]
+
     def keep(self, page: int) -> None:
         """Keep a page that a request holds, also when no request does any more."""
         self._kept.add(page)

@@ -13,10 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from torch import Tensor
-
-Snapshot = Sequence[Tensor]
-"""The states of fixed size at the end of a block."""
+from attn_cache.fixed import Snapshot
 
 
 @dataclass

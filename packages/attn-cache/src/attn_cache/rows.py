@@ -47,6 +47,18 @@ class TokenRows(Protocol):
         """Free the request at `place`; the request at the last place takes it over."""
         ...
 
+    def holds(self, requests: int, tokens: int) -> bool:
+        """Whether so many requests of this many tokens fit when nothing else is held."""
+        ...
+
+    def fork(self, place: int, tokens: int) -> bool:
+        """Add a request at the next place with the first `tokens` rows of another; False without room."""
+        ...
+
+    def rewind(self, place: int, tokens: int) -> None:
+        """Forget the rows from position `tokens` on."""
+        ...
+
     def step(self, places: Sequence[int], batch: RaggedBatch) -> TokenStep:
         """One step of the requests at these places."""
         ...

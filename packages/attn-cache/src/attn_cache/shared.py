@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attn_core import ModelSpecs, Slot, StoreSize
+from attn_core import ModelSpecs, StoreSize
 
-from attn_cache.bank import states_of
 from attn_cache.paged import PagedRows
 from attn_cache.prefix import Block, Chain, PrefixIndex
 from attn_cache.rows import first_visible
@@ -25,7 +24,6 @@ class SharedStore(Store):
         self._rows = PagedRows(specs, size)
         super().__init__(specs, size, self._rows)
         self._index = PrefixIndex(self._rows.page)
-        self._has_fixed = any(states_of(specs, Slot))
         self._most_snapshots = size.requests
         self._with_snapshot: list[Block] = []
         self._chains: dict[int, Chain] = {}
@@ -36,6 +34,16 @@ class SharedStore(Store):
             if not self._rows.would_fit(self._place(request), tokens):
                 return False
             self._forget(self._index.oldest())
+        return True
+
+    def fork(self, request: int, copy: int, tokens: int) -> bool:
+        """As `Store.fork`; forgets remembered blocks where that makes room."""
+        while not super().fork(request, copy, tokens):
+            if len(self._names) == self._requests or not self._rows.would_fork(tokens):
+                return False
+            self._forget(self._index.oldest())
+        if request in self._chains:
+            self._chains[copy] = self._chains[request]
         return True
 
     def release(self, request: int) -> None:

@@ -30,6 +30,10 @@ class SourceStates:
         """Add a request without a source."""
         self._owned.append({})
 
+    def fork(self, place: int) -> None:
+        """Add a request that reads the source of the one at `place`; nothing is copied."""
+        self._owned.append(self._owned[place])
+
     def write(self, place: int, source: Mapping[str, Mapping[str, Fields]]) -> None:
         """Keep a copy of the source states of one request; raises `InvalidValue` for other states than the model's."""
         given = {(layer, state): fields for layer, states in source.items() for state, fields in states.items()}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, StoreSize, Usage
-from attn_core.errors import AlreadyExists, InvalidValue
+from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, Slot, StoreSize, Usage
+from attn_core.errors import AlreadyExists, InvalidValue, WrongState
 
 from attn_cache.bank import states_of
-from attn_cache.fixed import FixedStates
+from attn_cache.fixed import FixedStates, Snapshot
 from attn_cache.rows import TokenRows
 from attn_cache.source import SourceStates
 
@@ -29,10 +29,16 @@ class Store:
         self._token_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
         self._places: dict[int, int] = {}
         self._names: list[int] = []
+        self._has_fixed = any(states_of(specs, Slot))
+        self._marks: dict[int, tuple[int, Snapshot]] = {}
 
     def fits(self, tokens: int) -> bool:
         """Whether one request of this many tokens could be held by an otherwise empty store."""
         return self._tokens.fits(tokens)
+
+    def holds(self, requests: int, tokens: int) -> bool:
+        """Whether so many requests of this many tokens each could be held by an otherwise empty store."""
+        return requests <= self._requests and self._tokens.holds(requests, tokens)
 
     def admit(self, request: int) -> bool:
         """Open an empty request; False if there is no place. Raises `AlreadyExists` for a name in use."""
@@ -57,6 +63,7 @@ class Store:
     def release(self, request: int) -> None:
         """Free everything the request holds."""
         place = self._place(request)
+        self._marks.pop(request, None)
         last = len(self._names) - 1
         self._tokens.close(place)
         self._fixed.close(place, last)
@@ -66,6 +73,35 @@ class Store:
         if place != last:
             self._names[place] = name
             self._places[name] = place
+
+    def fork(self, request: int, copy: int, tokens: int) -> bool:
+        """Open `copy` with the states of `request`: full pages and the source are shared, the rest is copied."""
+        if copy in self._places:
+            raise AlreadyExists(f"request {copy} is already in the store", request=copy)
+        place = self._place(request)
+        if len(self._names) == self._requests or not self._tokens.fork(place, tokens):
+            return False
+        self._places[copy] = len(self._names)
+        self._names.append(copy)
+        self._fixed.fork(place, self._places[copy])
+        self._source.fork(place)
+        return True
+
+    def mark(self, request: int, tokens: int) -> None:
+        """Take a snapshot of the states of fixed size; rows per token need none."""
+        if self._has_fixed:
+            self._marks[request] = (tokens, self._fixed.snapshot(self._place(request)))
+
+    def rewind(self, request: int, tokens: int) -> int:
+        """Forget what was computed from position `tokens` on, or from the mark on where states have a fixed size."""
+        place = self._place(request)
+        if self._has_fixed:
+            if request not in self._marks or self._marks[request][0] > tokens:
+                raise WrongState(f"request {request} was not marked at {tokens} tokens or before")
+            tokens, snapshot = self._marks[request]
+            self._fixed.restore(place, snapshot)
+        self._tokens.rewind(place, tokens)
+        return tokens
 
     def order(self, requests: Sequence[int]) -> list[int]:
         """The requests in the order of their places."""

@@ -79,7 +79,7 @@ from attn_core.rotary import (
 from attn_core.score import Additive, Concat, Cosine, Dot, General, Location, ScaledDot, Score
 from attn_core.spec import AttentionSpec
 from attn_core.state import Field, Paged, Slot, Source, StateSpec, StateSpecs, state_bytes
-from attn_core.store import CacheFamily, ModelSpecs, PrefixStore, StateStore, StoreSize, Usage
+from attn_core.store import BranchingStore, CacheFamily, ModelSpecs, PrefixStore, StateStore, StoreSize, Usage
 
 __all__ = [
     "AdaptiveEntmax",
@@ -93,6 +93,7 @@ __all__ = [
     "BigBird",
     "BlockLayout",
     "BlockSparse",
+    "BranchingStore",
     "CacheFamily",
     "Capability",
     "Catalog",

@@ -106,6 +106,33 @@ class PrefixStore(Protocol):
         ...
 
 
+@runtime_checkable
+class BranchingStore(Protocol):
+    """A store in which a request can be continued in several ways, and be taken back."""
+
+    def holds(self, requests: int, tokens: int) -> bool:
+        """Whether so many requests of this many tokens each could be held together by an otherwise empty store."""
+        ...
+
+    def fork(self, request: int, copy: int, tokens: int) -> bool:
+        """Open `copy` with the states of `request`, computed up to `tokens`; False, changing nothing, without room.
+
+        Either may go on alone afterwards: what both hold is written by neither.
+        """
+        ...
+
+    def mark(self, request: int, tokens: int) -> None:
+        """Note that the request, computed up to `tokens`, may be taken back to here or later; replaces its last mark."""
+        ...
+
+    def rewind(self, request: int, tokens: int) -> int:
+        """Forget what was computed from position `tokens` on, which is no earlier than the last mark.
+
+        How many tokens are left: `tokens`, or those at the mark where a state exists only where a step ended.
+        """
+        ...
+
+
 class CacheFamily(ABC):
     """A kind of store that a plugin offers by name."""
 

@@ -1,0 +1,156 @@
+"""Forks and rewinds, against dictionaries that are simply copied."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+from attn_cache import Contiguous, PagedTokens, SharedTokens
+from attn_core import BranchingStore, Field, Paged, StoreSize
+from attn_core.errors import AlreadyExists, WrongState
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remembered import SPECS, Oracle, Remembered, ragged
+
+FAMILIES = pytest.mark.parametrize(
+    "family", [Contiguous(), PagedTokens(), SharedTokens()], ids=lambda family: family.name
+)
+SIZE = StoreSize(tokens=320, requests=5)
+
+
+class Branching(Oracle):
+    """The oracle with copies: a fork is a deep copy of what its request remembers, a mark another."""
+
+    def __init__(self, store) -> None:
+        super().__init__(store)
+        self.marks: dict[int, Remembered] = {}
+
+    def grow(self, name: int, rows: int) -> None:
+        if self.store.reserve(name, self.running[name].context + rows):
+            self.step({name: rows})
+
+    def fork(self, name: int, copy: int) -> bool:
+        done = self.store.fork(name, copy, self.running[name].context)
+        if done:
+            self.running[copy] = deepcopy(self.running[name])
+        return done
+
+    def mark(self, name: int) -> None:
+        self.store.mark(name, self.running[name].context)
+        self.marks[name] = deepcopy(self.running[name])
+
+    def rewind(self, name: int, tokens: int) -> None:
+        marked = self.marks[name]
+        tokens = min(max(tokens, marked.context), self.running[name].context)
+        assert self.store.rewind(name, tokens) == marked.context, "a fixed state exists only where it was marked"
+        self.running[name] = deepcopy(marked)
+
+    def release(self, name: int) -> None:
+        super().release(name)
+        self.marks.pop(name, None)
+
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "grow", "grow", "fork", "fork", "mark", "rewind", "release", "poison"]),
+        st.integers(0, 6),
+        st.integers(1, 40),
+    ),
+    max_size=30,
+)
+
+
+@FAMILIES
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS)
+def test_branches_of_a_request_never_see_each_other(family, operations):
+    oracle = Branching(family.create(SPECS, SIZE))
+    for kind, name, amount in operations:
+        if kind == "admit" and name not in oracle.running:
+            oracle.admit(name, 1 + amount % 5)
+        elif name not in oracle.running:
+            continue
+        elif kind == "grow":
+            oracle.grow(name, amount)
+        elif kind == "fork" and amount % 7 not in oracle.running and oracle.running[name].context:
+            oracle.fork(name, amount % 7)
+        elif kind == "mark":
+            oracle.mark(name)
+        elif kind == "rewind" and name in oracle.marks:
+            oracle.rewind(name, amount)
+        elif kind == "release":
+            oracle.release(name)
+        elif kind == "poison" and oracle.store.reserve(name, oracle.running[name].context + amount):
+            oracle.step({name: amount}, poison=frozenset({name}))
+            oracle.release(name)
+    for name in list(oracle.running):
+        oracle.grow(name, 1)
+        oracle.release(name)
+    usage = oracle.store.usage()
+    assert (usage.tokens, usage.requests) == (0, 0)
+
+
+@FAMILIES
+def test_rows_per_token_are_rewound_to_any_length(family):
+    specs = {"layer": {"kv": Paged({"x": Field((2, 2))}), "near": Paged({"x": Field((3,))}, window=5)}}
+    store = family.create(specs, SIZE)
+    store.admit(1)
+    kept = torch.zeros(0, 2, 2)
+    for start, length, left in ((0, 20, 20), (20, 9, 23), (23, 12, 24), (24, 3, 27)):
+        store.mark(1, start)
+        store.reserve(1, start + length)
+        views = store.view(ragged([length], [start]), [1])["layer"]
+        rows = torch.randn(length, 2, 2)
+        views["kv"].append({"x": rows})
+        views["near"].append({"x": torch.ones(length, 3)})
+        kept = torch.cat([kept[:start], rows])
+        read = views["kv"].rows([0])
+        assert torch.equal(read.fields["x"][0], kept)
+        assert views["near"].rows([0]).positions[0].tolist() == list(range(max(0, start - 4), start + length))
+        assert store.rewind(1, left) == left
+
+
+def test_forks_share_full_pages_and_copy_only_the_last():
+    specs = {"layer": {"kv": Paged({"x": Field((2,))})}}
+    store = PagedTokens().create(specs, StoreSize(tokens=16 * 8, requests=8))
+    store.admit(0)
+    store.reserve(0, 16 * 4 + 3)
+    store.view(ragged([16 * 4 + 3], [0]), [0])["layer"]["kv"].append({"x": torch.zeros(67, 2)})
+    before = store.usage().tokens
+    for copy in (1, 2, 3):
+        assert store.fork(0, copy, 67)
+    assert store.usage().tokens == before + 3 * 16
+    assert not store.fork(0, 4, 67)
+    assert store.usage().requests == 4
+    for name in range(4):
+        store.release(name)
+    assert store.usage().tokens == 0
+
+
+@FAMILIES
+def test_so_many_requests_are_held_together_as_it_says(family):
+    store = family.create({"layer": {"kv": Paged({"x": Field((2,))})}}, SIZE)
+    assert isinstance(store, BranchingStore)
+    for requests in range(1, 8):
+        most = max((n for n in range(1, 400) if store.holds(requests, n)), default=0)
+        names = [name for name in range(requests) if store.admit(name)]
+        held = all([store.reserve(name, most) for name in names]) and len(names) == requests
+        more = all([store.reserve(name, most + 1) for name in names])
+        assert (held, more) == ((True, False) if most else (False, more))
+        for name in names:
+            store.release(name)
+
+
+@FAMILIES
+def test_what_cannot_be_forked_or_rewound_is_refused(family):
+    store = family.create(SPECS, SIZE)
+    store.admit(1)
+    store.admit(2)
+    with pytest.raises(AlreadyExists, match="2"):
+        store.fork(1, 2, 0)
+    with pytest.raises(WrongState, match="not marked"):
+        store.rewind(1, 0)
+    store.mark(1, 5)
+    with pytest.raises(WrongState, match="4 tokens"):
+        store.rewind(1, 4)
