@@ -58,6 +58,10 @@ class WordModel(InferenceServiceServicer):
         if len(words) > 5:
             raise errors.ContextLengthExceeded.of(len(words), 3, 8)
         try:
+            for choice in range(1, request.sampling.completions):
+                text = f"{choice}: {words[0]}"
+                reason = inference_pb2.FINISH_REASON_STOP
+                yield inference_pb2.GenerateResponse(text=text, choice=choice, finish_reason=reason, stop="!")
             for number in range(request.sampling.max_new_tokens or 10_000):
                 text = words[number % len(words)]
                 token = common_pb2.Token(id=number, text=text, logprob=-0.5)

@@ -94,6 +94,13 @@ def test_generate_reads_standard_input_and_prints_json(shell: Shell) -> None:
     assert lines[-1]["finish_reason"] == "length"
 
 
+def test_generate_prints_each_of_several_completions_whole(shell: Shell, server: Any) -> None:
+    code, out, _ = shell.run("generate", "words", "one two", "-n", "3", "--completions", "2", "--typical-p", "0.5")
+    assert (code, out) == (0, "--- 1\n1: one\n--- 0\none two one \n")
+    sampling = server.words.requests[-1].sampling
+    assert (sampling.completions, sampling.typical_p) == (2, 0.5)
+
+
 def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     options = ["--temperature", "0", "--top-k", "5", "--top-p", "0.5", "--min-p", "0.25", "--seed", "3"]
     more = ["--repetition-penalty", "1.5", "--stop", "a", "--stop", "b", "--ignore-eos", "--system", "short"]

@@ -34,17 +34,27 @@ def make_engine(model, cache="contiguous", *, tokens=96 * 8, requests=8, step_to
 
 def run(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[str, Outcome]:
     """All outcomes; with `every`, a request joins only each so many steps."""
-    outcomes = {request.id: Outcome() for request in requests}
+    return {name: outcome for (name, choice), outcome in run_all(engine, requests, every=every).items() if choice == 0}
+
+
+def run_all(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[tuple[str, int], Outcome]:
+    """The outcome of every completion, by its request and choice."""
+    outcomes = {(request.id, choice): Outcome() for request in requests for choice in range(request.completions)}
+    ended: set[str] = set()
     queue = list(requests)
     for _ in range(5000):
         if every == 0:
             while queue:
                 engine.submit(queue.pop(0))
         for event in engine.step():
-            outcomes[event.request].take(event)
+            assert event.request not in ended, "news after the last"
+            outcomes[event.request, event.choice].take(event)
+            if event.last:
+                ended.add(event.request)
         if every and queue and _ % every == 0:
             engine.submit(queue.pop(0))
         if not queue and engine.idle:
+            assert ended == {request.id for request in requests}
             return outcomes
     raise AssertionError("the engine never came to an end")
 

@@ -138,3 +138,23 @@ async def test_a_completion_goes_on_while_another_model_is_loaded(stub: Inferenc
     await models.LoadModel(model_pb2.LoadModelRequest(name="tiny-linear"))  # type: ignore[attr-defined]
     assert len(await running) == 200
     assert time.monotonic() - begun < 60
+
+
+async def test_completions_of_one_prompt_are_those_of_requests_alone(stub: InferenceServiceStub) -> None:
+    options = {"max_new_tokens": 9, "temperature": 1.5, "typical_p": 0.9}
+    messages = [m async for m in stub.Generate(ask(seed=40, completions=3, **options))]
+    for choice in range(3):
+        made = [token.id for m in messages if m.choice == choice for token in m.tokens]
+        assert made == await complete(stub, ask(seed=40 + choice, **options))
+        assert [m.finish_reason for m in messages if m.choice == choice and m.finish_reason] == [
+            inference_pb2.FINISH_REASON_LENGTH
+        ]
+    assert [m.HasField("usage") for m in messages] == [False] * (len(messages) - 1) + [True]
+    assert (messages[-1].usage.prompt_tokens, messages[-1].usage.completion_tokens) == (5, 27)
+
+
+async def test_too_many_completions_and_an_impossible_share_are_refused(stub: InferenceServiceStub) -> None:
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "completions", "65"):
+        await complete(stub, ask(completions=65))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "typical_p"):
+        await complete(stub, ask(typical_p=0.0))

@@ -59,6 +59,12 @@ class AsyncClient:
         """The whole completion of a prompt."""
         return Completion.of([chunk async for chunk in self.generate(model, prompt, sampling, timeout=timeout)])
 
+    async def complete_all(
+        self, model: str, prompt: Prompt, sampling: Sampling, *, timeout: float | None = None
+    ) -> list[Completion]:
+        """Every completion of a prompt, as many as `sampling.completions`."""
+        return Completion.all_of([chunk async for chunk in self.generate(model, prompt, sampling, timeout=timeout)])
+
     def chat(
         self,
         model: str,

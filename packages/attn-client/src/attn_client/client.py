@@ -58,6 +58,12 @@ class Client:
         """The whole completion of a prompt."""
         return Completion.of(list(self.generate(model, prompt, sampling, timeout=timeout)))
 
+    def complete_all(
+        self, model: str, prompt: Prompt, sampling: Sampling, *, timeout: float | None = None
+    ) -> list[Completion]:
+        """Every completion of a prompt, as many as `sampling.completions`."""
+        return Completion.all_of(list(self.generate(model, prompt, sampling, timeout=timeout)))
+
     def chat(
         self,
         model: str,

@@ -37,7 +37,8 @@ class Sampling:
     `temperature` 0 takes the likeliest token. `top_logprobs` 0 returns the log probability of the chosen
     tokens, n > 0 those of the n likeliest, too. `stop` strings end the completion and are not part of it.
     `frequency_penalty` lowers a token's logit each time it was generated, `presence_penalty` once; `logit_bias` is
-    added by token id. A `grammar` says what the completion must match, and where it ends.
+    added by token id. A `grammar` says what the completion must match, and where it ends. `completions` asks for so
+    many of one prompt; number i is what a request with the seed `seed + i` gives.
     """
 
     max_new_tokens: int | None = None
@@ -55,6 +56,8 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     min_new_tokens: int | None = None
     grammar: Grammar | None = None
+    completions: int | None = None
+    typical_p: float | None = None
 
     def message(self) -> pb.Sampling:
         """On the wire; raises `InvalidValue` for what the wire cannot hold."""

@@ -122,7 +122,7 @@ class BranchingStore(Protocol):
         ...
 
     def mark(self, request: int, tokens: int) -> None:
-        """Note that the request, computed up to `tokens`, may be taken back to here or later; replaces its last mark."""
+        """Note that the request, computed up to `tokens`, may come back to here or later; replaces its last mark."""
         ...
 
     def rewind(self, request: int, tokens: int) -> int:

@@ -14,7 +14,7 @@ from attn_engine.detokenize import Detokenizer
 from attn_engine.event import Event, FinishReason
 from attn_engine.guide import Guides
 from attn_engine.limits import EngineLimits, Load
-from attn_engine.progress import advance
+from attn_engine.progress import Progress, advance
 from attn_engine.request import ModelLimits, Request
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk, Scheduler
@@ -50,7 +50,7 @@ class Engine:
         self._fit = ModelLimits(
             vocabulary=model.vocabulary, context=model.context, source_context=self._forward.source_context
         )
-        self._sequences: dict[str, Sequence] = {}
+        self._members: dict[str, list[Sequence]] = {}
         self._news: list[Event] = []
         self._numbers = 0
         self._draining = False
@@ -60,7 +60,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no request is waiting or running and no news is left to tell."""
-        return not self._sequences and not self._news
+        return not self._members and not self._news
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
@@ -82,25 +82,21 @@ class Engine:
         if self._draining:
             raise Unavailable("the engine takes no new requests: it is shutting down")
         self.check(request)
-        if request.id in self._sequences:
+        if request.id in self._members:
             raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
         if len(self._scheduler.waiting) >= self.limits.waiting:
             raise OutOfCapacity(f"{self.limits.waiting} requests are waiting already", waiting=self.limits.waiting)
-        self._numbers += 1
-        text = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
-        sequence = Sequence(request, self._numbers, text)
-        if isinstance(request.task, Sampling) and request.task.grammar is not None:
-            sequence.guide = self._guides.guide(request.task.grammar)
-        self._sequences[request.id] = sequence
-        self._scheduler.add(sequence)
+        members = [self._sequence(request, choice) for choice in range(request.completions)]
+        self._members[request.id] = members
+        leader, *leader.followers = members
+        self._scheduler.add(leader)
         return request.id
 
     def cancel(self, id: str) -> bool:  # noqa: A002  (the field's name)
         """Free all that the request holds, now; the next step tells. False if it is not known or has ended."""
-        sequence = self._sequences.get(id)
-        if sequence is None:
+        if id not in self._members:
             return False
-        self._end(sequence, FinishReason.CANCELLED)
+        self._end(id, FinishReason.CANCELLED)
         return True
 
     def step(self) -> list[Event]:
@@ -133,15 +129,23 @@ class Engine:
 
     def fail_all(self, error: Exception) -> None:
         """End every request as failed and free everything, after an error that cannot be laid to one of them."""
-        for sequence in list(self._sequences.values()):
-            self._end(sequence, FinishReason.FAILED, error)
+        for request in list(self._members):
+            self._end(request, FinishReason.FAILED, error)
 
     def _drop_late(self) -> None:
         now = self._clock()
-        for sequence in list(self._sequences.values()):
-            deadline = sequence.request.deadline
+        for request, members in list(self._members.items()):
+            deadline = members[0].request.deadline
             if deadline is not None and now >= deadline:
-                self._end(sequence, FinishReason.DEADLINE)
+                self._end(request, FinishReason.DEADLINE)
+
+    def _sequence(self, request: Request, choice: int) -> Sequence:
+        self._numbers += 1
+        text = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
+        sequence = Sequence(request, self._numbers, text, choice)
+        if isinstance(request.task, Sampling) and request.task.grammar is not None:
+            sequence.guide = self._guides.guide(request.task.grammar)
+        return sequence
 
     def _admitted(self, chunks: list[Chunk]) -> list[Chunk]:
         """Encode the sources of newcomers; one whose source cannot be encoded fails alone."""
@@ -156,7 +160,7 @@ class Engine:
                     sequence.entered = True
             except Exception as error:
                 log.exception("request %s: the source could not be encoded", sequence.id)
-                self._end(sequence, FinishReason.FAILED, error)
+                self._end(sequence.id, FinishReason.FAILED, error)
             else:
                 ready.append(chunk)
         return ready
@@ -168,22 +172,39 @@ class Engine:
             sequence = chunk.sequence
             sequence.computed_in_all += chunk.length
             self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
-        for progress in advance(self._forward, ordered, hidden, self._end_ids):
+        for progress in advance(self._forward, ordered, hidden, self._end_ids, self._scheduler.fork):
             sequence = progress.sequence
+            if sequence.id not in self._members:
+                continue
             self._generated += 0 if sequence.scoring else len(progress.tokens)
-            finish = None
             if progress.reason is not None:
                 self._remove(sequence)
-                finish = sequence.finish(progress.reason, progress.error)
-            if progress.tokens or progress.text or finish:
-                event = Event(request=sequence.id, tokens=progress.tokens, text=progress.text, finish=finish)
-                self._news.append(event)
+            if progress.tokens or progress.text or progress.reason:
+                self._tell(progress)
+            if progress.reason is FinishReason.FAILED and sequence.id in self._members:
+                self._end(sequence.id, FinishReason.FAILED, progress.error)
 
-    def _end(self, sequence: Sequence, reason: FinishReason, error: Exception | None = None) -> None:
-        self._remove(sequence)
-        text = sequence.remaining_text()
-        self._news.append(Event(request=sequence.id, text=text, finish=sequence.finish(reason, error)))
+    def _end(self, request: str, reason: FinishReason, error: Exception | None = None) -> None:
+        """End all that is left of a request."""
+        for sequence in list(self._members[request]):
+            self._remove(sequence)
+            self._tell(Progress(sequence, (), sequence.remaining_text(), reason, error))
+
+    def _tell(self, progress: Progress) -> None:
+        sequence = progress.sequence
+        event = Event(
+            request=sequence.id,
+            choice=sequence.choice,
+            tokens=progress.tokens,
+            text=progress.text,
+            finish=sequence.finish(progress.reason, progress.error) if progress.reason else None,
+            last=sequence.id not in self._members,
+        )
+        self._news.append(event)
 
     def _remove(self, sequence: Sequence) -> None:
         self._scheduler.remove(sequence)
-        del self._sequences[sequence.id]
+        members = self._members[sequence.id]
+        members.remove(sequence)
+        if not members:
+            del self._members[sequence.id]

@@ -67,10 +67,13 @@ class Event:
     """News of one request in one step: new tokens, text that has become final, and how it ended.
 
     `text` can lag behind `tokens` while a character is incomplete or could begin a stop string; the texts of all
-    events joined are the completion.
+    events of one `choice`, which counts the completions of a request from 0, joined are that completion. Nothing
+    follows the `last` event of a request.
     """
 
     request: str
+    choice: int = 0
     tokens: tuple[ScoredToken, ...] = ()
     text: str = ""
     finish: Finish | None = None
+    last: bool = False

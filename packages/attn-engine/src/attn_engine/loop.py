@@ -107,7 +107,7 @@ class EngineLoop:
             while True:
                 event = events.get()
                 yield event
-                if event.finish is not None:
+                if event.last:
                     return
         finally:
             self.cancel(id)
@@ -154,13 +154,13 @@ class EngineLoop:
         with self._changed:
             delivers = [(event, self._active.get(event.request)) for event in events]
             for event in events:
-                if event.finish is not None:
+                if event.last:
                     self._active.pop(event.request, None)
             self._changed.notify_all()
         if self._listen is not None and events:
             self._call(self._listen, events)
         for event, deliver in delivers:
-            if deliver is not None and not self._call(deliver, event) and event.finish is None:
+            if deliver is not None and not self._call(deliver, event) and not event.last:
                 self._engine.cancel(event.request)
 
     def _call(self, receiver: Callable[..., None], news: object) -> bool:
@@ -181,4 +181,5 @@ class EngineLoop:
 
 def _failure(id: str, error: AttnError) -> Event:  # noqa: A002
     usage = RequestUsage(prompt_tokens=0, new_tokens=0, computed_tokens=0)
-    return Event(request=id, finish=Finish(reason=FinishReason.FAILED, usage=usage, error=error))
+    finish = Finish(reason=FinishReason.FAILED, usage=usage, error=error)
+    return Event(request=id, finish=finish, last=True)

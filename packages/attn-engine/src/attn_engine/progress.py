@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from attn_core.errors import AttnError, InternalError, UserError
+from attn_core.errors import InternalError, UserError
 from torch import Tensor
 
 from attn_engine import sequence as sequences
@@ -20,6 +20,10 @@ NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or none of the vocabulary can continue what the grammar asks for"
 
 
+Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
+"""Lets others go on from the states of a sequence; returns them."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """News of one sequence; `reason` says why it ends, None while it goes on."""
@@ -28,13 +32,16 @@ class Progress:
     tokens: tuple[ScoredToken, ...]
     text: str = ""
     reason: FinishReason | None = None
-    error: AttnError | None = field(default=None)
+    error: Exception | None = field(default=None)
 
 
-def advance(forward: Forward, chunks: Sequence[Chunk], hidden: Tensor, end_ids: Collection[int]) -> list[Progress]:
+def advance(
+    forward: Forward, chunks: Sequence[Chunk], hidden: Tensor, end_ids: Collection[int], fork: Fork
+) -> list[Progress]:
     """Note the chunks as computed, choose a token for each sequence that is complete, and score those that ask.
 
-    `hidden` [tokens, width] are the rows of the chunks, in their order.
+    `hidden` [tokens, width] are the rows of the chunks, in their order. What `fork` returns for a complete sequence
+    goes on from the same row.
     """
     starts, at = [], 0
     for chunk in chunks:
@@ -45,13 +52,17 @@ def advance(forward: Forward, chunks: Sequence[Chunk], hidden: Tensor, end_ids: 
         for chunk, start in zip(chunks, starts, strict=True)
         if chunk.sequence.scoring
     ]
-    pairs = [(c, start + c.length - 1) for c, start in zip(chunks, starts, strict=True)]
-    pairs = [(chunk, row) for chunk, row in pairs if chunk.completes and not chunk.sequence.scoring]
+    pairs = [
+        (chunk.sequence, start + chunk.length - 1)
+        for chunk, start in zip(chunks, starts, strict=True)
+        if chunk.completes and not chunk.sequence.scoring
+    ]
     for chunk in chunks:
         chunk.sequence.computed += chunk.length
+    pairs += [(follower, row) for sequence, row in pairs for follower in fork(sequence)]
     if pairs:
         logits = forward.logits(hidden, [row for _, row in pairs])
-        found += _generate([chunk.sequence for chunk, _ in pairs], logits, end_ids)
+        found += _generate([sequence for sequence, _ in pairs], logits, end_ids)
     return found
 
 

@@ -53,6 +53,11 @@ class Request:
         """The most tokens that may be generated."""
         return self.task.max_new_tokens if isinstance(self.task, Sampling) else 0
 
+    @property
+    def completions(self) -> int:
+        """How many completions are asked for; 1 where there is nothing to complete."""
+        return self.task.completions if isinstance(self.task, Sampling) else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:

@@ -52,7 +52,7 @@ def log_probabilities(logits: Tensor, tokens: Sequence[int], most: int) -> list[
 
 
 def _ranked(sampling: Sampling) -> bool:
-    return sampling.top_k > 0 or sampling.top_p < 1
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.typical_p < 1
 
 
 def _likeliest(logits: Tensor) -> list[int]:
@@ -101,11 +101,14 @@ def _pick_ranked(weights: Tensor, settings: Sequence[Sampling], points: Tensor) 
     values, ids = weights.topk(short, dim=-1)
     enough = torch.tensor([0 < s.top_k <= short for s in settings], device=weights.device)
     enough |= values.sum(-1) >= torch.tensor([s.top_p for s in settings], device=weights.device) * total[:, 0]
+    enough &= torch.tensor([s.typical_p == 1 for s in settings], device=weights.device)
     tokens = ids.gather(1, _pick(_filter(values, total, settings), points)[:, None])[:, 0]
-    for row in (~enough).nonzero()[:, 0].tolist():
-        values, ids = weights[row : row + 1].sort(stable=True, dim=-1, descending=True)
-        kept = _filter(values, total[row : row + 1], settings[row : row + 1])
-        tokens[row] = ids[0, _pick(kept, points[row : row + 1])[0]]
+    if not bool(enough.all()):
+        rows = (~enough).nonzero()[:, 0]
+        chosen = [settings[row] for row in rows.tolist()]
+        values, ids = weights[rows].sort(stable=True, dim=-1, descending=True)
+        kept = _typical(_filter(values, total[rows], chosen), chosen)
+        tokens[rows] = ids.gather(1, _pick(kept, points[rows])[:, None])[:, 0]
     return tokens
 
 
@@ -120,6 +123,19 @@ def _filter(values: Tensor, total: Tensor, settings: Sequence[Sampling]) -> Tens
     before = values.cumsum(-1) - values
     values = values.where((before < _column([s.top_p for s in settings], values) * share) | (rank == 0), 0)
     return values.where(values >= _column([s.min_p for s in settings], values) * values[:, :1], 0)
+
+
+def _typical(values: Tensor, settings: Sequence[Sampling]) -> Tensor:
+    """Weights [rows, candidates] with those that typical_p drops set to 0; as likely ones stay or go together."""
+    if all(s.typical_p == 1 for s in settings):
+        return values
+    shares = values / values.sum(-1, keepdim=True)
+    surprise = -shares.log()
+    distance = (surprise - torch.special.entr(shares).sum(-1, keepdim=True)).abs()
+    nearest, order = distance.sort(stable=True, dim=-1)
+    mass = _column([s.typical_p for s in settings], values)
+    last = (shares.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True).clamp_(max=values.shape[-1] - 1)
+    return values.where((distance <= nearest.gather(1, last)) | (mass == 1), 0)
 
 
 def _column(numbers: Sequence[float], like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from attn_engine.grammar import Grammar
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
 MOST_BIASES = 1024
+MOST_COMPLETIONS = 64
 LARGEST_BIAS = 100.0
 LARGEST_PENALTY = 2.0
 SEED_LIMIT = 2**64
@@ -30,11 +31,15 @@ class Sampling:
     `temperature` divides the logits, 0 takes the likeliest token; `top_k`
     keeps the k likeliest (0: all); `top_p` keeps the smallest set of likeliest tokens whose probabilities reach it
     (Holtzman et al. 2020, arXiv 1904.09751); `min_p` keeps tokens of at least this fraction of the likeliest one's
-    probability (Nguyen et al. 2024, arXiv 2407.01082).
+    probability (Nguyen et al. 2024, arXiv 2407.01082); `typical_p` keeps the smallest set of tokens that reaches it of
+    those whose surprise is nearest to the entropy (Meister et al. 2023, arXiv 2202.00666).
 
     `seed` makes the choice repeatable; None draws one. `stop` strings end the text before they appear. `ignore_end`
     goes on after an end token. `alternatives` asks for log-probabilities: None for none, 0 for the chosen token's,
     n for the n likeliest as well.
+
+    `completions` asks for so many of one prompt. Each is the one that a request alone would give: with a `seed`, number
+    i has the seed `seed + i`, modulo 2^64.
     """
 
     max_new_tokens: int = 128
@@ -42,6 +47,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int | None = None
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
@@ -52,14 +58,17 @@ class Sampling:
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
     alternatives: int | None = None
+    completions: int = 1
 
     def __post_init__(self) -> None:
         _whole("max_new_tokens", self.max_new_tokens, 1, None)
         _number("temperature", self.temperature, 0.0, None)
         _whole("top_k", self.top_k, 0, None)
         _number("top_p", self.top_p, 0.0, 1.0)
-        if self.top_p == 0:
-            raise InvalidValue.of("top_p", self.top_p, "a number above 0, up to 1")
+        _number("typical_p", self.typical_p, 0.0, 1.0)
+        for name in ("top_p", "typical_p"):
+            if getattr(self, name) == 0:
+                raise InvalidValue.of(name, 0.0, "a number above 0, up to 1")
         _number("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _whole("seed", self.seed, 0, SEED_LIMIT - 1)
@@ -75,6 +84,7 @@ class Sampling:
             raise InvalidValue.of(other, getattr(self, other), "left out, as the grammar says where the text ends")
         if self.alternatives is not None:
             _whole("alternatives", self.alternatives, 0, MOST_ALTERNATIVES)
+        _whole("completions", self.completions, 1, MOST_COMPLETIONS)
         self._check_stops()
 
     @property

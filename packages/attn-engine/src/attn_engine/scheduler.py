@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attn_core import StateStore
+from attn_core import BranchingStore, StateStore
 
 from attn_engine.prefixes import Prefixes
 from attn_engine.sequence import Sequence
@@ -34,6 +34,7 @@ class Scheduler:
 
     def __init__(self, store: StateStore, step_tokens: int) -> None:
         self._store = store
+        self._branches = store if isinstance(store, BranchingStore) else None
         self._step_tokens = step_tokens
         self.prefixes = Prefixes(store)
         self.waiting: list[Sequence] = []
@@ -50,8 +51,22 @@ class Scheduler:
         if sequence.number in self.running:
             del self.running[sequence.number]
             self._store.release(sequence.number)
-        else:
+        elif sequence in self.waiting:
             self.waiting.remove(sequence)
+
+    def fork(self, sequence: Sequence) -> list[Sequence]:
+        """Let its followers go on from where it is; those for which there is no room compute the prompt themselves."""
+        forked = []
+        for follower in sequence.followers:
+            if self._branches and self._branches.fork(sequence.number, follower.number, sequence.computed):
+                follower.follow(sequence)
+                self.running[follower.number] = follower
+                self.shared_tokens += sequence.computed
+                forked.append(follower)
+            else:
+                self.add(follower)
+        sequence.followers = []
+        return forked
 
     def plan(self) -> list[Chunk]:
         """The chunks of the next step; reserves their room, preempts and admits."""

@@ -14,7 +14,7 @@ from attn_engine.detokenize import Detokenizer, StopStrings
 from attn_engine.event import Finish, FinishReason, RequestUsage
 from attn_engine.guide import Guide
 from attn_engine.request import Request, Scoring
-from attn_engine.sampling import Sampling
+from attn_engine.sampling import SEED_LIMIT, Sampling
 
 
 @dataclass(eq=False)
@@ -25,6 +25,10 @@ class Sequence:
     number: int
     """Name in the store, and order of arrival."""
     detokenizer: Detokenizer | None = None
+    choice: int = 0
+    """Which of the request's completions it is."""
+    followers: list[Sequence] = field(default_factory=list)
+    """Other completions, which wait until the prompt that they share is computed."""
     tokens: list[int] = field(init=False)
     computed: int = 0
     computed_in_all: int = 0
@@ -50,7 +54,7 @@ class Sequence:
         self.tokens = list(self.request.token_ids)
         task = self.request.task
         given = task.seed if isinstance(task, Sampling) else None
-        self.seed = random.getrandbits(64) if given is None else given
+        self.seed = random.getrandbits(64) if given is None else (given + self.choice) % SEED_LIMIT
         shares = self.request.scope is not None and self.scoring is None
         self.scope = f"{self.request.scope}\0{self.request.source_ids}" if shares else None
         self.stops = StopStrings(task.stop if isinstance(task, Sampling) else ())
@@ -127,6 +131,12 @@ class Sequence:
         allowed = torch.ones(vocabulary, dtype=torch.bool, device=device)
         allowed[torch.tensor(sorted(end_ids), device=device)] = False
         return allowed
+
+    def follow(self, other: Sequence) -> None:
+        """It has been given the states of another of the same tokens."""
+        self.computed = other.computed
+        self.entered = other.entered
+        self.adopted_in_all += other.computed
 
     def forget(self) -> None:
         """Its states are gone from the store and will be computed again."""

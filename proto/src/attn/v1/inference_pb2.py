@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from attn.v1 import common_pb2 as attn_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ttn/v1/inference.proto\x12\x07\x61ttn.v1\x1a\x14\x61ttn/v1/common.proto\"\x85\x05\n\x08Sampling\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\n \x01(\x05H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x34\n\nlogit_bias\x18\r \x03(\x0b\x32 .attn.v1.Sampling.LogitBiasEntry\x12\x1b\n\x0emin_new_tokens\x18\x0e \x01(\x05H\n\x88\x01\x01\x12!\n\x07grammar\x18\x0f \x01(\x0b\x32\x10.attn.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x11\n\x0f_max_new_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0f\n\r_top_logprobsB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x11\n\x0f_min_new_tokens\"I\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"f\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12#\n\x08sampling\x18\x03 \x01(\x0b\x32\x11.attn.v1.Sampling\"\x9b\x01\n\x10GenerateResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x15.attn.v1.FinishReason\x12\x0c\n\x04stop\x18\x04 \x01(\t\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.attn.v1.Usage\"U\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x07prompts\x18\x02 \x03(\x0b\x32\x0f.attn.v1.Prompt\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x05\"D\n\rSequenceScore\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x13\n\x0bsum_logprob\x18\x02 \x01(\x01\"V\n\rScoreResponse\x12&\n\x06scores\x18\x01 \x03(\x0b\x32\x16.attn.v1.SequenceScore\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.attn.v1.Usage\"A\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\"@\n\x10TokenizeResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\"e\n\x14\x41ttentionMapsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12\x0e\n\x06layers\x18\x03 \x03(\x05\x12\r\n\x05heads\x18\x04 \x03(\x05\"\x94\x01\n\x15\x41ttentionMapsResponse\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\r\n\x05heads\x18\x02 \x03(\x05\x12 \n\x07weights\x18\x03 \x01(\x0b\x32\x0f.attn.v1.Tensor\x12\x14\n\x0cquery_tokens\x18\x04 \x03(\t\x12\x12\n\nkey_tokens\x18\x05 \x03(\t\x12\x11\n\tmechanism\x18\x06 \x01(\t\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb0\x01\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x19\n\x11state_tokens_used\x18\x03 \x01(\x03\x12\x1a\n\x12state_tokens_total\x18\x04 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x03\x12\x15\n\rcached_tokens\x18\x06 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x03*\x82\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x32\xde\x02\n\x10InferenceService\x12\x41\n\x08Generate\x12\x18.attn.v1.GenerateRequest\x1a\x19.attn.v1.GenerateResponse0\x01\x12\x36\n\x05Score\x12\x15.attn.v1.ScoreRequest\x1a\x16.attn.v1.ScoreResponse\x12?\n\x08Tokenize\x12\x18.attn.v1.TokenizeRequest\x1a\x19.attn.v1.TokenizeResponse\x12P\n\rAttentionMaps\x12\x1d.attn.v1.AttentionMapsRequest\x1a\x1e.attn.v1.AttentionMapsResponse0\x01\x12<\n\x07GetLoad\x12\x17.attn.v1.GetLoadRequest\x1a\x18.attn.v1.GetLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x61ttn/v1/inference.proto\x12\x07\x61ttn.v1\x1a\x14\x61ttn/v1/common.proto\"\xd5\x05\n\x08Sampling\x12\x1b\n\x0emax_new_tokens\x18\x01 \x01(\x05H\x00\x88\x01\x01\x12\x18\n\x0btemperature\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x05 \x01(\x02H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\n \x01(\x05H\x07\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0b \x01(\x02H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x02H\t\x88\x01\x01\x12\x34\n\nlogit_bias\x18\r \x03(\x0b\x32 .attn.v1.Sampling.LogitBiasEntry\x12\x1b\n\x0emin_new_tokens\x18\x0e \x01(\x05H\n\x88\x01\x01\x12!\n\x07grammar\x18\x0f \x01(\x0b\x32\x10.attn.v1.Grammar\x12\x18\n\x0b\x63ompletions\x18\x10 \x01(\x05H\x0b\x88\x01\x01\x12\x16\n\ttypical_p\x18\x11 \x01(\x02H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x11\n\x0f_max_new_tokensB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x0f\n\r_top_logprobsB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x11\n\x0f_min_new_tokensB\x0e\n\x0c_completionsB\x0c\n\n_typical_p\"I\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"f\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12#\n\x08sampling\x18\x03 \x01(\x0b\x32\x11.attn.v1.Sampling\"\xab\x01\n\x10GenerateResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x15.attn.v1.FinishReason\x12\x0c\n\x04stop\x18\x04 \x01(\t\x12\x1d\n\x05usage\x18\x05 \x01(\x0b\x32\x0e.attn.v1.Usage\x12\x0e\n\x06\x63hoice\x18\x06 \x01(\x05\"U\n\x0cScoreRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12 \n\x07prompts\x18\x02 \x03(\x0b\x32\x0f.attn.v1.Prompt\x12\x14\n\x0ctop_logprobs\x18\x03 \x01(\x05\"D\n\rSequenceScore\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x13\n\x0bsum_logprob\x18\x02 \x01(\x01\"V\n\rScoreResponse\x12&\n\x06scores\x18\x01 \x03(\x0b\x32\x16.attn.v1.SequenceScore\x12\x1d\n\x05usage\x18\x02 \x01(\x0b\x32\x0e.attn.v1.Usage\"A\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\"@\n\x10TokenizeResponse\x12\x1e\n\x06tokens\x18\x01 \x03(\x0b\x32\x0e.attn.v1.Token\x12\x0c\n\x04text\x18\x02 \x01(\t\"e\n\x14\x41ttentionMapsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1f\n\x06prompt\x18\x02 \x01(\x0b\x32\x0f.attn.v1.Prompt\x12\x0e\n\x06layers\x18\x03 \x03(\x05\x12\r\n\x05heads\x18\x04 \x03(\x05\"\x94\x01\n\x15\x41ttentionMapsResponse\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\r\n\x05heads\x18\x02 \x03(\x05\x12 \n\x07weights\x18\x03 \x01(\x0b\x32\x0f.attn.v1.Tensor\x12\x14\n\x0cquery_tokens\x18\x04 \x03(\t\x12\x12\n\nkey_tokens\x18\x05 \x03(\t\x12\x11\n\tmechanism\x18\x06 \x01(\t\"\x1f\n\x0eGetLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xb0\x01\n\x0fGetLoadResponse\x12\x0f\n\x07running\x18\x01 \x01(\x05\x12\x0f\n\x07waiting\x18\x02 \x01(\x05\x12\x19\n\x11state_tokens_used\x18\x03 \x01(\x03\x12\x1a\n\x12state_tokens_total\x18\x04 \x01(\x03\x12\x13\n\x0bpreemptions\x18\x05 \x01(\x03\x12\x15\n\rcached_tokens\x18\x06 \x01(\x03\x12\x18\n\x10generated_tokens\x18\x07 \x01(\x03*\x82\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x02\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x03\x32\xde\x02\n\x10InferenceService\x12\x41\n\x08Generate\x12\x18.attn.v1.GenerateRequest\x1a\x19.attn.v1.GenerateResponse0\x01\x12\x36\n\x05Score\x12\x15.attn.v1.ScoreRequest\x1a\x16.attn.v1.ScoreResponse\x12?\n\x08Tokenize\x12\x18.attn.v1.TokenizeRequest\x1a\x19.attn.v1.TokenizeResponse\x12P\n\rAttentionMaps\x12\x1d.attn.v1.AttentionMapsRequest\x1a\x1e.attn.v1.AttentionMapsResponse0\x01\x12<\n\x07GetLoad\x12\x17.attn.v1.GetLoadRequest\x1a\x18.attn.v1.GetLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,36 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1888
-  _globals['_FINISHREASON']._serialized_end=2018
+  _globals['_FINISHREASON']._serialized_start=1984
+  _globals['_FINISHREASON']._serialized_end=2114
   _globals['_SAMPLING']._serialized_start=59
-  _globals['_SAMPLING']._serialized_end=704
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=480
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=528
-  _globals['_GRAMMAR']._serialized_start=706
-  _globals['_GRAMMAR']._serialized_end=779
-  _globals['_GENERATEREQUEST']._serialized_start=781
-  _globals['_GENERATEREQUEST']._serialized_end=883
-  _globals['_GENERATERESPONSE']._serialized_start=886
-  _globals['_GENERATERESPONSE']._serialized_end=1041
-  _globals['_SCOREREQUEST']._serialized_start=1043
-  _globals['_SCOREREQUEST']._serialized_end=1128
-  _globals['_SEQUENCESCORE']._serialized_start=1130
-  _globals['_SEQUENCESCORE']._serialized_end=1198
-  _globals['_SCORERESPONSE']._serialized_start=1200
-  _globals['_SCORERESPONSE']._serialized_end=1286
-  _globals['_TOKENIZEREQUEST']._serialized_start=1288
-  _globals['_TOKENIZEREQUEST']._serialized_end=1353
-  _globals['_TOKENIZERESPONSE']._serialized_start=1355
-  _globals['_TOKENIZERESPONSE']._serialized_end=1419
-  _globals['_ATTENTIONMAPSREQUEST']._serialized_start=1421
-  _globals['_ATTENTIONMAPSREQUEST']._serialized_end=1522
-  _globals['_ATTENTIONMAPSRESPONSE']._serialized_start=1525
-  _globals['_ATTENTIONMAPSRESPONSE']._serialized_end=1673
-  _globals['_GETLOADREQUEST']._serialized_start=1675
-  _globals['_GETLOADREQUEST']._serialized_end=1706
-  _globals['_GETLOADRESPONSE']._serialized_start=1709
-  _globals['_GETLOADRESPONSE']._serialized_end=1885
-  _globals['_INFERENCESERVICE']._serialized_start=2021
-  _globals['_INFERENCESERVICE']._serialized_end=2371
+  _globals['_SAMPLING']._serialized_end=784
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=530
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=578
+  _globals['_GRAMMAR']._serialized_start=786
+  _globals['_GRAMMAR']._serialized_end=859
+  _globals['_GENERATEREQUEST']._serialized_start=861
+  _globals['_GENERATEREQUEST']._serialized_end=963
+  _globals['_GENERATERESPONSE']._serialized_start=966
+  _globals['_GENERATERESPONSE']._serialized_end=1137
+  _globals['_SCOREREQUEST']._serialized_start=1139
+  _globals['_SCOREREQUEST']._serialized_end=1224
+  _globals['_SEQUENCESCORE']._serialized_start=1226
+  _globals['_SEQUENCESCORE']._serialized_end=1294
+  _globals['_SCORERESPONSE']._serialized_start=1296
+  _globals['_SCORERESPONSE']._serialized_end=1382
+  _globals['_TOKENIZEREQUEST']._serialized_start=1384
+  _globals['_TOKENIZEREQUEST']._serialized_end=1449
+  _globals['_TOKENIZERESPONSE']._serialized_start=1451
+  _globals['_TOKENIZERESPONSE']._serialized_end=1515
+  _globals['_ATTENTIONMAPSREQUEST']._serialized_start=1517
+  _globals['_ATTENTIONMAPSREQUEST']._serialized_end=1618
+  _globals['_ATTENTIONMAPSRESPONSE']._serialized_start=1621
+  _globals['_ATTENTIONMAPSRESPONSE']._serialized_end=1769
+  _globals['_GETLOADREQUEST']._serialized_start=1771
+  _globals['_GETLOADREQUEST']._serialized_end=1802
+  _globals['_GETLOADRESPONSE']._serialized_start=1805
+  _globals['_GETLOADRESPONSE']._serialized_end=1981
+  _globals['_INFERENCESERVICE']._serialized_start=2117
+  _globals['_INFERENCESERVICE']._serialized_end=2467
 # @@protoc_insertion_point(module_scope)

@@ -43,10 +43,20 @@ class UsageAnswer:
     cached: int
     completion: int
 
+    def plus(self, chunk: Chunk) -> UsageAnswer:
+        """With what a completion of the same prompt cost, where the chunk says; the prompt counts once."""
+        if chunk.usage is None:
+            return self
+        cached = chunk.usage.cached if chunk.choice == 0 else self.cached
+        return UsageAnswer(chunk.usage.prompt, cached, self.completion + chunk.usage.completion)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """News of one completion after one engine step; `finish` or `error` is set on its last chunk."""
+    """News of one completion of a request after one engine step; `finish` or `error` is set on its last chunk.
+
+    `choice` says which completion it is. Nothing follows the `last` chunk of a request.
+    """
 
     request: str
     tokens: tuple[TokenAnswer, ...] = ()
@@ -55,11 +65,8 @@ class Chunk:
     stop: str = ""
     usage: UsageAnswer | None = None
     error: AttnError | None = None
-
-    @property
-    def last(self) -> bool:
-        """Whether nothing follows."""
-        return self.finish is not None or self.error is not None
+    choice: int = 0
+    last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ OPTIONAL_SAMPLING = {
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
     "min_new_tokens": "min_new_tokens",
+    "completions": "completions",
+    "typical_p": "typical_p",
 }
 """Fields of the wire's Sampling that may be absent, and their names in the engine's Sampling."""
 
@@ -104,12 +106,11 @@ def usage_message(usage: UsageAnswer) -> common_pb2.Usage:
 
 def chunk_message(chunk: Chunk) -> inference_pb2.GenerateResponse:
     """One message of a completion's stream."""
-    response = inference_pb2.GenerateResponse(tokens=[token_message(token) for token in chunk.tokens], text=chunk.text)
+    tokens = [token_message(token) for token in chunk.tokens]
+    response = inference_pb2.GenerateResponse(tokens=tokens, text=chunk.text, choice=chunk.choice)
     if chunk.finish is not None:
         response.finish_reason = FINISH[chunk.finish]
         response.stop = chunk.stop
-    if chunk.usage is not None:
-        response.usage.CopyFrom(usage_message(chunk.usage))
     return response
 
 

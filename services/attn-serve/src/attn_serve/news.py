@@ -22,7 +22,7 @@ def chunk_of(event: Event, spelling: Spelling) -> Chunk:
     tokens = tuple(spelling.scored(token) for token in event.tokens)
     finish = event.finish
     if finish is None:
-        return Chunk(event.request, tokens, event.text)
+        return Chunk(event.request, tokens, event.text, choice=event.choice)
     # A request that was preempted may have found its own beginning again: no more than its prompt counts.
     cached = min(finish.usage.shared_tokens, finish.usage.prompt_tokens)
     usage = UsageAnswer(prompt=finish.usage.prompt_tokens, cached=cached, completion=finish.usage.new_tokens)
@@ -34,6 +34,8 @@ def chunk_of(event: Event, spelling: Spelling) -> Chunk:
         stop=finish.stop or "",
         usage=usage,
         error=_error(finish),
+        choice=event.choice,
+        last=event.last,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Annotated
 import typer
 from attn_core.errors import InvalidValue
 
-from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
+from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect
 from attn_client.commands.place import Writer, here
-from attn_client.results.inference import Chunk
+from attn_client.commands.show import show
 from attn_client.sampling import ChatMessage, Grammar, Prompt, Sampling
 
 Option = typer.Option
@@ -35,6 +34,8 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     min_p: Annotated[float | None, Option(help="Keep tokens this fraction as likely as the likeliest.")] = None,
     repetition_penalty: Annotated[float | None, Option(help="More than 1 avoids tokens already seen.")] = None,
     seed: Annotated[int | None, Option(help="Make the choice repeatable.")] = None,
+    typical_p: Annotated[float | None, Option(help="Keep tokens of typical surprise up to this probability.")] = None,
+    completions: Annotated[int, Option("--completions", help="How many to write; each has a seed of its own.")] = 1,
     stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
     top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
@@ -65,6 +66,8 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        typical_p=typical_p,
+        completions=completions,
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=stop or (),
@@ -80,10 +83,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         chunks = writer.generate(name, _prompt(text, system, chat=chat), sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
         with closing(chunks):
-            for chunk in chunks:
-                _show(chunk, json=json)
-    if not json:
-        typer.echo()
+            show(chunks, json=json, several=completions > 1)
 
 
 def _asked(words: list[str], model: str | None) -> tuple[str, str]:
@@ -113,11 +113,3 @@ def _prompt(text: str, system: str | None, *, chat: bool) -> Prompt:
     if system is not None:
         return [ChatMessage("system", system), ChatMessage("user", text)]
     return [ChatMessage("user", text)] if chat else text
-
-
-def _show(chunk: Chunk, *, json: bool) -> None:
-    if json:
-        print_line(dataclasses.asdict(chunk))
-    else:
-        typer.echo(chunk.text, nl=False)
-        sys.stdout.flush()

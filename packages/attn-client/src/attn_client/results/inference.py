@@ -76,7 +76,8 @@ class Usage:
 class Chunk:
     """A piece of a completion. The texts of all chunks joined are the completion; only the last has a `finish_reason`.
 
-    `stop` is the stop string that ended it, `usage` what it cost; both on the last chunk.
+    `stop` is the stop string that ended it. `usage` is what the whole request cost, on its last chunk. Where several
+    completions were asked for, their chunks come mixed, and `choice` says to which each belongs.
     """
 
     text: str
@@ -84,6 +85,7 @@ class Chunk:
     finish_reason: FinishReason | None = None
     stop: str | None = None
     usage: Usage | None = None
+    choice: int = 0
 
     @classmethod
     def of(cls, message: pb.GenerateResponse) -> Chunk:
@@ -94,12 +96,13 @@ class Chunk:
             finish_reason=FINISH_REASONS.get(message.finish_reason),
             stop=message.stop or None,
             usage=Usage.of(message.usage) if message.HasField("usage") else None,
+            choice=message.choice,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A whole completion."""
+    """A whole completion; `usage` is what its request cost, all completions together."""
 
     text: str
     tokens: tuple[Token, ...]
@@ -109,16 +112,29 @@ class Completion:
 
     @classmethod
     def of(cls, chunks: list[Chunk]) -> Completion:
-        """From all chunks; raises `InternalError` if the server ended the stream without saying why."""
+        """The first completion of all chunks; raises `InternalError` if the server did not say how it ended."""
+        return cls.all_of(chunks)[0]
+
+    @classmethod
+    def all_of(cls, chunks: list[Chunk]) -> list[Completion]:
+        """Every completion of all chunks; raises `InternalError` if the server did not say how one of them ended."""
+        choices: dict[int, list[Chunk]] = {}
+        for chunk in chunks:
+            choices.setdefault(chunk.choice, []).append(chunk)
+        usage = chunks[-1].usage if chunks else None
+        return [cls._joined(choices[choice], usage) for choice in sorted(choices)] or [cls._joined([], usage)]
+
+    @classmethod
+    def _joined(cls, chunks: list[Chunk], usage: Usage | None) -> Completion:
         last = chunks[-1] if chunks else None
-        if last is None or last.finish_reason is None or last.usage is None:
+        if last is None or last.finish_reason is None or usage is None:
             raise InternalError("the server ended the completion without saying why")
         return cls(
             text="".join(chunk.text for chunk in chunks),
             tokens=tuple(token for chunk in chunks for token in chunk.tokens),
             finish_reason=last.finish_reason,
             stop=last.stop,
-            usage=last.usage,
+            usage=usage,
         )
 
 
