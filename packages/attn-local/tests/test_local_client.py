@@ -44,6 +44,13 @@ def test_a_folder_does_as_well_as_a_name(client, home):
     assert client.complete(folder, "abc", sampling).text == client.complete("writer", "abc", sampling).text
 
 
+def test_completions_of_one_prompt_are_those_of_their_seeds(client):
+    both = client.complete_all("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=4, completions=2))
+    alone = [client.complete("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=s)) for s in (4, 5)]
+    assert [completion.tokens for completion in both] == [completion.tokens for completion in alone]
+    assert {completion.usage.completion_tokens for completion in both} == {12}
+
+
 def test_a_conversation_is_rendered_by_the_models_template(client, home):
     said = [ChatMessage("user", "hi"), ChatMessage("assistant", "ho"), ChatMessage("user", "what")]
     answer = "".join(chunk.text for chunk in client.chat("talker", said, Sampling(max_new_tokens=8)))

@@ -89,10 +89,9 @@ class PagedRows:
         for window, group in self.groups.items():
             copied = group.fork(place, tokens)
             if copied is not None:
-                source, copy = copied
+                source, copy = (slice(page * self.page, (page + 1) * self.page) for page in copied)
                 for bank in self.banks[window]:
-                    pages = bank.rows.unflatten(1, (-1, self.page))
-                    pages[:, copy] = pages[:, source]
+                    bank.rows[:, copy] = bank.rows[:, source]
         return True
 
     def rewind(self, place: int, tokens: int) -> None:

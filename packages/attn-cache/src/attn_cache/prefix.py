@@ -16,7 +16,6 @@ from hashlib import blake2b
 from attn_cache.fixed import Snapshot
 
 
-
 @dataclass
 class Block:
     """One remembered block: its tokens, its page of every window that still had one, perhaps the fixed states."""

@@ -12,6 +12,7 @@ from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavail
 
 from attn_engine.detokenize import Detokenizer
 from attn_engine.event import Event, FinishReason
+from attn_engine.group import Group
 from attn_engine.guide import Guides
 from attn_engine.limits import EngineLimits, Load
 from attn_engine.progress import Progress, advance
@@ -50,7 +51,7 @@ class Engine:
         self._fit = ModelLimits(
             vocabulary=model.vocabulary, context=model.context, source_context=self._forward.source_context
         )
-        self._members: dict[str, list[Sequence]] = {}
+        self._groups: dict[str, Group] = {}
         self._news: list[Event] = []
         self._numbers = 0
         self._draining = False
@@ -60,7 +61,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no request is waiting or running and no news is left to tell."""
-        return not self._members and not self._news
+        return not self._groups and not self._news
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
@@ -82,19 +83,19 @@ class Engine:
         if self._draining:
             raise Unavailable("the engine takes no new requests: it is shutting down")
         self.check(request)
-        if request.id in self._members:
+        if request.id in self._groups:
             raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
         if len(self._scheduler.waiting) >= self.limits.waiting:
             raise OutOfCapacity(f"{self.limits.waiting} requests are waiting already", waiting=self.limits.waiting)
         members = [self._sequence(request, choice) for choice in range(request.completions)]
-        self._members[request.id] = members
+        self._groups[request.id] = Group(list(members))
         leader, *leader.followers = members
         self._scheduler.add(leader)
         return request.id
 
     def cancel(self, id: str) -> bool:  # noqa: A002  (the field's name)
         """Free all that the request holds, now; the next step tells. False if it is not known or has ended."""
-        if id not in self._members:
+        if id not in self._groups:
             return False
         self._end(id, FinishReason.CANCELLED)
         return True
@@ -129,14 +130,13 @@ class Engine:
 
     def fail_all(self, error: Exception) -> None:
         """End every request as failed and free everything, after an error that cannot be laid to one of them."""
-        for request in list(self._members):
+        for request in list(self._groups):
             self._end(request, FinishReason.FAILED, error)
 
     def _drop_late(self) -> None:
         now = self._clock()
-        for request, members in list(self._members.items()):
-            deadline = members[0].request.deadline
-            if deadline is not None and now >= deadline:
+        for request, group in list(self._groups.items()):
+            if group.deadline is not None and now >= group.deadline:
                 self._end(request, FinishReason.DEADLINE)
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
@@ -174,37 +174,33 @@ class Engine:
             self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
         for progress in advance(self._forward, ordered, hidden, self._end_ids, self._scheduler.fork):
             sequence = progress.sequence
-            if sequence.id not in self._members:
+            if sequence.id not in self._groups:
                 continue
             self._generated += 0 if sequence.scoring else len(progress.tokens)
-            if progress.reason is not None:
-                self._remove(sequence)
             if progress.tokens or progress.text or progress.reason:
                 self._tell(progress)
-            if progress.reason is FinishReason.FAILED and sequence.id in self._members:
+            if progress.reason is FinishReason.FAILED and sequence.id in self._groups:
                 self._end(sequence.id, FinishReason.FAILED, progress.error)
 
     def _end(self, request: str, reason: FinishReason, error: Exception | None = None) -> None:
         """End all that is left of a request."""
-        for sequence in list(self._members[request]):
-            self._remove(sequence)
+        for sequence in list(self._groups[request].members):
             self._tell(Progress(sequence, (), sequence.remaining_text(), reason, error))
 
     def _tell(self, progress: Progress) -> None:
         sequence = progress.sequence
+        group = self._groups[sequence.id]
+        if progress.reason is not None:
+            self._scheduler.remove(sequence)
+            group.remove(sequence)
+            if not group.members:
+                del self._groups[sequence.id]
         event = Event(
             request=sequence.id,
             choice=sequence.choice,
             tokens=progress.tokens,
             text=progress.text,
             finish=sequence.finish(progress.reason, progress.error) if progress.reason else None,
-            last=sequence.id not in self._members,
+            usage=group.usage,
         )
         self._news.append(event)
-
-    def _remove(self, sequence: Sequence) -> None:
-        self._scheduler.remove(sequence)
-        members = self._members[sequence.id]
-        members.remove(sequence)
-        if not members:
-            del self._members[sequence.id]

@@ -51,6 +51,15 @@ class RequestUsage:
     computed_tokens: int
     shared_tokens: int = 0
 
+    def plus(self, other: RequestUsage, *, first: bool) -> RequestUsage:
+        """With another completion of the same prompt, which counts once; the `first` says what the prompt shared."""
+        return RequestUsage(
+            prompt_tokens=self.prompt_tokens,
+            new_tokens=self.new_tokens + other.new_tokens,
+            computed_tokens=self.computed_tokens + other.computed_tokens,
+            shared_tokens=(other if first else self).shared_tokens,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
@@ -67,8 +76,8 @@ class Event:
     """News of one request in one step: new tokens, text that has become final, and how it ended.
 
     `text` can lag behind `tokens` while a character is incomplete or could begin a stop string; the texts of all
-    events of one `choice`, which counts the completions of a request from 0, joined are that completion. Nothing
-    follows the `last` event of a request.
+    events of one `choice`, which counts the completions of a request from 0, joined are that completion. The
+    `last` event of a request has a `usage`: what all its completions cost together.
     """
 
     request: str
@@ -76,4 +85,9 @@ class Event:
     tokens: tuple[ScoredToken, ...] = ()
     text: str = ""
     finish: Finish | None = None
-    last: bool = False
+    usage: RequestUsage | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether the request has ended, with all its completions."""
+        return self.usage is not None

@@ -182,4 +182,4 @@ class EngineLoop:
 def _failure(id: str, error: AttnError) -> Event:  # noqa: A002
     usage = RequestUsage(prompt_tokens=0, new_tokens=0, computed_tokens=0)
     finish = Finish(reason=FinishReason.FAILED, usage=usage, error=error)
-    return Event(request=id, finish=finish, last=True)
+    return Event(request=id, finish=finish, usage=usage)

@@ -143,13 +143,17 @@ class Sequence:
         self.computed = 0
         self.entered = False
 
-    def finish(self, reason: FinishReason, error: Exception | None = None) -> Finish:
-        """The closing news."""
-        usage = RequestUsage(
+    @property
+    def usage(self) -> RequestUsage:
+        """What it has cost so far."""
+        return RequestUsage(
             prompt_tokens=len(self.request.token_ids),
             new_tokens=self.generated,
             computed_tokens=self.computed_in_all,
             shared_tokens=self.adopted_in_all,
         )
+
+    def finish(self, reason: FinishReason, error: Exception | None = None) -> Finish:
+        """The closing news."""
         known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
-        return Finish(reason=reason, usage=usage, stop=self.stops.found, error=known)
+        return Finish(reason=reason, usage=self.usage, stop=self.stops.found, error=known)

@@ -64,6 +64,12 @@ class LocalClient:
         """The whole completion of a prompt."""
         return Completion.of(list(self.generate(model, prompt, sampling, timeout=timeout)))
 
+    def complete_all(
+        self, model: str, prompt: Prompt, sampling: Sampling, *, timeout: float | None = None
+    ) -> list[Completion]:
+        """Every completion of a prompt, as many as `sampling.completions`."""
+        return Completion.all_of(list(self.generate(model, prompt, sampling, timeout=timeout)))
+
     def only_chat_model(self) -> str:
         """The one model of this machine that can chat; raises `UserError` where there is not exactly one."""
         return self._shelf.only_chat_model()

@@ -9,7 +9,7 @@ import attn_engine
 from attn_client.results.inference import Alternative, Chunk, FinishReason, Token, Usage
 from attn_client.sampling import ChatMessage, Prompt, Sampling
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
-from attn_engine import Event, Finish, ScoredToken
+from attn_engine import Event, Finish, RequestUsage, ScoredToken
 from attn_models.tokenizers import Tokenizer
 
 SPELLINGS_KEPT = 65536
@@ -46,20 +46,28 @@ class Words:
         """News of a completion; raises the error that ended it."""
         tokens = tuple(self._token(token) for token in event.tokens)
         if event.finish is None:
-            return Chunk(text=event.text, tokens=tokens)
+            return Chunk(text=event.text, tokens=tokens, choice=event.choice)
         _raise_failure(event.finish)
-        cost = event.finish.usage
-        usage = Usage(
-            prompt_tokens=cost.prompt_tokens,
-            cached_tokens=min(cost.shared_tokens, cost.prompt_tokens),
-            completion_tokens=cost.new_tokens,
+        return Chunk(
+            text=event.text,
+            tokens=tokens,
+            finish_reason=FINISHES.get(event.finish.reason),
+            stop=event.finish.stop,
+            usage=_usage(event.usage) if event.usage else None,
+            choice=event.choice,
         )
-        reason = FINISHES.get(event.finish.reason)
-        return Chunk(text=event.text, tokens=tokens, finish_reason=reason, stop=event.finish.stop, usage=usage)
 
     def _token(self, token: ScoredToken) -> Token:
         others = tuple(Alternative(id=i, text=self._text(i), logprob=logprob) for i, logprob in token.alternatives)
         return Token(id=token.id, text=self._text(token.id), logprob=token.logprob, alternatives=others)
+
+
+def _usage(cost: RequestUsage) -> Usage:
+    return Usage(
+        prompt_tokens=cost.prompt_tokens,
+        cached_tokens=min(cost.shared_tokens, cost.prompt_tokens),
+        completion_tokens=cost.new_tokens,
+    )
 
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:

@@ -43,19 +43,12 @@ class UsageAnswer:
     cached: int
     completion: int
 
-    def plus(self, chunk: Chunk) -> UsageAnswer:
-        """With what a completion of the same prompt cost, where the chunk says; the prompt counts once."""
-        if chunk.usage is None:
-            return self
-        cached = chunk.usage.cached if chunk.choice == 0 else self.cached
-        return UsageAnswer(chunk.usage.prompt, cached, self.completion + chunk.usage.completion)
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """News of one completion of a request after one engine step; `finish` or `error` is set on its last chunk.
 
-    `choice` says which completion it is. Nothing follows the `last` chunk of a request.
+    `choice` says which completion it is; `usage` is what all cost together, on the last chunk of the request.
     """
 
     request: str
@@ -66,7 +59,11 @@ class Chunk:
     usage: UsageAnswer | None = None
     error: AttnError | None = None
     choice: int = 0
-    last: bool = False
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing follows."""
+        return self.usage is not None or self.error is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,8 @@ def chunk_message(chunk: Chunk) -> inference_pb2.GenerateResponse:
     if chunk.finish is not None:
         response.finish_reason = FINISH[chunk.finish]
         response.stop = chunk.stop
+    if chunk.usage is not None:
+        response.usage.CopyFrom(usage_message(chunk.usage))
     return response
 
 

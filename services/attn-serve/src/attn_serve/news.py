@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, Unavailable
-from attn_engine import Event, Finish, FinishReason
+from attn_engine import Event, Finish, FinishReason, RequestUsage
 
 from attn_serve.answers import Chunk, UsageAnswer
 from attn_serve.answers import Finish as FinishAnswer
@@ -23,20 +23,22 @@ def chunk_of(event: Event, spelling: Spelling) -> Chunk:
     finish = event.finish
     if finish is None:
         return Chunk(event.request, tokens, event.text, choice=event.choice)
-    # A request that was preempted may have found its own beginning again: no more than its prompt counts.
-    cached = min(finish.usage.shared_tokens, finish.usage.prompt_tokens)
-    usage = UsageAnswer(prompt=finish.usage.prompt_tokens, cached=cached, completion=finish.usage.new_tokens)
     return Chunk(
         event.request,
         tokens,
         event.text,
         finish=FINISHES.get(finish.reason),
         stop=finish.stop or "",
-        usage=usage,
+        usage=_usage(event.usage) if event.usage else None,
         error=_error(finish),
         choice=event.choice,
-        last=event.last,
     )
+
+
+def _usage(usage: RequestUsage) -> UsageAnswer:
+    # A request that was preempted may have found its own beginning again: no more than its prompt counts.
+    cached = min(usage.shared_tokens, usage.prompt_tokens)
+    return UsageAnswer(prompt=usage.prompt_tokens, cached=cached, completion=usage.new_tokens)
 
 
 def _error(finish: Finish) -> AttnError | None:

@@ -29,7 +29,7 @@ class Streams:
 
     def fail(self, error: AttnError) -> None:
         """End every open completion with `error`."""
-        self.deliver([Chunk(request=request, error=error, last=True) for request in self._open])
+        self.deliver([Chunk(request=request, error=error) for request in self._open])
 
     async def follow(
         self,

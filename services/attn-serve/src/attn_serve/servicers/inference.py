@@ -30,14 +30,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Stream a completion; a caller who goes away cancels it."""
         engine = self._fleet.engine(request.model)
         generation = convert.generation_of(request, call_of(context))
-        usage = UsageAnswer(prompt=0, cached=0, completion=0)
         async with aclosing(engine.generate(generation)) as chunks:  # type: ignore[type-var]
             async for chunk in chunks:
-                usage = usage.plus(chunk)
-                message = convert.chunk_message(chunk)
-                if chunk.last:
-                    message.usage.CopyFrom(convert.usage_message(usage))
-                yield message
+                yield convert.chunk_message(chunk)
 
     async def Score(self, request: wire.ScoreRequest, context: Context) -> wire.ScoreResponse:  # noqa: N802, ARG002
         """Score given sequences."""
