@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attn_cache import BlockLayout, Kivi, Kivi4
 from attn_testing import CacheLaws
 
 
@@ -15,3 +16,23 @@ class TestPaged(CacheLaws):
 
 class TestShared(CacheLaws):
     family = "shared"
+
+
+class TestInt8(CacheLaws):
+    family = "int8"
+
+
+class TestInt4(CacheLaws):
+    family = "int4"
+
+
+class TestKivi(CacheLaws):
+    family = "kivi"
+
+
+class TestKiviOfShortBlocks(CacheLaws):
+    family = Kivi(BlockLayout(block=8, group=4))
+
+
+class TestKivi4OfShortBlocks(CacheLaws):
+    family = Kivi4(BlockLayout(bits=4, block=4, group=2))

@@ -15,7 +15,7 @@ from torch import Tensor
 from attn_cache.bank import Bank, banks, by_state, tensors_of
 from attn_cache.paged_step import PagedStep
 from attn_cache.pages import PAGE, PageGroup
-from attn_cache.rows import fields_of, first_visible, windows_of
+from attn_cache.rows import TokenStep, fields_of, first_visible, windows_of
 from attn_cache.zeros import lazy_zeros
 
 
@@ -64,18 +64,29 @@ class PagedRows:
             group.open()
 
     def reserve(self, place: int, tokens: int) -> bool:
-        """Take the pages that are missing in every window, or none; pages behind a window are freed first."""
-        self._drop_hidden(place)
-        needs = [(group, group.missing(place, tokens)) for group in self.groups.values()]
-        if not all(group.can_take(pages) for group, pages in needs):
+        """Take the pages that are missing in every window, or none; those behind a window make room for them."""
+        needs = [
+            (group, group.missing(place, tokens), first_visible(self._computed[place], group.window))
+            for group in self.groups.values()
+        ]
+        if not all(group.can_take(pages - group.would_free(place, first)) for group, pages, first in needs):
             return False
-        for group, pages in needs:
+        for group, pages, first in needs:
+            group.drop_before(place, first)
             group.take(place, pages)
         return True
 
     def would_fit(self, place: int, tokens: int) -> bool:
         """Whether `reserve` would succeed if every page that only `keep` holds were let go."""
-        return all(group.can_take(group.missing(place, tokens) - group.idle) for group in self.groups.values())
+        context = self._computed[place]
+        return all(
+            group.can_take(
+                group.missing(place, tokens)
+                - group.idle
+                - len(group.left_behind(place, first_visible(context, group.window)))
+            )
+            for group in self.groups.values()
+        )
 
     def would_fork(self, tokens: int) -> bool:
         """Whether `fork` would succeed if every page that only `keep` holds were let go."""
@@ -128,16 +139,9 @@ class PagedRows:
         if place < len(self._computed):
             self._computed[place] = last
 
-    def step(self, places: Sequence[int], batch: RaggedBatch) -> PagedStep:
+    def step(self, places: Sequence[int], batch: RaggedBatch) -> TokenStep:
         """One step of the requests at these places; raises `WrongState` for rows that are not held."""
-        for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):
-            for group in self.groups.values():
-                table = group.tables[place]
-                first = first_visible(context, group.window)
-                if context + length > table.end or first < table.first * self.page:
-                    held = f"{table.first * self.page} to {table.end - 1}"
-                    raise WrongState(f"positions {first} to {context + length - 1} are needed, {held} are reserved")
-            self._computed[place] = context + length
+        self._begin(places, batch)
         return PagedStep(self, places, batch)
 
     def live_bytes(self, place: int, tokens: int) -> int:
@@ -151,10 +155,15 @@ class PagedRows:
             total += sum(held * rows[0].nbytes for rows in fields.values())
         return total
 
-    def _drop_hidden(self, place: int) -> None:
-        for group in self.groups.values():
-            if group.window is not None:
-                group.drop_before(place, first_visible(self._computed[place], group.window))
+    def _begin(self, places: Sequence[int], batch: RaggedBatch) -> None:
+        for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):
+            for group in self.groups.values():
+                table = group.tables[place]
+                first = first_visible(context, group.window)
+                if context + length > table.end or first < table.first * self.page:
+                    held = f"{table.first * self.page} to {table.end - 1}"
+                    raise WrongState(f"positions {first} to {context + length - 1} are needed, {held} are reserved")
+            self._computed[place] = context + length
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
         return lazy_zeros((count, (1 + self.pages) * self.page, *field.shape), dtype, self.device)

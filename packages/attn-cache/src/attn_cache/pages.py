@@ -105,12 +105,19 @@ class PageGroup:
 
     def drop_before(self, place: int, position: int) -> None:
         """Give back the pages that end before `position`."""
-        table = self.tables[place]
-        behind = min(position // self.size - table.first, len(table.pages))
-        if behind > 0:
-            self._give_back(table.pages[:behind])
-            del table.pages[:behind]
-            table.first += behind
+        table, behind = self.tables[place], self._behind(place, position)
+        self._give_back(table.pages[:behind])
+        del table.pages[:behind]
+        table.first += behind
+
+    def would_free(self, place: int, position: int) -> int:
+        """Pages that `drop_before` would make free for others."""
+        return sum(page not in self._kept for page in self.left_behind(place, position))
+
+    def left_behind(self, place: int, position: int) -> list[int]:
+        """Pages that end before `position` and that no other request holds; some may be kept."""
+        behind = self.tables[place].pages[: self._behind(place, position)]
+        return [page for page in behind if self._holders[page] == 1]
 
     def close(self, place: int) -> None:
         """Give back all pages of the request; the last request takes over its place."""
@@ -118,6 +125,10 @@ class PageGroup:
         last = self.tables.pop()
         if place < len(self.tables):
             self.tables[place] = last
+
+    def _behind(self, place: int, position: int) -> int:
+        table = self.tables[place]
+        return max(0, min(position // self.size - table.first, len(table.pages)))
 
     def _give_back(self, pages: list[int]) -> None:
         for page in pages:

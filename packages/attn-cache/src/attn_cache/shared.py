@@ -17,11 +17,11 @@ class SharedStore(Store):
 
     Remembered pages are given up, the least recently used first, as running requests need room. States of fixed size
     exist only where a step ended, so of these a snapshot is taken at the last whole block of a prompt; as many as
-    requests can run are kept.
+    requests can run are kept. `rows`, by default plain pages, says how token rows are kept.
     """
 
-    def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
-        self._rows = PagedRows(specs, size)
+    def __init__(self, specs: ModelSpecs, size: StoreSize, rows: PagedRows | None = None) -> None:
+        self._rows = PagedRows(specs, size) if rows is None else rows
         super().__init__(specs, size, self._rows)
         self._index = PrefixIndex(self._rows.page)
         self._most_snapshots = size.requests

@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from attn_core.batch import Fields, ModelState, RaggedBatch
 from attn_core.errors import InvalidValue
-from attn_core.state import StateSpecs
+from attn_core.state import Paged, Slot, StateSpecs, state_bytes
 
 ModelSpecs = Mapping[str, StateSpecs]
 """The states of every layer by layer name."""
@@ -134,11 +134,27 @@ class BranchingStore(Protocol):
 
 
 class CacheFamily(ABC):
-    """A kind of store that a plugin offers by name."""
+    """A kind of store that a plugin offers by name.
+
+    `loss` is the largest error of a number that is read back, as a share of the largest magnitude that was written to
+    its field; 0 where rows are read as they were written.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    loss: ClassVar[float] = 0.0
 
     @abstractmethod
     def create(self, specs: ModelSpecs, size: StoreSize) -> StateStore:
         """An empty store for a model with these states."""
+
+    def bytes(self, specs: ModelSpecs, *, tokens: int, source: int = 0, dtype: str) -> int:
+        """Bytes that one request of `tokens` tokens over `source` source tokens weighs in a store of this kind."""
+        return sum(state_bytes(states, tokens=tokens, source=source, dtype=dtype) for states in specs.values())
+
+    def room(self, specs: ModelSpecs, size: StoreSize) -> int:
+        """Bytes that a store of this size takes when it is full, without sources; each window has `size.tokens`."""
+        states = [spec for layer in specs.values() for spec in layer.values()]
+        rows = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Paged))
+        fixed = sum(spec.row_bytes(size.dtype) for spec in states if isinstance(spec, Slot))
+        return rows * size.tokens + fixed * size.requests

@@ -35,3 +35,10 @@ def require_same(actual: Tensor, expected: Tensor, what: str, tolerance: float) 
         f"{what} differ at {index}: {actual.flatten()[worst].item()!r} and {expected.flatten()[worst].item()!r}"
         f" (allowed {tolerance:g})"
     )
+
+
+def require_within(actual: Tensor, expected: Tensor, what: str, error: float) -> None:
+    """Raise `LawBroken` unless both have one shape and no element differs by more than `error`, as a number."""
+    require(actual.shape == expected.shape, f"{what}: shapes {tuple(actual.shape)} and {tuple(expected.shape)} differ")
+    off = (actual.detach().double() - expected.detach().double()).abs()
+    require(bool((off <= error).all()), f"{what} differ by up to {off.max().item():g} (allowed {error:g})")

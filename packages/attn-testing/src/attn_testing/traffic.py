@@ -12,12 +12,14 @@ from attn_core import Field, Fields, Paged, RaggedBatch, Rows, Slot, Source, Sta
 from torch import Tensor
 
 from attn_testing.cache_subject import SIZE, CacheCase
-from attn_testing.expect import require, require_same
+from attn_testing.expect import require, require_same, require_within
 from attn_testing.memory import DictionaryStore
 from attn_testing.serving import ragged
 
 SOURCE = 3
 """A source has this many rows, and one more for each that came before it, up to twice as many."""
+LARGEST = 127
+"""The largest number that is written."""
 
 
 class Traffic:
@@ -98,13 +100,17 @@ class Traffic:
             new = self.draw(spec, sum(batch.lengths))
             view.append(new)
             truth.append(new)
+        # Only rows per token may be kept with a loss.
+        error = LARGEST * self.case.family.loss if isinstance(spec, Paged) else 0.0
         for requests in self.readings(batch.requests):
             seen, real = view.rows(requests), truth.rows(requests)
             for place, request in enumerate(requests):
                 first = 0
                 if isinstance(spec, Paged) and spec.window is not None:
                     first = max(0, batch.contexts[request] - spec.window + 1)
-                compare_rows(f"{where}, request {request} of {batch.requests}", seen, real, place, first)
+                compare_rows(
+                    f"{where}, request {request} of {batch.requests}", seen, real, Reading(place, first, error)
+                )
 
     def readings(self, requests: int) -> list[Sequence[int]]:
         """All requests at once, one alone, and some in any order."""
@@ -116,9 +122,9 @@ class Traffic:
         return {name: self.numbers(rows, field) for name, field in spec.fields.items()}
 
     def numbers(self, rows: int, field: Field) -> Tensor:
-        """Random whole numbers [rows, *shape] from 1 to 127."""
+        """Random whole numbers [rows, *shape] from 1 to `LARGEST`."""
         dtype = getattr(torch, field.dtype or self.oracle.dtype)
-        return torch.randint(1, 128, (rows, *field.shape), generator=self.generator).to(dtype)
+        return torch.randint(1, LARGEST + 1, (rows, *field.shape), generator=self.generator).to(dtype)
 
 
 def unbounded(spec: StateSpec) -> StateSpec:
@@ -135,10 +141,21 @@ def by_position(rows: Rows, place: int) -> dict[int, int]:
     return stands
 
 
-def compare_rows(what: str, seen: Rows, real: Rows, place: int, first: int) -> None:
-    """Raise `LawBroken` unless `seen` shows every row from position `first` on once, and all it shows is true."""
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """One request's share of some rows: its `place` in them, the `first` position that must be shown, and how far a
+    number may be off."""
+
+    place: int
+    first: int
+    error: float
+
+
+def compare_rows(what: str, seen: Rows, real: Rows, reading: Reading) -> None:
+    """Raise `LawBroken` unless `seen` shows every row from the first position on once, and all it shows is true."""
+    place = reading.place
     shown, written = by_position(seen, place), by_position(real, place)
-    missing = sorted(position for position in written if position >= first and position not in shown)
+    missing = sorted(position for position in written if position >= reading.first and position not in shown)
     require(not missing, f"{what}: positions {missing} are missing")
     extra = sorted(set(shown) - set(written))
     require(not extra, f"{what}: positions {extra} were never written")
@@ -146,5 +163,6 @@ def compare_rows(what: str, seen: Rows, real: Rows, place: int, first: int) -> N
     for name, rows in seen.fields.items():
         expected = real.fields[name][place, [written[position] for position in shown]]
         require(rows.dtype == expected.dtype, f"{what}: {name} is {rows.dtype}, not {expected.dtype}")
-        found = rows[place, list(shown.values())]
-        require_same(found, expected, f"{what}: {name} at positions {list(shown)} and what was written", 0)
+        error = reading.error if rows.dtype.is_floating_point else 0.0
+        where = f"{what}: {name} at positions {list(shown)} and what was written"
+        require_within(rows[place, list(shown.values())], expected, where, error)

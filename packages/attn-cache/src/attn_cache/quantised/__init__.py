@@ -1,0 +1,1 @@
+"""States in fewer bits: how numbers become codes, and the stores that remember codes in place of rows."""

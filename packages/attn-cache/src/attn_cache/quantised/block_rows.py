@@ -1,0 +1,89 @@
+"""Token rows whose whole blocks are kept in codes and whose newest, unfinished block is kept as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attn_core import Field, ModelSpecs, Paged, RaggedBatch, StoreSize
+from torch import Tensor, dtype
+
+from attn_cache.bank import banks, by_state, states_of, tensors_of
+from attn_cache.paged import PagedRows
+from attn_cache.pages import PageGroup
+from attn_cache.quantised.block_step import BlockStep
+from attn_cache.quantised.blocks import BlockLayout
+from attn_cache.rows import fields_of
+from attn_cache.zeros import lazy_zeros
+
+
+class BlockRows(PagedRows):
+    """Pages of one block each: `memory` holds the codes of whole blocks, `plain` the rows of unfinished ones.
+
+    A block is coded once, from the rows that were written, when its last row comes: nothing is ever coded from codes,
+    so errors do not grow. A page for its codes is held from its first row on, so that coding never lacks room; the
+    page of its plain rows is then free for the next block.
+    """
+
+    def __init__(self, specs: ModelSpecs, size: StoreSize, layout: BlockLayout) -> None:
+        self.layout = layout
+        super().__init__(layout.specs(specs), size, layout.block)
+        self.fields = {(layer, state): spec.fields for layer, state, spec in states_of(specs, Paged)}
+        # Plain pages are taken from the lowest on, and room is provided when it is touched: few ever are.
+        self.unfinished = {window: PageGroup(None, self.pages, layout.block) for window in self.groups}
+        held = [
+            bank for window in self.groups for bank in banks(fields_of(specs, window), size.dtype, self._allocate_plain)
+        ]
+        self.plain = by_state(tensors_of(held))
+
+    def open(self) -> None:
+        """Add an empty request at the next place."""
+        super().open()
+        for group in self.unfinished.values():
+            group.open()
+
+    def reserve(self, place: int, tokens: int) -> bool:
+        """As `PagedRows.reserve`; takes room for the plain rows of blocks that are not coded yet."""
+        for group in self.unfinished.values():
+            group.drop_before(place, self._computed[place])
+        if not super().reserve(place, tokens):
+            return False
+        for group in self.unfinished.values():
+            group.take(place, group.missing(place, tokens))
+        return True
+
+    def adopt(self, place: int, tokens: int, blocks: Sequence[Mapping[int | None, int]]) -> None:
+        """As `PagedRows.adopt`: kept blocks are whole, so their rows are codes."""
+        super().adopt(place, tokens, blocks)
+        for group in self.unfinished.values():
+            group.share(place, tokens // self.page, [])
+
+    def close(self, place: int) -> None:
+        """Free the request at `place`; the request at the last place takes it over."""
+        super().close(place)
+        for group in self.unfinished.values():
+            group.close(place)
+
+    def step(self, places: Sequence[int], batch: RaggedBatch) -> BlockStep:
+        """One step of the requests at these places; raises `WrongState` for rows that are not held."""
+        self._begin(places, batch)
+        return BlockStep(self, places, batch)
+
+    def live_bytes(self, place: int, tokens: int) -> int:
+        """Bytes of the codes of whole blocks and of the plain rows after them, as far as the window reaches."""
+        coded = tokens // self.page
+        total = 0
+        for state, parts in self.memory.items():
+            window = self.windows[state]
+            first = 0 if window is None else max(0, tokens - window)
+            whole, plain = self.groups[window].tables[place], self.unfinished[window].tables[place]
+            blocks = min(coded, whole.first + len(whole.pages)) - max(first // self.page, whole.first)
+            total += max(0, blocks) * sum(rows[0].nbytes for rows in parts.values())
+            rows = min(tokens, plain.end) - max(first, coded * self.page, plain.first * self.page)
+            total += max(0, rows) * sum(field[0].nbytes for field in self.plain[state].values())
+        return total
+
+    def _allocate(self, count: int, field: Field, kind: dtype) -> Tensor:
+        return lazy_zeros((count, 1 + self.pages, *field.shape), kind, self.device)
+
+    def _allocate_plain(self, count: int, field: Field, kind: dtype) -> Tensor:
+        return lazy_zeros((count, (1 + self.pages) * self.page, *field.shape), kind, self.device)
