@@ -72,6 +72,12 @@ def test_a_model_option_is_a_name_or_a_name_and_a_source() -> None:
             ModelToLoad.parse(bad)
 
 
+def test_weights_are_kept_as_something_that_exists() -> None:
+    assert ClusterSettings(weights="int8").weights == "int8"
+    with pytest.raises(InvalidValue, match=r"int7.*bfloat16"):
+        ClusterSettings(weights="int7")
+
+
 def test_home_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTN_HOME", str(tmp_path))
     assert ClusterSettings().home == tmp_path

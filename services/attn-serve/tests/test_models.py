@@ -59,6 +59,22 @@ async def test_loading_the_same_source_twice_is_one_model_and_another_source_is_
     assert [model.name for model in (await models.ListModels(wire.ListModelsRequest())).models] == ["tiny"]
 
 
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
+async def test_a_model_is_served_with_its_weights_kept_as_asked(
+    models: ModelServiceStub, stub: InferenceServiceStub, weights: str
+) -> None:
+    loaded = (await models.LoadModel(load("packed", "tiny", weights=weights))).model
+    assert loaded.parameters == (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.parameters
+    assert loaded.dtype == "float32"
+    messages = await complete(stub, ask(max_new_tokens=5, model="packed"))
+    assert messages
+
+
+async def test_weights_that_nobody_can_keep_are_refused_with_those_that_can_be(models: ModelServiceStub) -> None:
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "int8"):
+        await models.LoadModel(load("packed", "tiny", weights="int3"))
+
+
 async def test_an_unknown_model_is_refused_with_the_names_there_are(models: ModelServiceStub) -> None:
     async with refused(grpc.StatusCode.NOT_FOUND, "tiny-linear"):
         await models.LoadModel(load("tiny-liner"))

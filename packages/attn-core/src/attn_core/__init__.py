@@ -23,6 +23,7 @@ from attn_core.heads import Heads
 from attn_core.hooks import Command, Finding, hookimpl
 from attn_core.inner import Attend, InnerAttention
 from attn_core.kernel import Anything, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
+from attn_core.linear import WEIGHT_FORMATS, LinearKernel, LinearShape, Pack, choose_linear
 from attn_core.loader import PluginRecord, PluginStatus
 from attn_core.mask import (
     BigBird,
@@ -82,6 +83,7 @@ from attn_core.state import Field, Paged, Slot, Source, StateSpec, StateSpecs, s
 from attn_core.store import BranchingStore, CacheFamily, ModelSpecs, PrefixStore, StateStore, StoreSize, Usage
 
 __all__ = [
+    "WEIGHT_FORMATS",
     "AdaptiveEntmax",
     "Additive",
     "Alibi",
@@ -126,7 +128,9 @@ __all__ = [
     "Kernel",
     "LanguageModel",
     "LayerState",
+    "LinearKernel",
     "LinearScaling",
+    "LinearShape",
     "Llama3Scaling",
     "LocalGaussian",
     "Location",
@@ -144,6 +148,7 @@ __all__ = [
     "NeighbourhoodGrid",
     "OneOf",
     "Operands",
+    "Pack",
     "Paged",
     "PagedView",
     "Paper",
@@ -197,6 +202,7 @@ __all__ = [
     "attend_problem",
     "blocks",
     "choose",
+    "choose_linear",
     "configure",
     "explain",
     "hookimpl",

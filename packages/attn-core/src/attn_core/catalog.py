@@ -15,6 +15,7 @@ from attn_core.errors import MissingPackage
 from attn_core.hooks import Command
 from attn_core.inner import InnerAttention
 from attn_core.kernel import Kernel
+from attn_core.linear import LinearKernel
 from attn_core.loader import PluginRecord, PluginStatus, load_plugins, new_manager
 from attn_core.mechanism import Mechanism
 from attn_core.model import ModelFamily, ModelShape
@@ -32,6 +33,7 @@ class Catalog:
         self._records = {f"{record.distribution}:{record.name}": record for record in records}
         self.mechanisms: Registry[Mechanism] = Registry("mechanism")
         self.kernels: Registry[Kernel] = Registry("kernel")
+        self.linears: Registry[LinearKernel] = Registry("linear kernel")
         self.caches: Registry[CacheFamily] = Registry("cache")
         self.models: Registry[ModelFamily] = Registry("model family")
         self.shapes: Registry[ModelShape] = Registry("model shape")
@@ -39,6 +41,7 @@ class Catalog:
         for hook, registry in (
             ("attn_mechanisms", self.mechanisms),
             ("attn_kernels", self.kernels),
+            ("attn_linears", self.linears),
             ("attn_caches", self.caches),
             ("attn_models", self.models),
             ("attn_shapes", self.shapes),

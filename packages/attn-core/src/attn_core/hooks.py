@@ -9,6 +9,7 @@ from typing import Any
 import pluggy
 
 from attn_core.kernel import Kernel
+from attn_core.linear import LinearKernel
 from attn_core.mechanism import Mechanism
 from attn_core.model import ModelFamily, ModelShape
 from attn_core.store import CacheFamily
@@ -44,6 +45,11 @@ def attn_mechanisms() -> list[Mechanism]:  # type: ignore[empty-body]
 @hookspec
 def attn_kernels() -> list[Kernel]:  # type: ignore[empty-body]
     """Kernels; must not import a tensor library before one runs."""
+
+
+@hookspec
+def attn_linears() -> list[LinearKernel]:  # type: ignore[empty-body]
+    """Ways to keep and multiply the weights of linear layers; must not import a tensor library before one runs."""
 
 
 @hookspec

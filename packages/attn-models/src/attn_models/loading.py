@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core.dtype import dtype_name
-from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_core.errors import CheckpointInvalid, InvalidValue, WrongState
 from torch import nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -20,6 +20,7 @@ from attn_models.families.door import Door
 from attn_models.families.doors import door_of
 from attn_models.families.own import OwnDoor
 from attn_models.families.tensors import read_parameters, stored_tensors
+from attn_models.packing.pack import pack_weights
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 
@@ -32,7 +33,7 @@ class LoadedModel:
 
     `model` is a `LanguageModel`, such as `Decoder`, and `config` its family's. `tokenizer` is None where the folder
     has none; it also renders conversations. `generation` is the content of generation_config.json, empty where there
-    is none.
+    is none. `parameters` is the number of learned numbers, packed or not.
     """
 
     path: Path
@@ -40,6 +41,7 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     config: Any
     generation: dict[str, Any]
+    parameters: int
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -61,23 +63,32 @@ class LoadedModel:
         return getattr(self.model, "source_context", None)
 
 
-def load_model(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> LoadedModel:
+def load_model(
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", weights: str | None = None
+) -> LoadedModel:
     """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
 
     Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
-    folder is checked against its manifest, if it has one.
+    folder is checked against its manifest, if it has one. `weights` packs the weights of linear layers for serving, in
+    one of `attn_core.WEIGHT_FORMATS`; then `dtype` is what everything else is computed in (see `pack_weights`).
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
-    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known.
+    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
+    `weights`, what `pack_weights` raises.
     """
     name = dtype_name(dtype)
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
     checkpoint = read_folder(folder, verify=verify)
+    # Packing reads each weight once, wherever it lies and whatever its type.
+    read_as = getattr(torch, name) if weights is None else _stored_type(checkpoint)
     if checkpoint.config.get("model_type") == source_folders.LAYOUT:
-        model: Any = source_folders.build_from(checkpoint, getattr(torch, name))
+        model: Any = source_folders.build_from(checkpoint, read_as)
     else:
-        model = _decoder_from(checkpoint, getattr(torch, name))
+        model = _decoder_from(checkpoint, read_as)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if weights is not None:
+        pack_weights(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     return LoadedModel(
         path=checkpoint.path,
@@ -85,6 +96,7 @@ def load_model(folder: str | Path, dtype: str = "float32", *, verify: Verify = "
         tokenizer=tokenizer,
         config=model.config,
         generation=checkpoint.generation_config,
+        parameters=count,
     )
 
 
@@ -102,9 +114,11 @@ def save_model(
     everything, "llama" and "gpt2" are read by others too.
 
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
-    `CheckpointWriteFailed` where the file system fails.
+    `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
     """
     if isinstance(model, Decoder):
+        if model.weights is not None:
+            raise WrongState(f"weights packed as {model.weights} cannot be written; load the model without packing")
         door = door_of(layout)
         described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door)
     else:
@@ -142,6 +156,12 @@ def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
                 path, f"{field} {getattr(config, field)} is more than the tensors hold ({limit})"
             )
     return config
+
+
+def _stored_type(checkpoint: CheckpointFolder) -> torch.dtype:
+    """bfloat16 where all weights are stored so, else float32."""
+    types = {entry.dtype for entry in checkpoint.tensors.entries.values()}
+    return torch.bfloat16 if types == {"BF16"} else torch.float32
 
 
 def _compute_constants(model: Decoder, config: DecoderConfig) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from attn_core import Command, ModelFamily, ModelShape, hookimpl
+from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
 
 from attn_models.decoder.family import DecoderFamily
 from attn_models.encoder_decoder.families import source_families
+from attn_models.packing.plain import PlainBfloat16, PlainFloat32
+from attn_models.packing.prepacked import PrepackedBfloat16, PrepackedFloat32
+from attn_models.packing.weight_only import WeightOnlyInt4, WeightOnlyInt8
 from attn_models.shapes import SHAPES
 
 
@@ -19,6 +22,19 @@ def attn_models() -> list[ModelFamily]:
 def attn_shapes() -> list[ModelShape]:
     """Published sizes of well-known models."""
     return list(SHAPES)
+
+
+@hookimpl
+def attn_linears() -> list[LinearKernel]:
+    """What torch offers for packed weights."""
+    return [
+        PlainFloat32(),
+        PlainBfloat16(),
+        PrepackedFloat32(),
+        PrepackedBfloat16(),
+        WeightOnlyInt8(),
+        WeightOnlyInt4(),
+    ]
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import AttentionSpec, Fields, Full, InnerAttention, LayerState, Operands, RaggedBatch
+from attn_core import AttentionSpec, Fields, Full, InnerAttention, LayerState, Operands, Pack, RaggedBatch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.drawing import PartWeights, part_weights
+from attn_variants.joint import JointProjection
 from attn_variants.plan import KernelPlan
 from attn_variants.stepping import attend_ragged
 
@@ -32,16 +33,17 @@ class SpecLayer(nn.Module):
         super().__init__()
         heads = spec.heads
         self.spec = spec
-        self.query = nn.Linear(width, heads.query * heads.key_size, bias=bias)
-        self.key = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
-        self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
-        self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        self.query: nn.Module = nn.Linear(width, heads.query * heads.key_size, bias=bias)
+        self.key: nn.Module = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
+        self.value: nn.Module = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
+        self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
         self.score = part_weights(spec.score, heads)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
         self.distribution = part_weights(spec.distribution, heads)
         self.norm = part_weights(spec.norm, heads)
         self.inner: Any = inner
+        self.joint: JointProjection | None = None
         self._counts = spec.cross and spec.located
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.use_kernel(None)
@@ -49,10 +51,22 @@ class SpecLayer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the projections anew."""
-        for linear in (self.query, self.key, self.value, self.output):
+        for linear in self._projections():
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the projections for serving; those of one input as one."""
+        query, key, value, output = self._projections()
+        self.output = pack([output])
+        if self.spec.cross:
+            self.query, self.key, self.value = pack([query]), pack([key]), pack([value])
+            return
+        self.joint = JointProjection(
+            pack([query, key, value]), [query.out_features, key.out_features, value.out_features]
+        )
+        self.query, self.key, self.value = self.joint.parts()
 
     def use_kernel(self, name: str | None) -> None:
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
@@ -132,8 +146,10 @@ class SpecLayer(nn.Module):
 
     def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
-        query = self.project_query(rows)
-        key, value = self._memory(rows)
+        if self.joint is None:
+            query, (key, value) = self.project_query(rows), self._memory(rows)
+        else:
+            query, key, value = self._in_heads(self.joint(rows))
         if turn is not None and self.spec.rotary is not None:
             interleaved = self.spec.rotary.interleaved
             query = rotate(query, turn, interleaved=interleaved)
@@ -169,11 +185,22 @@ class SpecLayer(nn.Module):
         out: Tensor = self.inner(rows, operands, plan.run)
         return out.reshape(*rows.shape[:-1], self.spec.heads.query, self.spec.heads.value_size)
 
+    def _projections(self) -> list[nn.Linear]:
+        return [cast("nn.Linear", module) for module in (self.query, self.key, self.value, self.output)]
+
     def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
         key = self.key(rows).unflatten(-1, (heads.key_value, heads.key_size))
         key = self._normed(key, "key_gain")
         return key, self.value(rows).unflatten(-1, (heads.key_value, heads.value_size))
+
+    def _in_heads(self, projected: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Projected rows as queries, keys and values [..., heads, size], normed where the spec says so."""
+        heads = self.spec.heads
+        query, key, value = projected
+        query = self._normed(query.view(*query.shape[:-1], heads.query, heads.key_size), "query_gain")
+        key = self._normed(key.view(*key.shape[:-1], heads.key_value, heads.key_size), "key_gain")
+        return query, key, value.view(*value.shape[:-1], heads.key_value, heads.value_size)
 
     def _operands(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Operands:
         if self.spec.cross != (source is not None):

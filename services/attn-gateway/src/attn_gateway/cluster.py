@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attn_core import WEIGHT_FORMATS
 from attn_core.errors import InvalidValue, Unavailable
 from attn_core.home import home_folder
 
@@ -36,7 +37,7 @@ class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
     `address` None makes a private cluster on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`.
+    store of `object_store_bytes`. `weights` is what those of `models` are kept as, None: as they are.
     """
 
     address: str | None = None
@@ -44,6 +45,11 @@ class ClusterSettings:
     object_store_bytes: int = 256 * 2**20
     home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.weights is not None and self.weights not in WEIGHT_FORMATS:
+            raise InvalidValue.of("weights", self.weights, ", ".join(WEIGHT_FORMATS))
 
 
 class Cluster:
@@ -66,6 +72,11 @@ class Cluster:
     def models(self) -> tuple[ModelToLoad, ...]:
         """The models to load before the server is ready."""
         return self.settings.models
+
+    @property
+    def weights(self) -> str | None:
+        """What the weights of these models are kept as, one of `attn_core.WEIGHT_FORMATS`; None: as they are."""
+        return self.settings.weights
 
     async def start(self) -> None:
         """Start or join Ray unless that is done; afterwards `import ray` and its calls work in this process.

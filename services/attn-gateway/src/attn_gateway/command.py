@@ -29,6 +29,10 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         list[str] | None,
         Text(metavar="NAME[=PATH]", help="Serve this model: a registered name, or a folder. May be repeated."),
     ] = None,
+    weights: Annotated[
+        str | None,
+        Text(help="Keep weights of linear layers as float32, bfloat16, int8 or int4: fewer bytes decode faster."),
+    ] = None,
     token_file: Annotated[
         Path | None, Text(help="File with the bearer token callers must give; readable by you alone.")
     ] = None,
@@ -66,6 +70,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
             cpus=cpus,
             home=home or home_folder(),
             models=tuple(ModelToLoad.parse(text) for text in model or ()),
+            weights=weights,
         ),
         ready_file=ready_file,
         grace=grace,

@@ -35,7 +35,7 @@ class EngineHost:
         if settings.device != "cpu":
             raise InvalidValue.of("device", settings.device, "cpu")
         torch.set_num_threads(settings.threads or os.cpu_count() or 1)
-        self._loaded: LoadedModel = load_model(folder, settings.dtype)
+        self._loaded: LoadedModel = load_model(folder, settings.dtype, weights=settings.weights)
         model, tokenizer = self._loaded.model, self._loaded.tokenizer
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
@@ -57,7 +57,7 @@ class EngineHost:
         return ModelInfo(
             architecture="decoder",
             mechanisms=tuple(mechanisms),
-            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            parameters=self._loaded.parameters,
             context=model.context,
             vocabulary=model.vocabulary,
             layers=config.layers,

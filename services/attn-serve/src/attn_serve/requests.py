@@ -41,6 +41,7 @@ class EngineSettings:
     """How to run a model; None leaves the choice to the engine.
 
     `state_bytes` bounds the memory for the states of all requests; `threads` are those of tensor operations.
+    `weights` packs those of linear layers in one of `attn_core.WEIGHT_FORMATS`; else they are kept as `dtype`.
     """
 
     dtype: str = "float32"
@@ -50,3 +51,4 @@ class EngineSettings:
     max_batch_tokens: int | None = None
     state_bytes: int | None = None
     threads: int | None = None
+    weights: str | None = None

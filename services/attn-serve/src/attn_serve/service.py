@@ -36,7 +36,8 @@ class InferenceGrpc:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
         models = self._cluster.models
-        await asyncio.gather(*(self.fleet.load(model.name, model.source, EngineSettings()) for model in models))
+        settings = EngineSettings(weights=self._cluster.weights)
+        await asyncio.gather(*(self.fleet.load(model.name, model.source, settings) for model in models))
 
     async def stop(self, grace: float) -> None:
         """Unload all models."""

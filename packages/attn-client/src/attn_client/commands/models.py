@@ -38,6 +38,7 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
     dtype: Annotated[str, typer.Option(help="Element type to compute in, such as float32.")] = "",
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda:0.")] = "",
     kernel: Annotated[str, typer.Option(help="Attention kernel, by name.")] = "",
+    weights: Annotated[str, typer.Option(help="Keep weights as float32, bfloat16, int8 or int4.")] = "",
     address: Address = ADDRESS,
     token_file: TokenFile = None,
     certificates: Certificates = None,
@@ -45,7 +46,7 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
     """Load a model; returns when it answers requests."""
     # The server does not know this shell's folder.
     place = str(Path(source).resolve()) if source and Path(source).is_dir() else source
-    engine = EngineOptions(dtype=dtype, device=device, kernel=kernel)
+    engine = EngineOptions(dtype=dtype, device=device, kernel=kernel, weights=weights)
     with connect(address, token_file, certificates) as client:
         model = client.models.load(name, place, engine=engine)
     typer.echo(f"{model.name} is {model.state}: {model.parameters:,} parameters, context {model.context_length}")

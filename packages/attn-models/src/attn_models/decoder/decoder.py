@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch
@@ -22,7 +22,8 @@ from attn_models.decoder.sinusoidal import sinusoidal
 class Decoder(nn.Module):
     """Embeddings, blocks, a last norm where blocks are pre-norm, and the unembedding.
 
-    It is what the engine, the trainer and the tools know as `attn_core.LanguageModel`. Tokens are int64.
+    It is what the engine, the trainer and the tools know as `attn_core.LanguageModel`. Tokens are int64. Where the
+    weights are packed for serving, `weights` is their format and `head` unembeds.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -31,12 +32,16 @@ class Decoder(nn.Module):
         self.config = config
         self.vocabulary = config.vocabulary
         self.context = config.context
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
+        # Any: an nn.Embedding, or a StoredEmbedding where weights are packed.
+        self.embedding: Any = nn.Embedding(config.vocabulary, config.width)
+        learned = config.positions == "learned"
+        self.positions: Any = nn.Embedding(config.context, config.width) if learned else None
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, attention) for attention in attentions)
         self.norm: nn.Module = build_norm(config) if config.norm_place == "pre" else nn.Identity()
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head: nn.Module | None = None
+        self.weights: str | None = None
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
         for module in (self.embedding, self.positions, self.unembedding):
             if module is not None:
@@ -62,6 +67,9 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden rows [..., width]."""
+        if self.head is not None:
+            logits: Tensor = self.head(hidden)
+            return logits
         weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
         return nn.functional.linear(hidden, weight)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
+from attn_core import Pack
 from torch import Tensor, nn
 
 from attn_models.decoder.config import DecoderConfig
@@ -14,8 +16,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.width, config.inner_width, bias=config.bias)
-        self.down = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.up: nn.Module = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
         self.activation = ACTIVATIONS[config.feed_forward]()
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -23,20 +25,31 @@ class FeedForward(nn.Module):
         mixed: Tensor = self.down(self.activation(self.up(hidden)))
         return mixed
 
+    def pack(self, pack: Pack) -> None:
+        """Pack both matrices for serving."""
+        self.up, self.down = pack([cast("nn.Linear", self.up)]), pack([cast("nn.Linear", self.down)])
+
 
 class GatedFeedForward(nn.Module):
     """W₂ (SiLU(W_g x) ⊙ W₁ x), SwiGLU (Shazeer 2020, arXiv 2002.05202)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(config.width, config.inner_width, bias=config.bias)
-        self.up = nn.Linear(config.width, config.inner_width, bias=config.bias)
-        self.down = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.gate: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.up: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.both: nn.Module | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
-        mixed: Tensor = self.down(nn.functional.silu(self.gate(hidden)) * self.up(hidden))
+        gate, up = (self.gate(hidden), self.up(hidden)) if self.both is None else self.both(hidden).chunk(2, dim=-1)
+        mixed: Tensor = self.down(nn.functional.silu(gate) * up)
         return mixed
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the matrices for serving, gate and up as one."""
+        self.both, self.down = pack([self.gate, self.up]), pack([cast("nn.Linear", self.down)])
+        self.gate = self.up = None
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

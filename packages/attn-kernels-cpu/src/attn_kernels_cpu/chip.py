@@ -1,0 +1,29 @@
+"""What the processor can do."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c")
+"""Instruction sets that the kernels use, as Linux calls them."""
+
+
+@cache
+def flags(info: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """The instruction sets of the processor, as Linux calls them; empty where it does not say."""
+    try:
+        lines = info.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line for line in lines if line.startswith("flags")), "")
+    return frozenset(found.partition(":")[2].split())
+
+
+def lacking(present: frozenset[str], machine: str = platform.machine()) -> str | None:
+    """Why the kernels cannot run on a chip with these instruction sets, or None if they can."""
+    if machine not in ("x86_64", "AMD64"):
+        return f"they are written for x86_64, this is {machine}"
+    missing = [name for name in NEEDED if name not in present]
+    return f"the processor has no {', '.join(missing)}" if missing else None

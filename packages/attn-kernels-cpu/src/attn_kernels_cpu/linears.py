@@ -1,0 +1,80 @@
+"""The linear kernels of this package."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core import LinearKernel, LinearShape
+
+from attn_kernels_cpu.compiling import why_not
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUP = 32
+
+
+class CpuLinear(LinearKernel):
+    """Products of rows with weights in one format; see `PackedLinear`."""
+
+    exact: ClassVar[bool] = True
+    price: ClassVar[float]
+    """Measured on one AVX-512 core without bfloat16 instructions."""
+
+    def available(self) -> str | None:
+        """Why the kernels cannot run here, or None."""
+        return why_not()
+
+    def cost(self) -> float:
+        """See `LinearKernel.cost`."""
+        return self.price
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """A `PackedLinear`; compiles the kernels the first time."""
+        from attn_kernels_cpu.packed import PackedLinear
+
+        return PackedLinear(self.weights, weight, bias)
+
+
+class CpuFloat32(CpuLinear):
+    """Weights in float32."""
+
+    name = "cpu_float32"
+    summary = "float32 weights, multiplied in float32 in C++"
+    weights: ClassVar[str] = "float32"
+    price = 0.53
+
+
+class CpuBfloat16(CpuLinear):
+    """Weights in bfloat16, all else in float32."""
+
+    name = "cpu_bfloat16"
+    summary = "bfloat16 weights, multiplied in float32 in C++"
+    weights: ClassVar[str] = "bfloat16"
+    price = 0.46
+
+
+class QuantizedCpuLinear(CpuLinear):
+    """Rows become int8 with a step for every 32 inputs."""
+
+    def refuses(self, shape: LinearShape) -> str | None:
+        """Inputs come in groups of 32."""
+        return f"{shape.inputs} inputs are not a multiple of {GROUP}" if shape.inputs % GROUP else None
+
+
+class CpuInt8(QuantizedCpuLinear):
+    """Weights as int8 with a step for each output."""
+
+    name = "cpu_int8"
+    summary = "int8 weights with a step per output, inputs as int8 with a step per 32, in C++"
+    weights: ClassVar[str] = "int8"
+    price = 0.19
+
+
+class CpuInt4(QuantizedCpuLinear):
+    """Weights as GGUF's Q4_1 has them: 4 bits, a step and a least value for each 32 inputs."""
+
+    name = "cpu_int4"
+    summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, in C++"
+    weights: ClassVar[str] = "int4"
+    price = 0.22

@@ -1,0 +1,76 @@
+// Rows of activations as linear layers take them: float32, or int8 with a scale for every 32 neighbours.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "simd.hpp"
+
+constexpr int GROUP = 32;
+
+// x[row, k] is about scale[row, k / 32] * values[row, k]. A group that holds NaN or infinity gets the scale NaN.
+struct Quantised {
+  std::vector<int8_t> values;
+  std::vector<float> scale, sum;
+  std::vector<int32_t> offset;
+
+  void resize(int rows, int width) {
+    values.resize((size_t)rows * width);
+    scale.resize((size_t)rows * width / GROUP);
+    sum.resize(scale.size());
+    offset.resize(scale.size());
+  }
+};
+
+static inline void quantise_row(const float* x, int width, int8_t* values, float* scale, float* sum, int32_t* offset) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int g = 0; g < width / GROUP; g++) {
+    __m512 a = _mm512_loadu_ps(x + g * GROUP), b = _mm512_loadu_ps(x + g * GROUP + 16);
+    // As integers the magnitudes of floats keep their order, and NaN comes last.
+    int top = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                                       _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
+    float largest;
+    std::memcpy(&largest, &top, 4);
+    bool finite = top < 0x7f800000;
+    float step = largest / 127.0f;
+    __m512 inverse = _mm512_set1_ps(finite && step > 1e-36f ? 1.0f / step : 0.0f);
+    __m512i ia = _mm512_setzero_si512(), ib = ia;
+    if (finite) {
+      ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+      ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+    }
+    _mm_storeu_si128((__m128i*)(values + g * GROUP), _mm512_cvtsepi32_epi8(ia));
+    _mm_storeu_si128((__m128i*)(values + g * GROUP + 16), _mm512_cvtsepi32_epi8(ib));
+    int total = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
+    scale[g] = finite ? step : std::numeric_limits<float>::quiet_NaN();
+    sum[g] = scale[g] * (float)total;
+    offset[g] = -128 * total;
+  }
+}
+
+static inline void rms_norm_row(const float* x, int width, const float* gain, float eps, float* out) {
+  __m512 total = _mm512_setzero_ps();
+  int i = 0;
+  for (; i + 16 <= width; i += 16) {
+    __m512 v = _mm512_loadu_ps(x + i);
+    total = _mm512_fmadd_ps(v, v, total);
+  }
+  float squares = _mm512_reduce_add_ps(total);
+  for (int j = i; j < width; j++) squares += x[j] * x[j];
+  float factor = 1.0f / std::sqrt(squares / (float)width + eps);
+  __m512 f = _mm512_set1_ps(factor);
+  for (int j = 0; j < i; j += 16)
+    _mm512_storeu_ps(out + j, _mm512_mul_ps(_mm512_mul_ps(_mm512_loadu_ps(x + j), f), _mm512_loadu_ps(gain + j)));
+  for (int j = i; j < width; j++) out[j] = x[j] * factor * gain[j];
+}
+
+// silu(gate) * up of one row [gate, up], each `width` (a multiple of 16) wide.
+static inline void silu_gate_row(const float* both, int width, float* out) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  for (int i = 0; i < width; i += 16) {
+    __m512 gate = _mm512_loadu_ps(both + i), up = _mm512_loadu_ps(both + width + i);
+    __m512 below = _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+    _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_div_ps(gate, below), up));
+  }
+}

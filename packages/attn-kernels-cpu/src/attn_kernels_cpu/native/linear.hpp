@@ -1,0 +1,76 @@
+// A whole linear layer: panels shared out between threads, rows in tiles.
+#pragma once
+#include <omp.h>
+
+#include "tiles.hpp"
+
+
+template <class Element>
+struct FloatTiles {
+  using Input = const float*;
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
+    float_tile<ROWS, PANELS, Element>(l, x, row, panel, to);
+  }
+  static constexpr int MANY = 12, WIDE = 2;
+};
+
+struct Int8Tiles {
+  using Input = const Quantised&;
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
+    int8_tile<ROWS, PANELS>(l, x, row, panel, to);
+  }
+  static constexpr int MANY = 6, WIDE = 2;
+};
+
+struct Int4Tiles {
+  using Input = const Quantised&;
+  template <int ROWS, int PANELS>
+  static void run(const Linear& l, Input x, int row, int panel, Into to) {
+    int4_tile<ROWS, PANELS>(l, x, row, panel, to);
+  }
+  static constexpr int MANY = 6, WIDE = 2;
+};
+
+template <class Tiles, int ROWS, int PANELS>
+static void panels_of_block(const Linear& l, typename Tiles::Input x, int row, int first, int last, Into to) {
+  int panel = first;
+  for (; panel + PANELS <= last; panel += PANELS) Tiles::template run<ROWS, PANELS>(l, x, row, panel, to);
+  for (; panel < last; panel++) Tiles::template run<ROWS, 1>(l, x, row, panel, to);
+}
+
+// All rows with panels `first` to `last`, whose weights then are still in the cache.
+template <class Tiles>
+static void block(const Linear& l, typename Tiles::Input x, int rows, int first, int last, Into to) {
+  int row = 0;
+  for (; row + Tiles::MANY <= rows; row += Tiles::MANY)
+    panels_of_block<Tiles, Tiles::MANY, Tiles::WIDE>(l, x, row, first, last, to);
+  for (; row + 4 <= rows; row += 4) panels_of_block<Tiles, 4, 2>(l, x, row, first, last, to);
+  for (; row + 2 <= rows; row += 2) panels_of_block<Tiles, 2, 4>(l, x, row, first, last, to);
+  for (; row < rows; row++) panels_of_block<Tiles, 1, 4>(l, x, row, first, last, to);
+}
+
+constexpr int BLOCK = 4;
+
+template <class Tiles>
+static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
+  int panels = (l.outputs + 15) / 16, blocks = (panels + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+  for (int b = 0; b < blocks; b++) block<Tiles>(l, x, rows, b * BLOCK, std::min(panels, (b + 1) * BLOCK), to);
+}
+
+static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
+  if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
+  if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
+  static thread_local Quantised quantised;
+  Quantised& q = quantised;
+  q.resize(rows, l.inputs);
+  size_t groups = l.inputs / GROUP;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > 1)
+  for (int r = 0; r < rows; r++)
+    quantise_row(x + (size_t)r * l.inputs, l.inputs, q.values.data() + (size_t)r * l.inputs, q.scale.data() + r * groups,
+                 q.sum.data() + r * groups, q.offset.data() + r * groups);
+  if (l.format == INT8) return shared_out<Int8Tiles>(l, q, rows, to, threads);
+  shared_out<Int4Tiles>(l, q, rows, to, threads);
+}

@@ -1,0 +1,70 @@
+// Weights [outputs, inputs] laid out in panels of sixteen outputs, as the tiles read them.
+#pragma once
+#include "tiles.hpp"
+
+static inline float weight_of(const float* w) { return *w; }
+static inline float weight_of(const uint16_t* w) {
+  uint32_t bits = (uint32_t)*w << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// Panels [inputs, 16] of the same elements; outputs past the last are zero.
+template <class Element>
+static void pack_floats(const Element* w, int outputs, int inputs, Element* packed, int threads) {
+  int panels = (outputs + 15) / 16;
+#pragma omp parallel for num_threads(threads)
+  for (int p = 0; p < panels; p++)
+    for (int k = 0; k < inputs; k++)
+      for (int n = 0; n < 16; n++) {
+        int output = p * 16 + n;
+        packed[((size_t)p * inputs + k) * 16 + n] = output < outputs ? w[(size_t)output * inputs + k] : Element(0);
+      }
+}
+
+// Panels [inputs / 4, 16, 4] of w / step + 128, step the largest magnitude of an output's weights over 127.
+template <class Element>
+static void pack_int8(const Element* w, int outputs, int inputs, uint8_t* packed, float* steps, int threads) {
+  int panels = (outputs + 15) / 16;
+#pragma omp parallel for num_threads(threads)
+  for (int output = 0; output < panels * 16; output++) {
+    const Element* row = w + (size_t)output * inputs;
+    uint8_t* to = packed + (size_t)(output / 16) * inputs * 16 + (output % 16) * 4;
+    float largest = 0;
+    if (output < outputs)
+      for (int k = 0; k < inputs; k++) largest = std::max(largest, std::fabs(weight_of(row + k)));
+    float step = largest / 127.0f, inverse = step > 0 ? 1.0f / step : 0.0f;
+    steps[output] = step;
+    for (int k = 0; k < inputs; k++) {
+      float value = output < outputs ? weight_of(row + k) * inverse : 0.0f;
+      to[(k / 4) * 64 + k % 4] = (uint8_t)((int)std::nearbyint(value) + 128);
+    }
+  }
+}
+
+// Nibbles 0 to 15 of (w - least) / step for groups of 32 inputs: what GGUF calls Q4_1. Byte j of a group's quarter s
+// holds input 4 s + j in its lower half and input 4 s + j + 16 in its upper.
+template <class Element>
+static void pack_int4(const Element* w, int outputs, int inputs, uint8_t* packed, uint16_t* scales, int threads) {
+  int panels = (outputs + 15) / 16, groups = inputs / GROUP;
+#pragma omp parallel for num_threads(threads)
+  for (int output = 0; output < panels * 16; output++)
+    for (int g = 0; g < groups; g++) {
+      float value[GROUP];
+      for (int i = 0; i < GROUP; i++)
+        value[i] = output < outputs ? weight_of(w + (size_t)output * inputs + g * GROUP + i) : 0.0f;
+      float least = *std::min_element(value, value + GROUP), most = *std::max_element(value, value + GROUP);
+      uint16_t* to = scales + ((size_t)(output / 16) * groups + g) * 32 + output % 16;
+      to[0] = _cvtss_sh((most - least) / 15.0f, _MM_FROUND_TO_NEAREST_INT);
+      to[16] = _cvtss_sh(least, _MM_FROUND_TO_NEAREST_INT);
+      float step = _cvtsh_ss(to[0]), start = _cvtsh_ss(to[16]), inverse = step > 0 ? 1.0f / step : 0.0f;
+      uint8_t nibble[GROUP];
+      for (int i = 0; i < GROUP; i++)
+        nibble[i] = (uint8_t)std::min(15.0f, std::max(0.0f, std::nearbyint((value[i] - start) * inverse)));
+      uint8_t* bytes = packed + (size_t)(output / 16) * inputs * 8 + (size_t)g * 256 + (output % 16) * 4;
+      for (int s = 0; s < 4; s++)
+        for (int j = 0; j < 4; j++)
+          bytes[s * 64 + j] = (uint8_t)(nibble[4 * s + j] | nibble[4 * s + j + 16] << 4);
+    }
+}

@@ -1,0 +1,81 @@
+"""A linear layer whose weights lie as the kernels read them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor, nn
+
+from attn_kernels_cpu.library import FORMATS, LinearStruct, library
+
+ALIGNMENT = 64
+PANEL = 16
+GROUP = 32
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
+"""Bytes of one weight, steps apart."""
+
+
+class PackedLinear(nn.Module):
+    """Rows [..., inputs] to [..., outputs], in the type of the rows.
+
+    Products are taken in float32, or of int8 with a step for every 32 inputs of a row; each output is summed in one
+    fixed order, so a row's result does not depend on the rows beside it, to the bit.
+    """
+
+    weights: Tensor
+    scales: Tensor | None
+    steps: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, form: str, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.form = form
+        self.outputs, self.inputs = weight.shape
+        padded = -(-self.outputs // PANEL) * PANEL
+        self.register_buffer("weights", _aligned(int(padded * self.inputs * BYTES[form])), persistent=False)
+        scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if form == "int4" else None
+        self.register_buffer("scales", scales, persistent=False)
+        self.register_buffer("steps", torch.empty(padded) if form == "int8" else None, persistent=False)
+        room = None
+        if bias is not None:
+            room = torch.zeros(padded)
+            room[: self.outputs] = bias
+        self.register_buffer("bias", room, persistent=False)
+        self._library = library()
+        self._struct = LinearStruct(
+            FORMATS[form], self.inputs, self.outputs, *map(_address, (self.weights, self.scales, self.steps, room))
+        )
+        self.address = ctypes.addressof(self._struct)
+        source = weight.detach()
+        if form in ("float32", "bfloat16"):
+            source = source.to(getattr(torch, form))
+        elif source.dtype != torch.bfloat16:
+            source = source.float()
+        source = source.contiguous()
+        self._library.attn_pack(
+            source.data_ptr(), source.dtype == torch.bfloat16, self.address, torch.get_num_threads()
+        )
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [..., inputs] to [..., outputs]."""
+        wide = rows.to(torch.float32).contiguous()
+        out = torch.empty(*rows.shape[:-1], self.outputs)
+        count = out.numel() // self.outputs
+        self._library.attn_linear(self.address, wide.data_ptr(), count, out.data_ptr(), torch.get_num_threads())
+        return out.to(rows.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes and format, as torch's own layers show theirs."""
+        return f"inputs={self.inputs}, outputs={self.outputs}, weights={self.form}"
+
+
+def _aligned(size: int) -> Tensor:
+    """Memory of `size` bytes that begins where a cache line does."""
+    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    start = -memory.data_ptr() % ALIGNMENT
+    return memory[start : start + size]
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

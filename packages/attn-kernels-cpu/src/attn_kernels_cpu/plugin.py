@@ -1,0 +1,13 @@
+"""What this package offers. Imports no torch and compiles nothing before a kernel is used."""
+
+from __future__ import annotations
+
+from attn_core import LinearKernel, hookimpl
+
+from attn_kernels_cpu.linears import CpuBfloat16, CpuFloat32, CpuInt4, CpuInt8
+
+
+@hookimpl
+def attn_linears() -> list[LinearKernel]:
+    """Linear layers in every format of weights."""
+    return [CpuFloat32(), CpuBfloat16(), CpuInt8(), CpuInt4()]
