@@ -24,7 +24,7 @@ PLUGIN_MECHANISM = "kerple_log"
 QUESTION = "What is the capital of France?"
 SENTENCE = "The cat did not cross the street because it was too tired."
 OPENING = "ROMEO:\n"
-ANCHOR_LOSS = 1.87
+ANCHOR_LOSS, ANCHOR_STEPS = 1.87, 2000
 BATCH = 12
 CONTEXT = 64
 OVERLAP = 24
@@ -47,7 +47,7 @@ def main() -> None:
         ask_for_paris(address)
         trained = "shakespeare-gqa"
         heading(3, "train a character-level GPT on Shakespeare over gRPC")
-        train(address, trained, "gqa", "--kv-heads", "2", steps=2000)
+        train(address, trained, "gqa", "--kv-heads", "2", steps=ANCHOR_STEPS)
         heading(4, "serve what was trained, beside SmolLM2, without a restart")
         let_write(address, trained)
     heading(5, "install a plugin, then train and serve with its mechanism by name")
@@ -96,11 +96,8 @@ def train(address: str, name: str, attention: str, *options: str, steps: int) ->
         raise DemoError(f"the job ended as {job['state']}")
     metrics = job["metrics"]
     speed = steps * BATCH * CONTEXT / metrics["elapsed_seconds"]
-    print(
-        f"  validation loss {metrics['validation_loss']:.3f} after {steps} steps, {speed:,.0f} tokens/s over all",
-        end="",
-    )
-    print(f" (nanoGPT's own model: {ANCHOR_LOSS} after 2000)")
+    anchor = f" (nanoGPT's own model: {ANCHOR_LOSS})" if steps == ANCHOR_STEPS else ""
+    print(f"  validation loss {metrics['validation_loss']:.3f} after {steps} steps{anchor}, {speed:,.0f} tokens/s")
 
 
 def let_write(address: str, model: str) -> None:

@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.pairs import seen_pairs
+from attn_core.pairs import positions, seen_pairs
 from torch import Tensor
-
-
-def positions(operands: Operands) -> tuple[Tensor, Tensor]:
-    """Positions of queries [batch or 1, query] and keys [batch or 1, key], int64.
-
-    Those not given are aligned to the end of the keys: query i of n over S keys stands at S - n + i.
-    """
-    queries, keys = operands.query.shape[1], operands.key.shape[1]
-    device = operands.query.device
-    query, key = operands.query_positions, operands.key_positions
-    if query is None:
-        query = torch.arange(keys - queries, keys, device=device)[None]
-    if key is None:
-        key = torch.arange(keys, device=device)[None]
-    return query, key
 
 
 def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor | None:

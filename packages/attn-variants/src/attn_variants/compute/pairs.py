@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attn_core import AttentionSpec, Operands
+from attn_core.pairs import positions
 from torch import Tensor
 
-from attn_variants.compute.operands import allowed_pairs, positions
+from attn_variants.compute.operands import allowed_pairs
 
 
 @dataclass(frozen=True, eq=False)

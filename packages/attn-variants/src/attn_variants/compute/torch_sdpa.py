@@ -7,11 +7,12 @@ import dataclasses
 import torch
 from attn_core import AttentionSpec, Operands
 from attn_core.modifier import BiasTable
+from attn_core.pairs import positions
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from attn_variants.compute.modifiers import alibi_bias
-from attn_variants.compute.operands import allowed_pairs, nothing, positions
+from attn_variants.compute.operands import allowed_pairs, nothing
 from attn_variants.compute.relative import relative_bias
 from attn_variants.score.compute import scale_of
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, LayerState, Operands, RaggedBatch
+from attn_core.pairs import positions
 from torch import Tensor
 
-from attn_variants.compute.operands import positions
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, turns
 from attn_variants.layer import SpecLayer
