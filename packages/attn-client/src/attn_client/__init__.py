@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from attn_client.sampling import ChatMessage as ChatMessage
     from attn_client.sampling import Grammar as Grammar
     from attn_client.sampling import Sampling as Sampling
+    from attn_client.sampling import Sourced as Sourced
     from attn_client.settings import ClientSettings as ClientSettings
 
 # Listing plugins imports this package, and must not import gRPC with it.
@@ -37,7 +38,7 @@ _HOMES = {
     "results.inference": ("AttentionMap", "Chunk", "Completion", "FinishReason", "Score", "Token", "Usage"),
     "results.jobs": ("Checkpoint", "Job", "JobEvent", "JobState", "LogLine", "Metrics", "StateChange"),
     "results.models": ("Mechanism", "Model", "ModelState"),
-    "sampling": ("ChatMessage", "Grammar", "Sampling"),
+    "sampling": ("ChatMessage", "Grammar", "Sampling", "Sourced"),
     "settings": ("ClientSettings",),
 }
 

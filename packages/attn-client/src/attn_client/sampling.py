@@ -88,12 +88,24 @@ class ChatMessage:
     content: str
 
 
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
-"""Text, token ids, or a conversation."""
+@dataclass(frozen=True)
+class Sourced:
+    """A prompt for a model that reads a source: the `source`, and how what is written begins."""
+
+    source: str | Sequence[int]
+    begin: str | Sequence[int] = ""
+
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage] | Sourced
+"""Text, token ids, a conversation, or something to translate."""
 
 
 def prompt_message(prompt: Prompt) -> common_pb2.Prompt:
     """A prompt on the wire; raises `InvalidValue` for anything else."""
+    if isinstance(prompt, Sourced):
+        message = prompt_message(prompt.begin)
+        message.source.CopyFrom(_source_message(prompt.source))
+        return message
     if isinstance(prompt, str):
         return common_pb2.Prompt(text=prompt)
     turns = [turn for turn in prompt if isinstance(turn, ChatMessage)]
@@ -104,3 +116,9 @@ def prompt_message(prompt: Prompt) -> common_pb2.Prompt:
         return common_pb2.Prompt(tokens=common_pb2.TokenIds(ids=cast("Sequence[int]", prompt)))
     except (TypeError, ValueError) as error:
         raise InvalidValue.of("prompt", prompt, "text, token ids below 2**31, or ChatMessages") from error
+
+
+def _source_message(source: str | Sequence[int]) -> common_pb2.Source:
+    if isinstance(source, str):
+        return common_pb2.Source(text=source)
+    return common_pb2.Source(tokens=prompt_message(source).tokens)

@@ -25,7 +25,7 @@ STATE_BYTES = 512 * 2**20
 
 
 class RunningModel:
-    """The decoder in `folder`; raises what loading it raises, `InvalidValue` where it has no tokenizer."""
+    """The model in `folder`; raises what loading it raises, `InvalidValue` where it has no tokenizer."""
 
     def __init__(self, folder: Path) -> None:
         loaded = load_model(folder)
@@ -44,7 +44,13 @@ class RunningModel:
         fields = sampling_fields(sampling)
         fields.setdefault("max_new_tokens", max(1, min(EngineSampling.max_new_tokens, self._context - len(ids))))
         deadline = None if seconds is None else time.monotonic() + seconds
-        request = Request(id=uuid.uuid4().hex, token_ids=ids, task=EngineSampling(**fields), deadline=deadline)
+        request = Request(
+            id=uuid.uuid4().hex,
+            token_ids=ids,
+            source_ids=self._words.source(prompt),
+            task=EngineSampling(**fields),
+            deadline=deadline,
+        )
         with closing(cast("Generator[Event, None, None]", self._loop.stream(request))) as events:
             for event in events:
                 yield self._words.chunk(event)

@@ -7,10 +7,11 @@ from typing import Any
 
 import attn_engine
 from attn_client.results.inference import Alternative, Chunk, FinishReason, Token, Usage
-from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_client.sampling import ChatMessage, Prompt, Sampling, Sourced
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
 from attn_engine import Event, Finish, RequestUsage, ScoredToken
 from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.sides import begun, source_ids
 
 SPELLINGS_KEPT = 65536
 OTHER_NAMES = {"ignore_eos": "ignore_end", "top_logprobs": "alternatives"}
@@ -30,6 +31,11 @@ class Words:
 
     def read(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of text, a conversation or token ids; raises `InvalidValue` where there are none."""
+        if isinstance(prompt, Sourced):
+            begin = prompt.begin
+            if begin and not isinstance(begin, str):
+                return tuple(begin)
+            return begun(self._tokenizer, self._tokenizer.encode(str(begin or ""), add_special=False))
         if isinstance(prompt, str):
             ids = tuple(self._tokenizer.encode(prompt))
         else:
@@ -41,6 +47,12 @@ class Words:
         if not ids:
             raise InvalidValue.of("prompt", "no tokens", "at least one token")
         return ids
+
+    def source(self, prompt: Prompt) -> tuple[int, ...] | None:
+        """The token ids of the source, None where the prompt has none."""
+        if not isinstance(prompt, Sourced):
+            return None
+        return source_ids(self._tokenizer, prompt.source) if isinstance(prompt.source, str) else tuple(prompt.source)
 
     def chunk(self, event: Event) -> Chunk:
         """News of a completion; raises the error that ended it."""

@@ -7,6 +7,7 @@ from attn.v1 import common_pb2 as _common_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -90,6 +91,8 @@ class ModelConfig(_message.Message):
     POSITIONS_FIELD_NUMBER: _builtins.int
     DROPOUT_FIELD_NUMBER: _builtins.int
     TIE_EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    FAMILY_OPTIONS_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """The size of the residual stream; a multiple of `heads` unless `head_size` is given."""
     layers: _builtins.int
@@ -116,9 +119,15 @@ class ModelConfig(_message.Message):
     """The probability with which activations are dropped in training, in [0, 1)."""
     tie_embeddings: _builtins.bool
     """Whether the output layer shares the token embedding; absent means yes."""
+    family: _builtins.str
+    """The family of the model; empty means "decoder". Of others only `family_options` says the shape, and all above is empty."""
     @_builtins.property
     def mechanism(self) -> _common_pb2.MechanismRef:
         """The mechanism of every attention layer; it must be able to be causal."""
+
+    @_builtins.property
+    def family_options(self) -> _struct_pb2.Struct:
+        """The fields of the family's config by name, without `vocabulary`; not for a decoder."""
 
     def __init__(
         self,
@@ -137,10 +146,12 @@ class ModelConfig(_message.Message):
         positions: _builtins.str = ...,
         dropout: _builtins.float = ...,
         tie_embeddings: _builtins.bool | None = ...,
+        family: _builtins.str = ...,
+        family_options: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "mechanism", b"mechanism", "tie_embeddings", b"tie_embeddings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "family_options", b"family_options", "mechanism", b"mechanism", "tie_embeddings", b"tie_embeddings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "activation", b"activation", "context_length", b"context_length", "dropout", b"dropout", "feed_forward_size", b"feed_forward_size", "head_size", b"head_size", "heads", b"heads", "kv_heads", b"kv_heads", "layers", b"layers", "mechanism", b"mechanism", "norm", b"norm", "norm_placement", b"norm_placement", "positions", b"positions", "tie_embeddings", b"tie_embeddings", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "activation", b"activation", "context_length", b"context_length", "dropout", b"dropout", "family", b"family", "family_options", b"family_options", "feed_forward_size", b"feed_forward_size", "head_size", b"head_size", "heads", b"heads", "kv_heads", b"kv_heads", "layers", b"layers", "mechanism", b"mechanism", "norm", b"norm", "norm_placement", b"norm_placement", "positions", b"positions", "tie_embeddings", b"tie_embeddings", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tie_embeddings: _TypeAlias = _typing.Literal["tie_embeddings"]  # noqa: Y015
     _WhichOneofArgType__tie_embeddings: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings"]  # noqa: Y015
@@ -150,7 +161,7 @@ Global___ModelConfig: _TypeAlias = ModelConfig  # noqa: Y015
 
 @_typing.final
 class DataSource(_message.Message):
-    """The text to train on."""
+    """The text, or the pairs of source and target, to train on."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -158,14 +169,22 @@ class DataSource(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
     VALIDATION_FRACTION_FIELD_NUMBER: _builtins.int
+    LANGUAGES_FIELD_NUMBER: _builtins.int
+    MOST_PAIRS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """A data set the server knows by name."""
     path: _builtins.str
-    """A text file, or a folder of text files read in sorted order, on the server."""
+    """A text file, or a folder of text files read in sorted order, on the server. Of pairs: a file with source TAB target
+    in each line, or a folder with train.LANGUAGE and val.LANGUAGE, line by line; either may be compressed (.gz).
+    """
     tokenizer: _builtins.str
     """How text becomes tokens: "character", or the name or folder of a tokenizer on the server; empty means "character"."""
     validation_fraction: _builtins.float
     """The fraction at the end that is kept for validation, in [0, 1); absent means 0.1."""
+    languages: _builtins.str
+    """The languages of a folder of pairs, such as "en-de": from, to. A file's first column is the source."""
+    most_pairs: _builtins.int
+    """The most pairs to read; 0 means all."""
     def __init__(
         self,
         *,
@@ -173,10 +192,12 @@ class DataSource(_message.Message):
         path: _builtins.str = ...,
         tokenizer: _builtins.str = ...,
         validation_fraction: _builtins.float | None = ...,
+        languages: _builtins.str = ...,
+        most_pairs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction", "kind", b"kind", "name", b"name", "path", b"path", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction", "kind", b"kind", "name", b"name", "path", b"path", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction", "kind", b"kind", "languages", b"languages", "most_pairs", b"most_pairs", "name", b"name", "path", b"path", "tokenizer", b"tokenizer", "validation_fraction", b"validation_fraction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__validation_fraction: _TypeAlias = _typing.Literal["validation_fraction"]  # noqa: Y015
     _WhichOneofArgType__validation_fraction: _TypeAlias = _typing.Literal["_validation_fraction", b"_validation_fraction"]  # noqa: Y015
@@ -204,6 +225,7 @@ class OptimizerConfig(_message.Message):
     BETA1_FIELD_NUMBER: _builtins.int
     BETA2_FIELD_NUMBER: _builtins.int
     GRADIENT_CLIP_FIELD_NUMBER: _builtins.int
+    LABEL_SMOOTHING_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
     """The number of optimiser steps, at least 1."""
     batch_size: _builtins.int
@@ -222,6 +244,8 @@ class OptimizerConfig(_message.Message):
     """The decay of the mean of squared gradients, in [0, 1); absent means 0.99."""
     gradient_clip: _builtins.float
     """The largest norm of the whole gradient, 0 for no limit; absent means 1."""
+    label_smoothing: _builtins.float
+    """The probability that targets give to all tokens alike, in [0, 1); only for models with a source."""
     def __init__(
         self,
         *,
@@ -234,10 +258,11 @@ class OptimizerConfig(_message.Message):
         beta1: _builtins.float | None = ...,
         beta2: _builtins.float | None = ...,
         gradient_clip: _builtins.float | None = ...,
+        label_smoothing: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "_gradient_clip", b"_gradient_clip", "_min_learning_rate", b"_min_learning_rate", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "beta1", b"beta1", "beta2", b"beta2", "gradient_clip", b"gradient_clip", "min_learning_rate", b"min_learning_rate", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "_gradient_clip", b"_gradient_clip", "_min_learning_rate", b"_min_learning_rate", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "gradient_clip", b"gradient_clip", "learning_rate", b"learning_rate", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beta1", b"_beta1", "_beta2", b"_beta2", "_gradient_clip", b"_gradient_clip", "_min_learning_rate", b"_min_learning_rate", "_warmup_steps", b"_warmup_steps", "_weight_decay", b"_weight_decay", "batch_size", b"batch_size", "beta1", b"beta1", "beta2", b"beta2", "gradient_clip", b"gradient_clip", "label_smoothing", b"label_smoothing", "learning_rate", b"learning_rate", "min_learning_rate", b"min_learning_rate", "steps", b"steps", "warmup_steps", b"warmup_steps", "weight_decay", b"weight_decay"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beta1: _TypeAlias = _typing.Literal["beta1"]  # noqa: Y015
     _WhichOneofArgType__beta1: _TypeAlias = _typing.Literal["_beta1", b"_beta1"]  # noqa: Y015
@@ -276,6 +301,7 @@ class CheckpointPolicy(_message.Message):
     KEEP_FIELD_NUMBER: _builtins.int
     EVALUATION_INTERVAL_STEPS_FIELD_NUMBER: _builtins.int
     EVALUATION_BATCHES_FIELD_NUMBER: _builtins.int
+    BLEU_SENTENCES_FIELD_NUMBER: _builtins.int
     interval_steps: _builtins.int
     """Steps between checkpoints; 0 means the server's default. The last step always writes one."""
     keep: _builtins.int
@@ -284,6 +310,8 @@ class CheckpointPolicy(_message.Message):
     """Steps between measurements of the validation loss; 0 means the server's default."""
     evaluation_batches: _builtins.int
     """Batches in each measurement; 0 means the server's default."""
+    bleu_sentences: _builtins.int
+    """Validation sources that the finished model translates for its BLEU; 0 measures none. Only for models with a source."""
     def __init__(
         self,
         *,
@@ -291,10 +319,11 @@ class CheckpointPolicy(_message.Message):
         keep: _builtins.int = ...,
         evaluation_interval_steps: _builtins.int = ...,
         evaluation_batches: _builtins.int = ...,
+        bleu_sentences: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluation_batches", b"evaluation_batches", "evaluation_interval_steps", b"evaluation_interval_steps", "interval_steps", b"interval_steps", "keep", b"keep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bleu_sentences", b"bleu_sentences", "evaluation_batches", b"evaluation_batches", "evaluation_interval_steps", b"evaluation_interval_steps", "interval_steps", b"interval_steps", "keep", b"keep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

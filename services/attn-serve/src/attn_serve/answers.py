@@ -96,6 +96,7 @@ class MapAnswer:
     shape: tuple[int, int, int]
     weights: bytes
     labels: tuple[str, ...]
+    key_labels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from attn_engine import Grammar
 from attn_gateway import Call
 
 from attn_serve.answers import Chunk, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
-from attn_serve.requests import EngineSettings, Generation, PromptInput
+from attn_serve.requests import EngineSettings, Generation, PromptInput, SourceInput
 
 FINISH = {
     Finish.END: inference_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -38,15 +38,28 @@ OPTIONAL_SAMPLING = {
 
 
 def prompt_of(message: common_pb2.Prompt, field: str = "prompt") -> PromptInput:
-    """The prompt; raises `InvalidValue` where none is given."""
+    """The prompt; raises `InvalidValue` where neither it nor a source is given."""
     kind = message.WhichOneof("kind")
+    source = source_of(message.source, f"{field}.source") if message.HasField("source") else None
     if kind == "text":
-        return PromptInput(text=message.text)
+        return PromptInput(text=message.text, source=source)
     if kind == "tokens":
-        return PromptInput(tokens=tuple(message.tokens.ids))
+        return PromptInput(tokens=tuple(message.tokens.ids), source=source)
     if kind == "chat":
-        return PromptInput(chat=tuple((turn.role, turn.content) for turn in message.chat.messages))
-    raise InvalidValue.of(field, None, "text, tokens or chat")
+        return PromptInput(chat=tuple((turn.role, turn.content) for turn in message.chat.messages), source=source)
+    if source is None:
+        raise InvalidValue.of(field, None, "text, tokens or chat")
+    return PromptInput(text="", source=source)
+
+
+def source_of(message: common_pb2.Source, field: str) -> SourceInput:
+    """The source; raises `InvalidValue` where it is of no form."""
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise InvalidValue.of(field, None, "text or tokens")
+    if kind == "text":
+        return SourceInput(text=message.text)
+    return SourceInput(tokens=tuple(message.tokens.ids))
 
 
 def sampling_of(message: inference_pb2.Sampling) -> dict[str, Any]:
@@ -130,6 +143,6 @@ def map_message(answer: MapAnswer) -> inference_pb2.AttentionMapsResponse:
             element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=answer.shape, data=answer.weights
         ),
         query_tokens=answer.labels,
-        key_tokens=answer.labels,
+        key_tokens=answer.key_labels,
         mechanism=answer.mechanism,
     )

@@ -41,7 +41,7 @@ class EngineHost:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         use_kernel(model, settings.kernel)
         self._deliver = deliver
-        self._reader = Reader(tokenizer)
+        self._reader = Reader(tokenizer, has_source=self._loaded.source_context is not None)
         store = installed().caches.get(CACHE).create(model.state_specs(), store_size(model, settings))
         limits = (
             EngineLimits() if settings.max_batch_tokens is None else EngineLimits(step_tokens=settings.max_batch_tokens)
@@ -51,17 +51,16 @@ class EngineHost:
     @property
     def info(self) -> ModelInfo:
         """What the model is."""
-        model, config = self._loaded.model, self._loaded.config
+        model, mechanisms = self._loaded.model, self._loaded.mechanisms
         weights = next(model.parameters())
-        mechanisms = dict.fromkeys(config.choice(layer).mechanism for layer in range(config.layers))
         return ModelInfo(
-            architecture="decoder",
-            mechanisms=tuple(mechanisms),
+            architecture=self._loaded.family,
+            mechanisms=tuple(dict.fromkeys(mechanisms)),
             parameters=self._loaded.parameters,
             context=model.context,
             vocabulary=model.vocabulary,
-            layers=config.layers,
-            heads=config.heads,
+            layers=len(mechanisms),
+            heads=getattr(self._loaded.config, "heads", 0),
             dtype=str(weights.dtype).removeprefix("torch."),
             device=str(weights.device),
             chat=self._reader.chat,
@@ -73,7 +72,9 @@ class EngineHost:
         given = dict(generation.sampling)
         given.setdefault("max_new_tokens", self._room(len(ids)))
         deadline = None if generation.seconds is None else time.monotonic() + generation.seconds
-        self._loop.submit(Request(id=generation.id, token_ids=ids, task=Sampling(**given), deadline=deadline))
+        source = self._reader.source(generation.prompt)
+        task = Sampling(**given)
+        self._loop.submit(Request(id=generation.id, token_ids=ids, source_ids=source, task=task, deadline=deadline))
 
     def cancel(self, request: str) -> None:
         """End a completion before the next engine step."""
@@ -81,7 +82,7 @@ class EngineHost:
 
     def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
         """Log probabilities of given sequences."""
-        sequences = [self._reader.read(prompt) for prompt in prompts]
+        sequences = [(self._reader.read(prompt), self._reader.source(prompt)) for prompt in prompts]
         return score_all(self._loop, sequences, Scoring(alternatives=alternatives), self._reader.spelling)
 
     def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
@@ -90,8 +91,7 @@ class EngineHost:
 
     def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights, a layer each."""
-        ids = self._reader.read(wanted.prompt)
-        return compute_maps(self._loaded, ids, wanted, [self._reader.spelling.token(i).text for i in ids])
+        return compute_maps(self._loaded, wanted, self._reader)
 
     def load(self) -> LoadAnswer:
         """How busy the engine is."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from attn_core.errors import Incompatible
-from attn_models.decoder.decoder import Decoder
 
 
-def use_kernel(model: Decoder, name: str | None) -> None:
+def use_kernel(model: Any, name: str | None) -> None:
     """Compute all attention with the kernel called `name`, or let dispatch choose where it is None.
 
     Runs one token, so that a kernel that refuses raises `KernelRefused` here and not in the first request.
@@ -20,4 +21,5 @@ def use_kernel(model: Decoder, name: str | None) -> None:
         for choose in chosen:
             choose(name)
     with torch.inference_mode():
-        model(torch.zeros(1, 1, dtype=torch.int64))
+        one = torch.zeros(1, 1, dtype=torch.int64)
+        model(one, one) if hasattr(model, "source_context") else model(one)

@@ -19,8 +19,10 @@ def store_size(model: LanguageModel, settings: EngineSettings) -> StoreSize:
     sequences = settings.max_sequences or DEFAULT_SEQUENCES
     allowed = settings.state_bytes or DEFAULT_STATE_BYTES
     layers = model.state_specs().values()
-    fixed = sum(state_bytes(specs, tokens=0, dtype=settings.dtype) for specs in layers)
-    row = sum(state_bytes(specs, tokens=1, dtype=settings.dtype) for specs in layers) - fixed
+    # Every request may come with the longest source.
+    source = getattr(model, "source_context", 0)
+    fixed = sum(state_bytes(specs, tokens=0, source=source, dtype=settings.dtype) for specs in layers)
+    row = sum(state_bytes(specs, tokens=1, source=source, dtype=settings.dtype) for specs in layers) - fixed
     # Beginnings that requests share bring as many snapshots of the fixed states.
     fixed *= 2
     room = allowed - fixed * sequences

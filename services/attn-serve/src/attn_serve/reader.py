@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.sides import begun, source_ids
 
 from attn_serve.answers import TokenizedAnswer
 from attn_serve.requests import PromptInput
@@ -11,10 +12,11 @@ from attn_serve.spelling import Spelling
 
 
 class Reader:
-    """Reads prompts as one model's tokenizer does."""
+    """Reads prompts as one model's tokenizer does; `has_source` says whether the model reads a source."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, has_source: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._has_source = has_source
         self.spelling = Spelling(tokenizer)
 
     @property
@@ -23,7 +25,14 @@ class Reader:
         return self._tokenizer.settings.chat_template is not None
 
     def read(self, prompt: PromptInput) -> tuple[int, ...]:
-        """The token ids; raises `InvalidValue` for an empty prompt or ids outside the vocabulary."""
+        """The token ids; raises `InvalidValue` for an empty prompt or ids outside the vocabulary.
+
+        With a source, text follows the token that begins what is written.
+        """
+        if prompt.source is not None and not self._has_source:
+            raise InvalidValue.of("prompt.source", "a source", "none, the model has no source")
+        if prompt.source is not None and prompt.chat is None and not prompt.tokens:
+            return begun(self._tokenizer, self._tokenizer.encode(prompt.text or "", add_special=False))
         if prompt.tokens is not None:
             ids = prompt.tokens
         elif prompt.chat is not None:
@@ -35,6 +44,14 @@ class Reader:
         if not ids:
             raise InvalidValue.of("prompt", "no tokens", "at least one token")
         return ids
+
+    def source(self, prompt: PromptInput) -> tuple[int, ...] | None:
+        """The token ids of the source, None without one; raises `InvalidValue` for an empty text."""
+        if prompt.source is None:
+            return None
+        if prompt.source.tokens is not None:
+            return prompt.source.tokens
+        return source_ids(self._tokenizer, prompt.source.text or "")
 
     def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a prompt, and the text they spell; raises as `read` does."""

@@ -8,12 +8,24 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
+class SourceInput:
+    """What a model with a source reads, as text or token ids."""
+
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PromptInput:
-    """A prompt in exactly one of three forms: text, token ids, or turns of (role, content)."""
+    """A prompt in exactly one of three forms: text, token ids, or turns of (role, content).
+
+    With a `source` it is the beginning of what is written, and may be left out.
+    """
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
     chat: tuple[tuple[str, str], ...] | None = None
+    source: SourceInput | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,16 @@ from attn_serve.answers import SequenceAnswer, TokenAnswer
 from attn_serve.news import chunk_of
 from attn_serve.spelling import Spelling
 
+Sided = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""A sequence of token ids and the source, if any, that it is to be scored under."""
 
-def score_all(
-    loop: EngineLoop, sequences: Sequence[tuple[int, ...]], task: Scoring, spelling: Spelling
-) -> list[SequenceAnswer]:
-    """The scores of all sequences; raises the error that ends the first one to fail, and cancels the rest."""
+
+def score_all(loop: EngineLoop, sequences: Sequence[Sided], task: Scoring, spelling: Spelling) -> list[SequenceAnswer]:
+    """The scores of all sequences, each under its source; raises the first error and cancels the rest."""
     mailboxes: dict[str, queue.SimpleQueue[Event]] = {}
     try:
-        for sequence in sequences:
-            request = Request(id=f"score-{uuid.uuid4().hex}", token_ids=sequence, task=task)
+        for ids, source in sequences:
+            request = Request(id=f"score-{uuid.uuid4().hex}", token_ids=ids, source_ids=source, task=task)
             mailboxes[request.id] = queue.SimpleQueue()
             loop.submit(request, mailboxes[request.id].put)
         return [SequenceAnswer(_collect(mailbox, spelling)) for mailbox in mailboxes.values()]

@@ -13,7 +13,7 @@ from attn_core.errors import InvalidValue
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect
 from attn_client.commands.place import Writer, here
 from attn_client.commands.show import show
-from attn_client.sampling import ChatMessage, Grammar, Prompt, Sampling
+from attn_client.sampling import ChatMessage, Grammar, Prompt, Sampling, Sourced
 
 Option = typer.Option
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
@@ -21,12 +21,15 @@ WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model i
 
 def generate_command(  # noqa: PLR0913 - a command has the options it has
     *,
-    words: Annotated[list[str], typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)] = None,
     model: Annotated[str | None, Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")] = None,
     chat: Annotated[
         bool, Option("--chat", help="Take the prompt as a user's turn, by the model's chat template.")
     ] = False,
     system: Annotated[str | None, Option(help="System message before the prompt; means --chat.")] = None,
+    source: Annotated[
+        str | None, Option(help="What a model with a source reads; a prompt is then how the answer begins.")
+    ] = None,
     max_new_tokens: Annotated[int | None, Option("--max-new-tokens", "-n", help="Most tokens to generate.")] = None,
     temperature: Annotated[float | None, Option(help="0 takes the likeliest token.")] = None,
     top_k: Annotated[int | None, Option(help="Keep the k likeliest tokens.")] = None,
@@ -58,7 +61,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     smollm2-135m-instruct "Once"` needs none. With `--regex "(yes|no)"` it says nothing else, with `--json-schema
     person.json` only JSON of that form.
     """
-    name, prompt = _asked(words, model)
+    name, prompt = _asked(words or [], model, source)
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = Sampling(
         max_new_tokens=max_new_tokens,
@@ -80,14 +83,16 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     with ExitStack() as stack:
         served = connect(address, token_file, certificates) if model is None else None
         writer: Writer = stack.enter_context(served or here())
-        chunks = writer.generate(name, _prompt(text, system, chat=chat), sampling, timeout=timeout)
+        chunks = writer.generate(name, _prompt(text, system, source, chat=chat), sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
         with closing(chunks):
             show(chunks, json=json, several=completions > 1)
 
 
-def _asked(words: list[str], model: str | None) -> tuple[str, str]:
-    """The model and the prompt; raises `InvalidValue` for too few or too many words."""
+def _asked(words: list[str], model: str | None, source: str | None) -> tuple[str, str]:
+    """The model and the prompt, which may be left out with a source; raises `InvalidValue` for other words."""
+    if source is not None and len(words) == (model is None):
+        words = [*words, ""]
     if model is not None and len(words) == 1:
         return model, words[0]
     if model is None and len(words) == 2:
@@ -109,7 +114,11 @@ def _read(option: str, path: Path | None) -> str | None:
         raise InvalidValue.of(option, str(path), f"a text file that can be read ({error})") from error
 
 
-def _prompt(text: str, system: str | None, *, chat: bool) -> Prompt:
+def _prompt(text: str, system: str | None, source: str | None, *, chat: bool) -> Prompt:
+    if source is not None:
+        if chat or system is not None:
+            raise InvalidValue.of("--source", source, "without --chat and --system")
+        return Sourced(source, text)
     if system is not None:
         return [ChatMessage("system", system), ChatMessage("user", text)]
     return [ChatMessage("user", text)] if chat else text

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
+from attn_client.sampling import Prompt, Sourced
 
 Option = typer.Option
 
@@ -17,6 +18,7 @@ def map_command(  # noqa: PLR0913 - a command has the options it has
     *,
     model: Annotated[str, typer.Argument(help="Name of a served model.")],
     text: Annotated[str, typer.Argument(help="Sentence to look at; - reads standard input.")],
+    source: Annotated[str | None, Option(help="What a model with a source reads; the sentence is its answer.")] = None,
     layer: Annotated[int, Option(help="Layer, counted from 0.", min=0)] = 0,
     head: Annotated[list[int] | None, Option(help="Head, counted from 0; may be repeated. All by default.")] = None,
     out: Annotated[Path, Option("--out", "-o", help="PNG file to write.")] = Path("attention.png"),
@@ -31,7 +33,9 @@ def map_command(  # noqa: PLR0913 - a command has the options it has
 
     Example: `attn map smollm2 "The cat sat on the mat because it was tired." --layer 12`
     """
-    sentence = sys.stdin.read() if text == "-" else text
+    sentence: Prompt = sys.stdin.read() if text == "-" else text
+    if source is not None:
+        sentence = Sourced(source, str(sentence))
     with connect(address, token_file, certificates) as client:
         (drawn,) = client.attention_maps(model, sentence, layers=[layer], heads=head or ())
     if json:

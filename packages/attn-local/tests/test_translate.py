@@ -1,0 +1,90 @@
+"""`attn translate` and `attn generate --source` with a model that runs here."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from attn_cli.lazy import load
+from attn_client import Sampling, Sourced
+from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_local import LocalClient
+from attn_models.loading import save_model
+from attn_models.tokenizers.learned import word_tokenizer
+from click.testing import CliRunner
+
+LINES = ["the dog sees the cat", "a cat runs", "the dog runs"]
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    tokenizer = word_tokenizer(["the a dog cat runs sees der die hund katze rennt sieht"])
+    family = installed().models.get("rnnsearch")
+    sizes = {"context": 24, "source_context": 12, "width": 16, "embedding": 8, "maxout": 8}
+    torch.manual_seed(4)
+    model = family.build(family.configure(sizes | {"vocabulary": tokenizer.vocabulary}))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    home = tmp_path_factory.mktemp("home")
+    save_model(home / "models" / "searcher", model, tokenizer)
+    return home
+
+
+@pytest.fixture
+def attn(shelf):
+    def run(name, *words, text=""):
+        environment = {"ATTN_HOME": str(shelf), "ATTN_ADDRESS": "127.0.0.1:1"}
+        command = load(installed().commands.get(name))
+        return CliRunner().invoke(command, words, input=text, env=environment, catch_exceptions=False)
+
+    return run
+
+
+def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
+    with LocalClient(shelf) as client:
+        greedy = Sampling(temperature=0, max_new_tokens=6)
+        alone = [client.complete("searcher", Sourced(line), greedy).text.strip() for line in LINES]
+    assert len(set(alone)) == len(LINES)
+    lines = [LINES[0], "", *LINES[1:]]
+    done = attn("translate", "--model", "searcher", "-", "-n", "6", text="\n".join(lines))
+    assert done.stdout.splitlines() == [alone[0], "", *alone[1:]]
+    begun = attn("generate", "--model", "searcher", "--source", LINES[0], "--temperature", "0", "-n", "6")
+    assert begun.stdout.strip() == alone[0]
+
+
+def test_bleu_is_sacrebleus(attn, tmp_path):
+    from sacrebleu.metrics import BLEU
+
+    text = "\n".join(LINES)
+    ours = attn("translate", "--model", "searcher", "-", text=text).stdout.splitlines()
+    file = tmp_path / "references"
+    file.write_text("\n".join(ours))
+    done = attn("translate", "--model", "searcher", "-", "--references", str(file), text=text)
+    assert done.stderr.startswith("BLEU 100.00 (nrefs:1|case:mixed")
+    others = [ours[0], "x y z w v", ours[2]]
+    file.write_text("\n".join(others))
+    told = json.loads(
+        attn(
+            "translate", "--model", "searcher", "-", "--references", str(file), "--json", text=text
+        ).stdout.splitlines()[-1]
+    )
+    assert told["bleu"] == pytest.approx(BLEU().corpus_score(ours, [others]).score)
+
+
+def test_bad_input_is_named(attn, tmp_path):
+    file = tmp_path / "references"
+    file.write_text("one\ntwo")
+    for words, said in (
+        (("--model", "searcher", "the dog", "--references", str(file)), "as many as the 1 lines"),
+        (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "can be read"),
+        (("the dog",), "a server's model and a text"),
+        (("--model", "searcher", "the " * 40), "at most 12 tokens"),
+    ):
+        with pytest.raises(InvalidValue, match=said):
+            attn("translate", *words)
+    with pytest.raises(InvalidValue, match="without --chat"):
+        attn("generate", "--model", "searcher", "--source", "the dog", "--chat")
+    with pytest.raises(InvalidValue, match="at least one token"):
+        attn("generate", "--model", "searcher", "--source", " ")
