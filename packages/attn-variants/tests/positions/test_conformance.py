@@ -30,6 +30,15 @@ class TestQkNorm(MechanismLaws):
     mechanism = "qk_norm"
 
 
+class TestGemma(MechanismLaws):
+    mechanism = "gemma"
+
+
+class TestGemmaWithEverything(MechanismLaws):
+    mechanism = "gemma"
+    options = {"cap": 2.0, "window": 5, "scale": 0.4}
+
+
 class TestNoPositions(MechanismLaws):
     mechanism = "nope"
 

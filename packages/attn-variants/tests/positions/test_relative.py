@@ -145,6 +145,11 @@ def test_a_bias_of_minus_the_distance_is_alibi(build):
         ("relative_bias", {"clip": 0}, "clip"),
         ("soft_cap", {"cap": 0}, "cap"),
         ("qk_norm", {"eps": -1}, "eps"),
+        ("gemma", {"norm_eps": 0}, "norm_eps"),
+        ("gemma", {"cap": -1}, "cap"),
+        ("gemma", {"window": 0}, "window"),
+        ("gemma", {"scale": float("nan")}, "scale"),
+        ("gemma", {"base": 100.0}, "base"),
     ],
 )
 def test_bad_options_are_refused_by_name(mechanism, options, named):

@@ -17,18 +17,22 @@ from attn_models.replay import replay_step
 
 
 class Block(nn.Module):
-    """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), or norm(x + F(x)) (post-norm)."""
+    """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm), or
+    x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118)."""
 
     def __init__(self, config: DecoderConfig, attention: LayerAttention) -> None:
         super().__init__()
         self.mechanism = attention.mechanism
         self.incremental = attention.mechanism.can(Capability.INCREMENTAL)
-        self.pre_norm = config.norm_place == "pre"
+        self.pre_norm = config.norm_place != "post"
         self.attention_norm = build_norm(config)
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm = build_norm(config)
         self.feed_forward = build_feed_forward(config)
+        both = config.norm_place == "both"
+        self.attended_norm: nn.Module = build_norm(config) if both else nn.Identity()
+        self.fed_norm: nn.Module = build_norm(config) if both else nn.Identity()
         initialise_block(self, attention, config.layers)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
 
@@ -60,9 +64,9 @@ class Block(nn.Module):
         return normed
 
     def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        after: Tensor = hidden + self.dropout(attended)
+        after: Tensor = hidden + self.dropout(self.attended_norm(attended))
         if self.pre_norm:
-            added: Tensor = self.dropout(self.feed_forward(self.feed_forward_norm(after)))
+            added: Tensor = self.dropout(self.fed_norm(self.feed_forward(self.feed_forward_norm(after))))
             return after + added
         after = self.attention_norm(after)
         normed: Tensor = self.feed_forward_norm(after + self.dropout(self.feed_forward(after)))

@@ -8,20 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_core import Rotary
+from attn_core import Rotary, rotary_scaling
 from attn_core.errors import InvalidValue, UnknownName
 
 from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, require_word, whole
 
 COUNTS = ("vocabulary", "context", "width", "layers", "heads")
 OPTIONAL_COUNTS = ("key_value_heads", "head_size", "hidden")
-FLAGS = ("tied", "bias", "rotary_interleaved")
+FLAGS = ("tied", "bias", "rotary_interleaved", "scaled_embedding")
 WORDS = {
     "norm": ("layer", "rms"),
-    "norm_place": ("pre", "post"),
-    "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu"),
+    "norm_place": ("pre", "post", "both"),
+    "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
 }
+GATED = ("swiglu", "geglu", "geglu_tanh")
+SMALLEST_CAP = 1e-3
 CHOICE_KEYS = {"mechanism", "options"}
 NUMBERS = {
     "norm_eps": (0.0, math.inf),
@@ -58,11 +60,13 @@ class DecoderConfig:
     `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a
     pattern is given. `key_value_heads` and `head_size` default to `heads` and `width / heads`. `hidden` is the
     feed-forward's inner width, by default 4 `width`, or 8/3 of it, rounded up to a multiple of 8, for the
-    three matrices of SwiGLU. `norm_place` "pre" normalises what enters a sublayer (GPT-2), "post" what leaves
-    the residual sum (Vaswani et al. 2017). `positions` "sinusoidal" adds fixed waves to embeddings that
-    are multiplied by √width (Vaswani et al. 2017); "none" leaves positions to the mechanism. `tied` uses
-    the embedding as the unembedding. `bias` gives biases to projections, feed-forwards and LayerNorms.
-    `dropout` acts in training on the embeddings and on what each sublayer adds.
+    three matrices of SwiGLU and GEGLU. `norm_place` "pre" normalises what enters a sublayer (GPT-2), "post" what
+    leaves the residual sum (Vaswani et al. 2017), "both" what enters a sublayer and what it adds (Gemma 2).
+    `positions` "sinusoidal" adds fixed waves to embeddings that are multiplied by √width (Vaswani et al. 2017);
+    "none" leaves positions to the mechanism. `rotary_scaling` stretches rotary positions, as the option of `rope`
+    does. `tied` uses the embedding as the unembedding; `scaled_embedding` multiplies embeddings by √width (Gemma).
+    `logit_cap` c keeps logits within ±c by a tanh (Gemma 2). `bias` gives biases to projections, feed-forwards and
+    LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds.
 
     Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
     """
@@ -86,6 +90,9 @@ class DecoderConfig:
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0
     rotary_interleaved: bool = False
+    rotary_scaling: Mapping[str, Any] | None = None
+    scaled_embedding: bool = False
+    logit_cap: float | None = None
     tied: bool = True
     bias: bool = False
     dropout: float = 0.0
@@ -103,6 +110,9 @@ class DecoderConfig:
         for name, (low, high) in NUMBERS.items():
             require_between(name, getattr(self, name), low, high)
         require_choice(self.mechanism, self.options)
+        if self.logit_cap is not None:
+            require_between("logit_cap", self.logit_cap, SMALLEST_CAP, math.inf)
+        _ = self.rotary
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
 
@@ -111,14 +121,20 @@ class DecoderConfig:
         """The feed-forward's inner width."""
         if self.hidden is not None:
             return self.hidden
-        return math.ceil(self.width / 3) * 8 if self.feed_forward == "swiglu" else 4 * self.width
+        return math.ceil(self.width / 3) * 8 if self.feed_forward in GATED else 4 * self.width
 
     @property
     def rotary(self) -> Rotary | None:
         """The rotary positions that every layer is given, if any."""
         if self.positions != "rotary":
             return None
-        return Rotary(base=self.rotary_base, fraction=self.rotary_fraction, interleaved=self.rotary_interleaved)
+        scaling = None if self.rotary_scaling is None else rotary_scaling(self.rotary_scaling)
+        return Rotary(
+            base=self.rotary_base,
+            fraction=self.rotary_fraction,
+            interleaved=self.rotary_interleaved,
+            scaling=scaling,
+        )
 
     def choice(self, layer: int) -> AttentionChoice:
         """The mechanism and options of one layer."""

@@ -20,7 +20,7 @@ from attn_models.decoder.sinusoidal import sinusoidal
 
 
 class Decoder(nn.Module):
-    """Embeddings, blocks, a last norm where blocks are pre-norm, and the unembedding.
+    """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
     It is what the engine, the trainer and the tools know as `attn_core.LanguageModel`. Tokens are int64. Where the
     weights are packed for serving, `weights` is their format and `head` unembeds.
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
         self.positions: Any = nn.Embedding(config.context, config.width) if learned else None
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, attention) for attention in attentions)
-        self.norm: nn.Module = build_norm(config) if config.norm_place == "pre" else nn.Identity()
+        self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.head: nn.Module | None = None
         self.weights: str | None = None
@@ -46,7 +46,7 @@ class Decoder(nn.Module):
         for module in (self.embedding, self.positions, self.unembedding):
             if module is not None:
                 initialise(module)
-        if config.positions == "sinusoidal":
+        if config.positions == "sinusoidal" or config.scaled_embedding:
             # Multiplied by √width they then stand beside waves of their own size.
             initialise(self.embedding, config.width**-0.5)
 
@@ -71,7 +71,9 @@ class Decoder(nn.Module):
             logits: Tensor = self.head(hidden)
             return logits
         weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-        return nn.functional.linear(hidden, weight)
+        logits = nn.functional.linear(hidden, weight)
+        cap = self.config.logit_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def state_specs(self) -> ModelSpecs:
         """What every layer must remember, by layer name."""
@@ -103,6 +105,9 @@ class Decoder(nn.Module):
                 "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context} tokens"
             )
         hidden: Tensor = self.embedding(tokens)
+        if self.config.scaled_embedding:
+            # The factor is rounded to the weights' type first, as Gemma's is.
+            hidden = hidden * hidden.new_tensor(math.sqrt(self.config.width))
         if self.config.positions == "sinusoidal":
             waves = sinusoidal(positions, self.config.width, hidden.dtype)
             hidden = hidden * math.sqrt(self.config.width) + waves

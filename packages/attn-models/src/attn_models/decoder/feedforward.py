@@ -31,10 +31,11 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """W₂ (SiLU(W_g x) ⊙ W₁ x), SwiGLU (Shazeer 2020, arXiv 2002.05202)."""
+    """W₂ (f(W_g x) ⊙ W₁ x) (Shazeer 2020, arXiv 2002.05202), f a SiLU (SwiGLU) or GELU (GEGLU)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.activation = GATES[config.feed_forward]()
         self.gate: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
         self.up: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
         self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
@@ -43,7 +44,7 @@ class GatedFeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         gate, up = (self.gate(hidden), self.up(hidden)) if self.both is None else self.both(hidden).chunk(2, dim=-1)
-        mixed: Tensor = self.down(nn.functional.silu(gate) * up)
+        mixed: Tensor = self.down(self.activation(gate) * up)
         return mixed
 
     def pack(self, pack: Pack) -> None:
@@ -58,7 +59,13 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
 }
 
+GATES: dict[str, Callable[[], nn.Module]] = {
+    "swiglu": nn.SiLU,
+    "geglu": nn.GELU,
+    "geglu_tanh": lambda: nn.GELU(approximate="tanh"),
+}
+
 
 def build_feed_forward(config: DecoderConfig) -> FeedForward | GatedFeedForward:
     """The feed-forward layer that the config names."""
-    return GatedFeedForward(config) if config.feed_forward == "swiglu" else FeedForward(config)
+    return GatedFeedForward(config) if config.feed_forward in GATES else FeedForward(config)

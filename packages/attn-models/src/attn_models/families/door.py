@@ -18,12 +18,13 @@ class Stored:
     """One tensor of a checkpoint and where it goes in the decoder.
 
     `parts` are the decoder's parameters that lie in it, one after the other along their first axis; `transposed`
-    says that the checkpoint keeps it with both axes exchanged.
+    says that the checkpoint keeps it with both axes exchanged; `below` is by how much its numbers lie below ours.
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
+    below: float = 0.0
 
 
 class Door(ABC):

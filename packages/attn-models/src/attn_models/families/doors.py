@@ -5,12 +5,17 @@ from __future__ import annotations
 from attn_core.errors import UnknownName
 
 from attn_models.families.door import Door
+from attn_models.families.gemma import Gemma2Door, Gemma3Door
 from attn_models.families.gpt2 import Gpt2Door
 from attn_models.families.llama import LlamaDoor
 from attn_models.families.mistral import MistralDoor
 from attn_models.families.own import OwnDoor
+from attn_models.families.qwen3 import Qwen3Door
 
-DOORS: dict[str, Door] = {door.model_type: door for door in (OwnDoor(), LlamaDoor(), MistralDoor(), Gpt2Door())}
+DOORS: dict[str, Door] = {
+    door.model_type: door
+    for door in (OwnDoor(), LlamaDoor(), MistralDoor(), Gpt2Door(), Qwen3Door(), Gemma2Door(), Gemma3Door())
+}
 
 
 def door_of(model_type: object) -> Door:

@@ -9,7 +9,7 @@ from typing import Any
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
 
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import GATED, DecoderConfig
 from attn_models.families.door import Door, Stored, needed, refuse_others
 from attn_models.families.said import require_fields, softmax_heads
 
@@ -24,7 +24,8 @@ MATRICES = {
 }
 LEAVES = ("weight", "bias")
 PREFIX = "transformer."
-FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True}
+PLAIN = {"scaled_embedding": False, "logit_cap": None}
+FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
 OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
 
 
@@ -70,9 +71,9 @@ class Gpt2Door(Door):
         whole = Heads(
             query=heads.query, key_value=heads.query, key_size=config.width // heads.query, value_size=heads.key_size
         )
-        if config.feed_forward == "swiglu" or heads != whole:
+        if config.feed_forward in GATED or heads != whole:
             raise Incompatible(
-                "SwiGLU, grouped heads and a head size of their own cannot be said in a gpt2 config.json"
+                "Gated feed-forwards, grouped heads and a head size of their own cannot be said in a gpt2 config.json"
             )
         names = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "gelu_pytorch_tanh"}
         return {

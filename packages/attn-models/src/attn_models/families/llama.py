@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Causal, Mask
-from attn_core.errors import InvalidValue
 
 from attn_models.decoder.config import DecoderConfig
 from attn_models.families.door import Door, Stored, needed, refuse_others
+from attn_models.families.rope import Rope, read_rope, rope_parameters
 from attn_models.families.said import require_fields, softmax_heads
 
 BLOCK = {
@@ -35,8 +35,9 @@ FIXED = {
     "feed_forward": "swiglu",
     "positions": "rotary",
     "rotary_interleaved": False,
+    "scaled_embedding": False,
+    "logit_cap": None,
 }
-DEFAULT_BASE = 10000.0
 
 
 class LlamaDoor(Door):
@@ -45,6 +46,7 @@ class LlamaDoor(Door):
     model_type = "llama"
     head = OUTSIDE["unembedding.weight"]
     derived = re.compile(r"rotary_emb\.inv_freq$")
+    block: ClassVar[Mapping[str, str]] = BLOCK
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
@@ -52,7 +54,7 @@ class LlamaDoor(Door):
         refuse_others(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
         key_value_heads = values.get("num_key_value_heads") or heads
-        rope = _rope(values)
+        rope = read_rope(values)
         return DecoderConfig(
             vocabulary=needed(values, "vocab_size"),
             context=needed(values, "max_position_embeddings"),
@@ -67,8 +69,9 @@ class LlamaDoor(Door):
             feed_forward="swiglu",
             hidden=needed(values, "intermediate_size"),
             positions="rotary",
-            rotary_base=rope["rope_theta"],
-            rotary_fraction=rope["partial_rotary_factor"],
+            rotary_base=rope.base,
+            rotary_fraction=rope.fraction,
+            rotary_scaling=rope.scaling,
             tied=bool(values.get("tie_word_embeddings", False)),
             bias=bias,
         )
@@ -90,11 +93,9 @@ class LlamaDoor(Door):
             "hidden_act": "silu",
             "intermediate_size": config.inner_width,
             "rms_norm_eps": config.norm_eps,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": config.rotary_base,
-                "partial_rotary_factor": config.rotary_fraction,
-            },
+            "rope_parameters": rope_parameters(
+                Rope(base=config.rotary_base, fraction=config.rotary_fraction, scaling=config.rotary_scaling)
+            ),
             "attention_bias": config.bias,
             "mlp_bias": config.bias,
             "tie_word_embeddings": config.tied,
@@ -102,30 +103,17 @@ class LlamaDoor(Door):
 
     def stored(self, parameters: Sequence[str]) -> list[Stored]:
         """One tensor for each parameter."""
-        return [Stored(_their_name(name), (name,)) for name in parameters]
+        return [Stored(self.their_name(name), (name,)) for name in parameters]
+
+    def their_name(self, ours: str) -> str:
+        """The checkpoint's name of one of the decoder's parameters."""
+        if ours in OUTSIDE:
+            return OUTSIDE[ours]
+        _, layer, rest = ours.split(".", 2)
+        module, _, leaf = rest.rpartition(".")
+        own = self.block.get(rest) or f"{self.block.get(module, module)}.{leaf}"
+        return f"model.layers.{layer}.{own}"
 
     def mask(self, config: DecoderConfig) -> Mask:  # noqa: ARG002  (Mistral's depends on it)
         """The mask that every layer must have."""
         return Causal()
-
-
-def _their_name(ours: str) -> str:
-    if ours in OUTSIDE:
-        return OUTSIDE[ours]
-    _, layer, rest = ours.split(".", 2)
-    module, _, leaf = rest.rpartition(".")
-    return f"model.layers.{layer}.{BLOCK.get(module, module)}.{leaf}"
-
-
-def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Base and fraction of the rotary positions: transformers 5 keeps them in one object, 4 in three keys."""
-    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
-        raise InvalidValue.of("rope_parameters", given, "an object")
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind != "default":
-        raise InvalidValue.of("rope_parameters.rope_type", kind, "'default'")
-    return {
-        "rope_theta": given.get("rope_theta", values.get("rope_theta", DEFAULT_BASE)),
-        "partial_rotary_factor": given.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)),
-    }

@@ -31,7 +31,8 @@ def read_parameters(
         sizes = [wanted[part].shape[0] for part in item.parts] if len(item.parts) > 1 else None
         pieces = torch.split(whole, sizes) if sizes else (whole,)
         for part, piece in zip(item.parts, pieces, strict=True):
-            parameters[part] = (piece.to(dtype) if piece.is_floating_point() else piece).contiguous()
+            typed = (piece.to(dtype) if piece.is_floating_point() else piece).contiguous()
+            parameters[part] = typed + item.below if item.below else typed
     return parameters
 
 
@@ -41,6 +42,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], door: Door) -> dict[str, Te
     for item in door.stored(list(parameters)):
         parts = [parameters[part].detach() for part in item.parts]
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        whole = whole - item.below if item.below else whole
         tensors[item.name] = whole.T.contiguous() if item.transposed else whole
     return tensors
 

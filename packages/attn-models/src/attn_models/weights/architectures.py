@@ -8,8 +8,10 @@ from typing import Any
 
 from attn_core.errors import UnknownName
 
+from attn_models.weights.gemma_layout import gemma_config, gemma_placements
 from attn_models.weights.gguf_header import GgufHeader
-from attn_models.weights.llama_layout import Placement, llama_config, llama_placements
+from attn_models.weights.llama_layout import llama_config, llama_placements
+from attn_models.weights.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,10 @@ class Architecture:
     placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
 
 
-ARCHITECTURES = {"llama": Architecture(llama_config, llama_placements)}
+ARCHITECTURES = {
+    "llama": Architecture(llama_config, llama_placements),
+    "gemma3": Architecture(gemma_config, gemma_placements),
+}
 
 
 def architecture_of(header: GgufHeader) -> Architecture:

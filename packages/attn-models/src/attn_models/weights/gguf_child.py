@@ -21,7 +21,7 @@ from attn_models.weights.architectures import architecture_of
 from attn_models.weights.gguf_guard import read_gguf_header
 from attn_models.weights.gguf_header import GgufHeader
 from attn_models.weights.gguf_tensor import BYTES_OF, WeightDtype, dequantised, half_split_rows, stored
-from attn_models.weights.llama_layout import Placement
+from attn_models.weights.placement import Placement
 from attn_models.weights.shard_plan import ShardPlan, plan_shards
 
 REFUSED = 3
@@ -79,6 +79,8 @@ def _values(header: GgufHeader, placement: Placement, dtype: WeightDtype) -> NDA
     values: NDArray[np.float32] = dequantised(header, header.tensors[placement.source])
     if placement.rotary_heads:
         values = half_split_rows(values, placement.rotary_heads)
+    if placement.above:
+        values = values - np.float32(placement.above)
     return stored(values, dtype)
 
 

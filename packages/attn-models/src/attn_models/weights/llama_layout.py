@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible
 
 from attn_models.weights.gguf_header import GgufHeader
+from attn_models.weights.placement import (
+    Placement,
+    count_or,
+    layer_count,
+    matched,
+    number_or,
+    shortest_float32,
+    vocabulary_size,
+)
 
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -29,20 +36,6 @@ LAYER_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Where a GGUF tensor goes: its Hugging Face name and expected shape.
-
-    `rotary_heads` is the number of heads whose rows must be reordered, 0 for none: GGUF keeps the two
-    rows of a rotary pair side by side, Hugging Face half a head apart.
-    """
-
-    source: str
-    target: str
-    shape: tuple[int, ...]
-    rotary_heads: int
-
-
 def llama_config(header: GgufHeader) -> dict[str, Any]:
     """The config.json of the Llama model in `header`.
 
@@ -51,8 +44,8 @@ def llama_config(header: GgufHeader) -> dict[str, Any]:
     """
     heads = header.count("llama.attention.head_count")
     width = header.count("llama.embedding_length")
-    key_value_heads = _or(header, "llama.attention.head_count_kv", heads)
-    head_size = _or(header, "llama.attention.key_length", width // heads)
+    key_value_heads = count_or(header, "llama.attention.head_count_kv", heads)
+    head_size = count_or(header, "llama.attention.key_length", width // heads)
     _refuse_unsupported(header, head_size)
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -66,12 +59,12 @@ def llama_config(header: GgufHeader) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
         "model_type": "llama",
         "num_attention_heads": heads,
-        "num_hidden_layers": _layers(header),
+        "num_hidden_layers": layer_count(header),
         "num_key_value_heads": key_value_heads,
         "rms_norm_eps": shortest_float32(header.number("llama.attention.layer_norm_rms_epsilon")),
-        "rope_theta": shortest_float32(_or_number(header, "llama.rope.freq_base", 10000.0)),
+        "rope_theta": shortest_float32(number_or(header, "llama.rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in header.tensors,
-        "vocab_size": _vocabulary_size(header),
+        "vocab_size": vocabulary_size(header),
     }
     if heads % key_value_heads:
         raise CheckpointInvalid.of(header.path, f"{heads} query heads do not share {key_value_heads} key/value heads")
@@ -83,27 +76,7 @@ def llama_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placeme
 
     Raises CheckpointInvalid naming the tensor.
     """
-    expected = {placement.source: placement for placement in _expected(config)}
-    for name in header.tensors:
-        if name not in expected:
-            raise CheckpointInvalid.of(header.path, f"tensor {name!r} has no place in a Llama model")
-    for name, placement in expected.items():
-        if name not in header.tensors:
-            raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
-        if header.tensors[name].shape != placement.shape:
-            given, needed = list(header.tensors[name].shape), list(placement.shape)
-            raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
-    return [expected[name] for name in header.tensors]
-
-
-def shortest_float32(value: float) -> float:
-    """The decimal with fewest digits that is the same float32: 1e-05 for 9.999999747378752e-06."""
-    packed = struct.pack("<f", value)
-    for digits in range(1, 10):
-        candidate = float(f"{value:.{digits}g}")
-        if struct.pack("<f", candidate) == packed:
-            return candidate
-    return value
+    return matched(header, _expected(config), "Llama")
 
 
 def _expected(config: dict[str, Any]) -> list[Placement]:
@@ -111,7 +84,7 @@ def _expected(config: dict[str, Any]) -> list[Placement]:
     shapes = {"token_embd.weight": (vocabulary, width), "output_norm.weight": (width,)}
     if not config["tie_word_embeddings"]:
         shapes["output.weight"] = (vocabulary, width)
-    placements = [Placement(name, OUTER_NAMES[name], shape, 0) for name, shape in shapes.items()]
+    placements = [Placement(name, OUTER_NAMES[name], shape) for name, shape in shapes.items()]
     for layer in range(config["num_hidden_layers"]):
         placements += _layer(config, layer)
     return placements
@@ -137,17 +110,17 @@ def _layer(config: dict[str, Any], layer: int) -> list[Placement]:
     for part, shape in shapes.items():
         source, target = f"blk.{layer}.{part}", f"model.layers.{layer}.{LAYER_NAMES[part]}"
         heads = rotary.get(part, 0)
-        placements.append(Placement(f"{source}.weight", f"{target}.weight", shape, heads))
+        placements.append(Placement(f"{source}.weight", f"{target}.weight", shape, rotary_heads=heads))
         biased = len(shape) == 2 and config["attention_bias" if part.startswith("attn") else "mlp_bias"]
         if biased:
-            placements.append(Placement(f"{source}.bias", f"{target}.bias", shape[:1], heads))
+            placements.append(Placement(f"{source}.bias", f"{target}.bias", shape[:1], rotary_heads=heads))
     return placements
 
 
 def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
     scaling = header.metadata.get("llama.rope.scaling.type", "none")
-    rotated = _or(header, "llama.rope.dimension_count", head_size)
-    value_size = _or(header, "llama.attention.value_length", head_size)
+    rotated = count_or(header, "llama.rope.dimension_count", head_size)
+    value_size = count_or(header, "llama.attention.value_length", head_size)
     problems = {
         "experts (llama.expert_count)": header.metadata.get("llama.expert_count", 0) != 0,
         f"rotary scaling {scaling!r}": scaling != "none" or "rope_freqs.weight" in header.tensors,
@@ -158,25 +131,3 @@ def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
     for what, present in problems.items():
         if present:
             raise Incompatible(f"{header.path}: the Llama import does not know {what}", path=header.path, what=what)
-
-
-def _layers(header: GgufHeader) -> int:
-    layers = header.count("llama.block_count")
-    if layers > len(header.tensors):
-        raise CheckpointInvalid.of(header.path, f"{layers} layers in a file of {len(header.tensors)} tensors")
-    return layers
-
-
-def _vocabulary_size(header: GgufHeader) -> int:
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointInvalid.of(header.path, "tensor 'token_embd.weight' is missing or no matrix")
-    return embedding.shape[0]
-
-
-def _or(header: GgufHeader, key: str, default: int) -> int:
-    return header.count(key) if key in header.metadata else default
-
-
-def _or_number(header: GgufHeader, key: str, default: float) -> float:
-    return header.number(key) if key in header.metadata else default

@@ -31,8 +31,8 @@ def test_a_missing_key_is_named(layout, key):
     [
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_type: 'llama3'"),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type: 'linear'"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 8}}, "rope_type: 'dynamic'"),
+        ("llama", {"rope_scaling": {"type": "su", "factor": 2}}, "rope_type: 'su'"),
         ("llama", {"num_attention_heads": 5}, "heads"),
         ("llama", {"hidden_size": "32"}, "width"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),

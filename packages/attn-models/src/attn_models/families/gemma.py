@@ -1,0 +1,204 @@
+"""Gemma 2 and Gemma 3 checkpoints, as Hugging Face's transformers keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_models.decoder.attention import layer_attentions
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
+from attn_models.families.door import Stored, needed, refuse_others
+from attn_models.families.layers import MECHANISM, gemma_options, turned
+from attn_models.families.llama import BLOCK, LlamaDoor
+from attn_models.families.rope import Rope, read_rope, rope_of, rope_parameters
+from attn_models.families.said import require_fields
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ACTIVATION = "gelu_pytorch_tanh"
+FIXED = {
+    "norm": "rms",
+    "norm_place": "both",
+    "feed_forward": "geglu_tanh",
+    "positions": "rotary",
+    "rotary_interleaved": False,
+    "rotary_fraction": 1.0,
+    "rotary_scaling": None,
+    "scaled_embedding": True,
+}
+NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
+
+
+class Gemma2Door(LlamaDoor):
+    """Norms before and after each sublayer, GEGLU, capped scores and logits, every other layer a window
+    (arXiv 2408.00118)."""
+
+    model_type = "gemma2"
+    architecture: ClassVar[str] = "Gemma2ForCausalLM"
+    period: ClassVar[int] = 2
+    caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    block = BLOCK | {
+        "attended_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "fed_norm": "post_feedforward_layernorm",
+        "attention.norm.query_gain": "self_attn.q_norm.weight",
+        "attention.norm.key_gain": "self_attn.k_norm.weight",
+    }
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Gemma2Config."""
+        refuse_others(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
+        llama = {"head_dim": 256, "tie_word_embeddings": True, "mlp_bias": values.get("attention_bias", False)}
+        plain = super().configure(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
+        ropes = self.ropes(values)
+        return dataclasses.replace(
+            plain,
+            feed_forward="geglu_tanh",
+            norm_place="both",
+            scaled_embedding=True,
+            logit_cap=self._cap(values, "final_logit_softcapping"),
+            mechanism=MECHANISM,
+            rotary_base=ropes[FULL].base,
+            rotary_scaling=None,
+            options={},
+            pattern=tuple(self._choice(values, kind, ropes) for kind in self._layer_types(values)),
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A config.json of this family that transformers 5 reads."""
+        require_fields(config, FIXED, self.model_type)
+        attentions = layer_attentions(config)
+        options = [gemma_options(attention, self.model_type) for attention in attentions]
+        kinds = [FULL if chosen["window"] is None else SLIDING for chosen in options]
+        windows = {chosen["window"] for chosen in options} - {None}
+        common = {(chosen["norm_eps"], chosen["cap"], chosen["scale"]) for chosen in options}
+        turns = {(kind, turned(attention)) for kind, attention in zip(kinds, attentions, strict=True)}
+        if len(windows) > 1 or len(common) > 1 or len(turns) != len(set(kinds)):
+            raise Incompatible(f"layers that differ in more than their window cannot be said in a {self.model_type}")
+        norm_eps, cap, scale = common.pop()
+        if norm_eps != self.norm_eps(config.norm_eps):
+            raise Incompatible(f"query and key norms of eps {norm_eps} cannot be said in a {self.model_type}")
+        size = config.head_size or config.width // config.heads
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "vocab_size": config.vocabulary,
+            "max_position_embeddings": config.context,
+            "hidden_size": config.width,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "num_key_value_heads": config.key_value_heads or config.heads,
+            "head_dim": size,
+            "hidden_activation": ACTIVATION,
+            "intermediate_size": config.inner_width,
+            "rms_norm_eps": config.norm_eps,
+            "attention_bias": config.bias,
+            "tie_word_embeddings": config.tied,
+            "query_pre_attn_scalar": size if scale is None else self._scalar(scale),
+            "attn_logit_softcapping": None if cap is None else float(cap),
+            "final_logit_softcapping": None if config.logit_cap is None else float(config.logit_cap),
+            "sliding_window": windows.pop() if windows else None,
+            "layer_types": kinds,
+            "rope_parameters": self.describe_ropes(dict(turns), config),
+        }
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter; gains are kept as their distance from one."""
+        return [
+            Stored(self.their_name(name), (name,), below=1.0 if any(word in name for word in NORMED) else 0.0)
+            for name in parameters
+        ]
+
+    def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
+        """The rotary positions of each kind of layer."""
+        rope = read_rope(values)
+        return {FULL: rope, SLIDING: rope}
+
+    def describe_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+        """The rotary positions of each kind of layer, as a config.json says them."""
+        if len(set(turns.values())) > 1:
+            raise Incompatible(f"layers with rotary positions of their own cannot be said in a {self.model_type}")
+        return rope_parameters(Rope(base=config.rotary_base))
+
+    def norm_eps(self, eps: float) -> float | None:  # noqa: ARG002  (Gemma 3's norms have the model's)
+        """The eps of the norms of queries and keys; None where there are none."""
+        return None
+
+    def _scalar(self, scale: float) -> int:
+        scalar = round(scale**-2)
+        if scalar**-0.5 != scale:
+            raise Incompatible(f"a scale of {scale} is no whole number's 1/√n, as a {self.model_type} needs")
+        return scalar
+
+    def _cap(self, values: Mapping[str, Any], key: str) -> float | None:
+        cap: float | None = values.get(key, self.caps[key])
+        return cap
+
+    def _layer_types(self, values: Mapping[str, Any]) -> list[str]:
+        layers = needed(values, "num_hidden_layers")
+        period = values.get("sliding_window_pattern", self.period)
+        kinds = values.get("layer_types") or [FULL if (i + 1) % period == 0 else SLIDING for i in range(layers)]
+        if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
+            raise InvalidValue.of("layer_types", kinds, f"{layers} times {FULL!r} or {SLIDING!r}")
+        return list(kinds)
+
+    def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
+        rope = ropes[kind]
+        options = {
+            "norm_eps": self.norm_eps(values.get("rms_norm_eps", 1e-6)),
+            "cap": self._cap(values, "attn_logit_softcapping"),
+            "window": values.get("sliding_window", 4096) if kind == SLIDING else None,
+            "scale": values.get("query_pre_attn_scalar", 256) ** -0.5,
+        }
+        if rope.base != ropes[FULL].base:
+            options["base"] = rope.base
+        if rope.scaling is not None:
+            options["scaling"] = rope.scaling
+        return AttentionChoice(mechanism=MECHANISM, options=options)
+
+
+class Gemma3Door(Gemma2Door):
+    """Norms of queries and keys in place of caps, five windows to one full layer, each kind with angles of its own
+    (arXiv 2503.19786). The text model alone."""
+
+    model_type = "gemma3_text"
+    architecture = "Gemma3ForCausalLM"
+    period = 6
+    caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Gemma3TextConfig."""
+        refuse_others(values, {"attn_logit_softcapping": (None,)})
+        return super().configure(values)
+
+    def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
+        """In version 5 an object a kind of layer, in 4 the local base beside the global one."""
+        given = values.get("rope_parameters")
+        if isinstance(given, Mapping) and (FULL in given or SLIDING in given):
+            return {FULL: _rope(given, FULL, 1e6), SLIDING: _rope(given, SLIDING, 1e4)}
+        local = Rope(base=values.get("rope_local_base_freq", 1e4))
+        return {FULL: read_rope(values, base=1e6), SLIDING: local}
+
+    def describe_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+        """An object a kind of layer."""
+        described = {}
+        for kind in (FULL, SLIDING):
+            base = turns[kind].base if turns.get(kind) else config.rotary_base
+            scaling = next((c.options.get("scaling") for c in config.pattern if _is(c, kind)), None)
+            described[kind] = rope_parameters(Rope(base=base, scaling=scaling))
+            described[kind].pop("partial_rotary_factor")
+        return described
+
+    def norm_eps(self, eps: float) -> float | None:
+        """The model's."""
+        return eps
+
+
+def _rope(given: Mapping[str, Any], kind: str, base: float) -> Rope:
+    return rope_of({"rope_theta": base, **(given.get(kind) or {})})
+
+
+def _is(choice: AttentionChoice, kind: str) -> bool:
+    return (choice.options.get("window") is None) == (kind == FULL)
