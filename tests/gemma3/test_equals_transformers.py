@@ -57,9 +57,3 @@ def test_beyond_the_window_nothing_changes_whole_or_in_chunks(gemma3, peer, long
     assert len(long_prompt) > WINDOW
     (made,) = generate(gemma3.model, [long_prompt], requests=1, room=1024, limits=EngineLimits(step_tokens=100))
     assert made == greedy(peer, long_prompt, made)
-
-
-def test_the_text_goes_on_as_english_does(gemma3, prompts):
-    assert "red, blue, and" in gemma3.tokenizer.decode(
-        [*prompts[2], *generate(gemma3.model, prompts[2:3], requests=1)[0]]
-    )

@@ -22,9 +22,7 @@ class Qwen3Door(LlamaDoor):
     """Llama with RMSNorm on the queries and keys of every head (Yang et al. 2025, arXiv 2505.09388)."""
 
     model_type = "qwen3"
-    block = BLOCK | {
-        name: theirs for name, theirs in Gemma2Door.block.items() if name.startswith("attention.norm.")
-    }
+    block = BLOCK | {name: theirs for name, theirs in Gemma2Door.block.items() if name.startswith("attention.norm.")}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3Config."""
