@@ -101,6 +101,13 @@ def test_generate_prints_each_of_several_completions_whole(shell: Shell, server:
     assert (sampling.completions, sampling.typical_p) == (2, 0.5)
 
 
+def test_generate_asks_for_a_beam_search(shell: Shell, server: Any) -> None:
+    options = ["--beams", "5", "--length-penalty", "0.5", "--completions", "2"]
+    assert shell.run("generate", "words", "hi", "-n", "1", *options)[0] == 0
+    beams = server.words.requests[-1].sampling.beams
+    assert (beams.width, beams.length_penalty) == (5, 0.5)
+
+
 def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     options = ["--temperature", "0", "--top-k", "5", "--top-p", "0.5", "--min-p", "0.25", "--seed", "3"]
     more = ["--repetition-penalty", "1.5", "--stop", "a", "--stop", "b", "--ignore-eos", "--system", "short"]

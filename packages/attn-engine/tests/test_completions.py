@@ -46,6 +46,13 @@ def test_each_completion_is_that_of_a_request_alone(kind, cache):
     assert_empty(engine)
 
 
+def test_a_prompt_of_as_many_tokens_as_completions_is_read_at_its_last_token():
+    model = small_model("paged")
+    task = Sampling(max_new_tokens=3, temperature=1.3, seed=1, completions=4, ignore_end=True)
+    requests = [Request(id="x", token_ids=(5, 9, 2, 7), task=task)]
+    assert ids_of(run_all(make_engine(model), requests)) == alone(model, requests)
+
+
 def test_the_prompt_is_computed_once():
     model = small_model("hybrid")
     request = Request(

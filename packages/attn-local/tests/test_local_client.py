@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from attn_client import ChatMessage, Grammar, Sampling
+from attn_client import Beams, ChatMessage, Grammar, Sampling
 from attn_core.errors import (
     CheckpointInvalid,
     ContextLengthExceeded,
@@ -49,6 +49,13 @@ def test_completions_of_one_prompt_are_those_of_their_seeds(client):
     alone = [client.complete("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=s)) for s in (4, 5)]
     assert [completion.tokens for completion in both] == [completion.tokens for completion in alone]
     assert {completion.usage.completion_tokens for completion in both} == {12}
+
+
+def test_a_beam_search_finds_nothing_less_likely_than_the_greedy_completion(client):
+    found = client.complete_all("writer", "to be", Sampling(max_new_tokens=8, completions=2, beams=Beams(width=3)))
+    likeliest = client.complete("writer", "to be", Sampling(max_new_tokens=8, top_logprobs=0, ignore_eos=True))
+    assert found[0].score >= found[1].score
+    assert found[0].score >= sum(token.logprob for token in likeliest.tokens) / 8 - 1e-5
 
 
 def test_a_conversation_is_rendered_by_the_models_template(client, home):

@@ -158,3 +158,28 @@ async def test_too_many_completions_and_an_impossible_share_are_refused(stub: In
         await complete(stub, ask(completions=65))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "typical_p"):
         await complete(stub, ask(typical_p=0.0))
+
+
+async def test_a_beam_search_tells_its_completions_the_best_first(stub: InferenceServiceStub) -> None:
+    beams = inference_pb2.BeamSearch(width=4, length_penalty=0.5, stopping=inference_pb2.BEAM_STOPPING_FULL)
+    request = ask(max_new_tokens=6, completions=3, beams=beams, top_logprobs=0)
+    messages = [message async for message in stub.Generate(request)]
+    assert [message.choice for message in messages] == [0, 1, 2]
+    scores = [message.score for message in messages]
+    assert scores == sorted(scores, reverse=True)
+    for message in messages:
+        total = sum(token.logprob for token in message.tokens)
+        assert abs(message.score - total / len(message.tokens) ** 0.5) < 1e-4
+    assert messages[-1].usage.completion_tokens == sum(len(message.tokens) for message in messages)
+    load = await drained(stub)
+    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+
+
+async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub) -> None:
+    for given in ({"temperature": 0.5}, {"stop": ["a"]}, {"seed": 1}, {"completions": 5}):
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, *given):
+            await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4), **given))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "beams.width"):
+        await complete(stub, ask(beams=inference_pb2.BeamSearch()))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "stopping", "9"):
+        await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4, stopping=9)))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from attn_client.results.models import Mechanism as Mechanism
     from attn_client.results.models import Model as Model
     from attn_client.results.models import ModelState as ModelState
+    from attn_client.sampling import Beams as Beams
     from attn_client.sampling import ChatMessage as ChatMessage
     from attn_client.sampling import Grammar as Grammar
     from attn_client.sampling import Sampling as Sampling
@@ -38,7 +39,7 @@ _HOMES = {
     "results.inference": ("AttentionMap", "Chunk", "Completion", "FinishReason", "Score", "Token", "Usage"),
     "results.jobs": ("Checkpoint", "Job", "JobEvent", "JobState", "LogLine", "Metrics", "StateChange"),
     "results.models": ("Mechanism", "Model", "ModelState"),
-    "sampling": ("ChatMessage", "Grammar", "Sampling", "Sourced"),
+    "sampling": ("Beams", "ChatMessage", "Grammar", "Sampling", "Sourced"),
     "settings": ("ClientSettings",),
 }
 

@@ -10,7 +10,7 @@ from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn_core.errors import InvalidValue
 
-MESSAGES = frozenset({"stop", "logit_bias", "grammar"})
+MESSAGES = frozenset({"stop", "logit_bias", "grammar", "beams"})
 """Fields of the wire's Sampling that cannot simply be set."""
 
 
@@ -30,6 +30,37 @@ class Grammar:
         return pb.Grammar(**given)
 
 
+STOPPING = {
+    "hopeless": pb.BEAM_STOPPING_HOPELESS,
+    "full": pb.BEAM_STOPPING_FULL,
+    "never": pb.BEAM_STOPPING_NEVER,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beams:
+    """A search that keeps the `width` likeliest beginnings at every step.
+
+    A completion scores its log probability over its length to the power of `length_penalty`. Besides where no beginning
+    can go on, the search ends, by `stopping`: "hopeless", once `width` completions have ended and the best beginning,
+    scored at its present length, is no better than the worst of them; "full", as soon as `width` have ended; "never",
+    as "hopeless", but with a positive penalty the best beginning is scored at the greatest length.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    stopping: str = "hopeless"
+
+    def message(self) -> pb.BeamSearch:
+        """On the wire; raises `InvalidValue` for what the wire cannot hold."""
+        if self.stopping not in STOPPING:
+            raise InvalidValue.of("beams.stopping", self.stopping, ", ".join(STOPPING))
+        try:
+            return pb.BeamSearch(width=self.width, length_penalty=self.length_penalty, stopping=STOPPING[self.stopping])
+        except (ValueError, TypeError) as error:
+            raise InvalidValue.of("beams", self, "numbers that the fields can hold") from error
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How tokens are chosen; None leaves a choice to the server. The server checks the ranges.
@@ -38,7 +69,8 @@ class Sampling:
     tokens, n > 0 those of the n likeliest, too. `stop` strings end the completion and are not part of it.
     `frequency_penalty` lowers a token's logit each time it was generated, `presence_penalty` once; `logit_bias` is
     added by token id. A `grammar` says what the completion must match, and where it ends. `completions` asks for so
-    many of one prompt; number i is what a request with the seed `seed + i` gives.
+    many of one prompt; number i is what a request with the seed `seed + i` gives. `beams` searches for the likeliest
+    completions instead of drawing tokens.
     """
 
     max_new_tokens: int | None = None
@@ -58,6 +90,7 @@ class Sampling:
     grammar: Grammar | None = None
     completions: int | None = None
     typical_p: float | None = None
+    beams: Beams | None = None
 
     def message(self) -> pb.Sampling:
         """On the wire; raises `InvalidValue` for what the wire cannot hold."""
@@ -77,6 +110,8 @@ class Sampling:
             raise InvalidValue.of("logit_bias", dict(self.logit_bias), "numbers by token id") from error
         if self.grammar is not None:
             message.grammar.CopyFrom(self.grammar.message())
+        if self.beams is not None:
+            message.beams.CopyFrom(self.beams.message())
         return message
 
 

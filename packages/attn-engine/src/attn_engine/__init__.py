@@ -1,5 +1,6 @@
 """Continuous batching and sampling over any model and any cache, in process."""
 
+from attn_engine.beams import Beams
 from attn_engine.build import build_engine
 from attn_engine.engine import Engine
 from attn_engine.event import Event, Finish, FinishReason, RequestUsage, ScoredToken
@@ -10,6 +11,7 @@ from attn_engine.request import Request, Scoring
 from attn_engine.sampling import Sampling
 
 __all__ = [
+    "Beams",
     "Engine",
     "EngineLimits",
     "EngineLoop",

@@ -7,15 +7,16 @@ import time
 from collections.abc import Callable
 
 import torch
-from attn_core import LanguageModel, StateStore, Tokenizer
-from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable
+from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer
+from attn_core.errors import AlreadyExists, InternalError, InvalidValue, OutOfCapacity, Unavailable, UserError
 
 from attn_engine.detokenize import Detokenizer
 from attn_engine.event import Event, FinishReason
 from attn_engine.group import Group
 from attn_engine.guide import Guides
+from attn_engine.hypotheses import Hypotheses
 from attn_engine.limits import EngineLimits, Load
-from attn_engine.progress import Progress, advance
+from attn_engine.progress import NOT_FINITE, Progress, advance, ended
 from attn_engine.request import ModelLimits, Request
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk, Scheduler
@@ -73,6 +74,15 @@ class Engine:
         tokens = len(request.token_ids) + request.new_tokens
         if not self._store.fits(tokens):
             raise InvalidValue.of("token_ids", f"{tokens} tokens with those to come", "what the model's cache can hold")
+        if isinstance(request.task, Sampling) and request.task.beams is not None:
+            self._check_beams(request.task.beams.width, tokens)
+
+    def _check_beams(self, width: int, tokens: int) -> None:
+        if not isinstance(self._store, BranchingStore):
+            raise InvalidValue.of("beams", width, "none, as the engine's cache cannot fork a request")
+        if not self._store.holds(width, tokens) or width > self._fit.vocabulary:
+            given = f"{width} hypotheses of up to {tokens} tokens"
+            raise InvalidValue.of("beams.width", given, "what the model's cache can hold together")
 
     def submit(self, request: Request) -> str:
         """Accept a request; its id is returned.
@@ -88,8 +98,12 @@ class Engine:
         if len(self._scheduler.waiting) >= self.limits.waiting:
             raise OutOfCapacity(f"{self.limits.waiting} requests are waiting already", waiting=self.limits.waiting)
         members = [self._sequence(request, choice) for choice in range(request.completions)]
-        self._groups[request.id] = Group(list(members))
-        leader, *leader.followers = members
+        beams = self._hypotheses(request)
+        self._groups[request.id] = Group(list(members), beams)
+        if beams is None:
+            leader, *leader.followers = members
+        else:
+            leader = beams.leader
         self._scheduler.add(leader)
         return request.id
 
@@ -165,6 +179,12 @@ class Engine:
                 ready.append(chunk)
         return ready
 
+    def _hypotheses(self, request: Request) -> Hypotheses | None:
+        if not isinstance(request.task, Sampling) or request.task.beams is None:
+            return None
+        sequences = [self._sequence(request, 0) for _ in range(request.task.beams.width)]
+        return Hypotheses(request.task.beams, sequences, self._end_ids)
+
     def _compute(self, chunks: list[Chunk]) -> None:
         ordered, hidden = self._forward.run(chunks)
         for chunk in ordered:
@@ -181,6 +201,29 @@ class Engine:
                 self._tell(progress)
             if progress.reason is FinishReason.FAILED and sequence.id in self._groups:
                 self._end(sequence.id, FinishReason.FAILED, progress.error)
+        for request in {chunk.sequence.id: None for chunk in ordered}:
+            group = self._groups.get(request)
+            if group is not None and group.beams is not None and group.beams.ready:
+                self._search(request, group.members, group.beams)
+
+    def _search(self, request: str, members: list[Sequence], beams: Hypotheses) -> None:
+        """Take a beam search one token further; tell what it has found when it ends."""
+        try:
+            found = beams.advance(self._scheduler)
+        except FloatingPointError:
+            self._end(request, FinishReason.FAILED, InternalError(NOT_FINITE))
+            return
+        if found is None:
+            return
+        if len(found) < len(members):
+            few = f"the beam search found {len(found)} completions of the {len(members)} that were asked for"
+            self._end(request, FinishReason.FAILED, UserError(few))
+            return
+        members[0].computed_in_all = beams.computed_in_all
+        members[0].adopted_in_all = beams.leader.adopted_in_all
+        for member, hypothesis in zip(list(members), found, strict=False):
+            self._generated += len(hypothesis.tokens)
+            self._tell(ended(member, hypothesis, self._end_ids))
 
     def _end(self, request: str, reason: FinishReason, error: Exception | None = None) -> None:
         """End all that is left of a request."""
@@ -195,6 +238,8 @@ class Engine:
             group.remove(sequence)
             if not group.members:
                 del self._groups[sequence.id]
+                for held in group.held:
+                    self._scheduler.remove(held)
         event = Event(
             request=sequence.id,
             choice=sequence.choice,

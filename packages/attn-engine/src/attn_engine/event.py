@@ -63,11 +63,12 @@ class RequestUsage:
 
 @dataclass(frozen=True, kw_only=True)
 class Finish:
-    """How a request ended; `stop` is the stop string with `FinishReason.STOP`."""
+    """How a request ended; `stop` is the stop string with `FinishReason.STOP`, `score` that of a beam search."""
 
     reason: FinishReason
     usage: RequestUsage
     stop: str | None = None
+    score: float | None = None
     error: AttnError | None = None
 
 

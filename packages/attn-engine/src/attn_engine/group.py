@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from attn_engine.event import RequestUsage
+from attn_engine.hypotheses import Hypotheses
 from attn_engine.sequence import Sequence
 
 
 class Group:
-    """Those completions of a request that have not ended, and what those that have ended cost."""
+    """Those completions of a request that have not ended, and what those that have ended cost.
 
-    def __init__(self, members: list[Sequence]) -> None:
+    With `beams`, the members only stand for the completions that the search will find.
+    """
+
+    def __init__(self, members: list[Sequence], beams: Hypotheses | None = None) -> None:
         self.members = members
+        self.beams = beams
         self.deadline = members[0].request.deadline
         self._usage: RequestUsage | None = None
 
@@ -18,6 +23,11 @@ class Group:
     def usage(self) -> RequestUsage | None:
         """What the request cost, once none of its completions goes on."""
         return None if self.members else self._usage
+
+    @property
+    def held(self) -> list[Sequence]:
+        """All sequences that may hold states."""
+        return self.beams.everyone if self.beams else self.members
 
     def remove(self, sequence: Sequence) -> None:
         """Note that a completion has ended."""

@@ -14,6 +14,7 @@ from attn_engine.event import FinishReason, ScoredToken
 from attn_engine.sampler import choose_tokens, log_probabilities
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
+from attn_engine.search import Hypothesis
 from attn_engine.step import Forward
 
 NOT_FINITE = "the model's logits are not finite numbers"
@@ -62,8 +63,28 @@ def advance(
     pairs += [(follower, row) for sequence, row in pairs for follower in fork(sequence)]
     if pairs:
         logits = forward.logits(hidden, [row for _, row in pairs])
-        found += _generate([sequence for sequence, _ in pairs], logits, end_ids)
+        growing = [(place, sequence) for place, (sequence, _) in enumerate(pairs) if sequence.sampling.beams is None]
+        if len(growing) < len(pairs):
+            for row, (sequence, _) in zip(logits, pairs, strict=True):
+                sequence.logits = row if sequence.sampling.beams else None
+            logits = logits[[place for place, _ in growing]]
+        if growing:
+            found += _generate([sequence for _, sequence in growing], logits, end_ids)
     return found
+
+
+def ended(sequence: sequences.Sequence, hypothesis: Hypothesis, end_ids: Collection[int]) -> Progress:
+    """What a beam search has found, told as the completion `sequence`."""
+    texts = []
+    last = len(hypothesis.tokens) - 1
+    ends = not sequence.sampling.ignore_end and hypothesis.tokens[last].id in end_ids
+    for place, token in enumerate(hypothesis.tokens):
+        sequence.tokens.append(token.id)
+        if not (ends and place == last):
+            texts.append(sequence.text_of(token.id))
+    sequence.score = hypothesis.score
+    reason = FinishReason.END_OF_SEQUENCE if ends else FinishReason.LENGTH
+    return Progress(sequence, hypothesis.tokens, "".join(texts) + sequence.remaining_text(), reason)
 
 
 def _generate(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Progress]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 
+from attn_engine.beams import Beams
 from attn_engine.grammar import Grammar
 
 MOST_STOPS = 16
@@ -39,7 +40,8 @@ class Sampling:
     n for the n likeliest as well.
 
     `completions` asks for so many of one prompt. Each is the one that a request alone would give: with a `seed`, number
-    i has the seed `seed + i`, modulo 2^64.
+    i has the seed `seed + i`, modulo 2^64. With `beams` they are the best that a beam search finds: no token is drawn
+    then, penalties and biases are applied to log-probabilities, and all is told at the end.
     """
 
     max_new_tokens: int = 128
@@ -59,6 +61,7 @@ class Sampling:
     ignore_end: bool = False
     alternatives: int | None = None
     completions: int = 1
+    beams: Beams | None = None
 
     def __post_init__(self) -> None:
         _whole("max_new_tokens", self.max_new_tokens, 1, None)
@@ -86,6 +89,7 @@ class Sampling:
             _whole("alternatives", self.alternatives, 0, MOST_ALTERNATIVES)
         _whole("completions", self.completions, 1, MOST_COMPLETIONS)
         self._check_stops()
+        self._check_beams()
 
     @property
     def greedy(self) -> bool:
@@ -104,6 +108,18 @@ class Sampling:
         for token, bias in self.logit_bias.items():
             _whole("logit_bias", token, 0, None)
             _number(f"logit_bias[{token}]", bias, -LARGEST_BIAS, LARGEST_BIAS)
+
+    def _check_beams(self) -> None:
+        if self.beams is None:
+            return
+        if self.completions > self.beams.width:
+            raise InvalidValue.of(
+                "completions", self.completions, f"at most {self.beams.width}, the width of the beams"
+            )
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "grammar", "stop"):
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise InvalidValue.of(name, value, "left out with beams, which draw nothing and end at an end token")
 
     def _check_stops(self) -> None:
         # A caller without a type checker may give one string, or a list.

@@ -60,6 +60,7 @@ class Scheduler:
         for follower in sequence.followers:
             if self._branches and self._branches.fork(sequence.number, follower.number, sequence.computed):
                 follower.follow(sequence)
+                follower.adopted_in_all += sequence.computed
                 self.running[follower.number] = follower
                 self.shared_tokens += sequence.computed
                 forked.append(follower)
@@ -67,6 +68,17 @@ class Scheduler:
                 self.add(follower)
         sequence.followers = []
         return forked
+
+    def branch(self, parent: Sequence, copy: Sequence) -> None:
+        """Give a copy of a sequence its states, at the expense of less urgent ones; else it waits with its gang."""
+        while parent.number in self.running:
+            if self._branches and self._branches.fork(parent.number, copy.number, parent.computed):
+                copy.follow(parent)
+                self.running[copy.number] = copy
+                self.shared_tokens += parent.computed
+                return
+            self._preempt(max(self.running.values(), key=_rank))
+        self.add(copy)
 
     def plan(self) -> list[Chunk]:
         """The chunks of the next step; reserves their room, preempts and admits."""
@@ -97,41 +109,59 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Reserve, at the expense of less urgent sequences; False where the sequence itself had to leave."""
         while not self._store.reserve(sequence.number, tokens):
-            victim = max(self.running.values(), key=_rank)
-            self._preempt(victim)
-            if victim is sequence:
+            self._preempt(max(self.running.values(), key=_rank))
+            if sequence.number not in self.running:
                 return False
         return True
 
     def _preempt(self, victim: Sequence) -> None:
-        del self.running[victim.number]
-        self._store.release(victim.number)
-        victim.forget()
-        self.waiting.append(victim)
+        for sequence in victim.gang:
+            if self.running.pop(sequence.number, None):
+                self._store.release(sequence.number)
+                sequence.forget()
+                self.waiting.append(sequence)
         self.preemptions += 1
 
     def _admit(self, left: int) -> list[Chunk]:
         chunks: list[Chunk] = []
         self.waiting.sort(key=_rank)
         while self.waiting and left > 0:
-            sequence = self.waiting[0]
-            if not self._store.admit(sequence.number):
+            gang = [sequence for sequence in self.waiting if sequence.gang is self.waiting[0].gang]
+            if not self._enter(gang):
                 break
-            self.prefixes.adopt(sequence)
-            # Room for all that is known, and a token more, so that it is not thrown out before it has made one.
-            if not self._store.reserve(sequence.number, len(sequence.tokens) + (sequence.scoring is None)):
-                self._store.release(sequence.number)
-                sequence.forget()
-                break
-            self.waiting.pop(0)
-            self.running[sequence.number] = sequence
-            sequence.adopted_in_all += sequence.computed
-            self.shared_tokens += sequence.computed
-            length = self.prefixes.chunk(sequence, min(sequence.pending, left))
-            chunks.append(Chunk(sequence, length))
-            left -= length
+            for sequence in gang:
+                self.waiting.remove(sequence)
+                self.running[sequence.number] = sequence
+                sequence.adopted_in_all += sequence.computed
+                self.shared_tokens += sequence.computed
+                length = self.prefixes.chunk(sequence, min(sequence.pending, left)) if left > 0 else 0
+                if length > 0:
+                    chunks.append(Chunk(sequence, length))
+                    left -= length
         return chunks
 
+    def _enter(self, gang: list[Sequence]) -> bool:
+        """Take all of them into the store, or none."""
+        for place, sequence in enumerate(gang):
+            if self._enter_one(sequence):
+                continue
+            for entered in gang[:place]:
+                self._store.release(entered.number)
+                entered.forget()
+            return False
+        return True
 
-def _rank(sequence: Sequence) -> tuple[int, int]:
+    def _enter_one(self, sequence: Sequence) -> bool:
+        if not self._store.admit(sequence.number):
+            return False
+        self.prefixes.adopt(sequence)
+        # Room for all that is known, and a token more, so that it is not thrown out before it has made one.
+        if self._store.reserve(sequence.number, len(sequence.tokens) + (sequence.scoring is None)):
+            return True
+        self._store.release(sequence.number)
+        sequence.forget()
+        return False
+
+
+def _rank(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.rank

@@ -27,6 +27,12 @@ class Sequence:
     detokenizer: Detokenizer | None = None
     choice: int = 0
     """Which of the request's completions it is."""
+    order: int = field(init=False)
+    """Where it stands in line among equally urgent ones."""
+    gang: list[Sequence] = field(init=False)
+    """Those with which it is in the store together, or not at all."""
+    logits: Tensor | None = None
+    """What comes next [vocabulary], where that waits for its gang."""
     followers: list[Sequence] = field(default_factory=list)
     """Other completions, which wait until the prompt that they share is computed."""
     tokens: list[int] = field(init=False)
@@ -36,6 +42,8 @@ class Sequence:
     """Tokens whose states were found computed."""
     entered: bool = False
     """Whether the source is in the store."""
+    score: float | None = None
+    """What a beam search gave it."""
     told: int = 0
     """Tokens whose scores have been told, where the task is scoring."""
     seed: int = field(init=False)
@@ -51,6 +59,8 @@ class Sequence:
     _counts: Tensor | None = None
 
     def __post_init__(self) -> None:
+        self.order = self.number
+        self.gang = [self]
         self.tokens = list(self.request.token_ids)
         task = self.request.task
         given = task.seed if isinstance(task, Sampling) else None
@@ -65,9 +75,9 @@ class Sequence:
         return self.request.id
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[int, int, int]:
         """Sorts the most urgent first: highest priority, then oldest."""
-        return (-self.request.priority, self.number)
+        return (-self.request.priority, self.order, self.number)
 
     @property
     def pending(self) -> int:
@@ -117,7 +127,8 @@ class Sequence:
         if not self.sampling.counted:
             return None
         if self._counts is None:
-            self._counts = torch.zeros(vocabulary, device=device)
+            made = torch.tensor(self.tokens[len(self.request.token_ids) :], dtype=torch.int64, device=device)
+            self._counts = torch.bincount(made, minlength=vocabulary).float()
         elif self.generated:
             self._counts[self.tokens[-1]] += 1
         return self._counts
@@ -136,12 +147,18 @@ class Sequence:
         """It has been given the states of another of the same tokens."""
         self.computed = other.computed
         self.entered = other.entered
-        self.adopted_in_all += other.computed
 
     def forget(self) -> None:
         """Its states are gone from the store and will be computed again."""
         self.computed = 0
         self.entered = False
+        self.logits = None
+
+    def become(self, tokens: list[int]) -> None:
+        """Hold other tokens from now on; nothing of them is computed."""
+        self.forget()
+        self.tokens = list(tokens)
+        self._seen = self._counts = None
 
     @property
     def usage(self) -> RequestUsage:
@@ -156,4 +173,4 @@ class Sequence:
     def finish(self, reason: FinishReason, error: Exception | None = None) -> Finish:
         """The closing news."""
         known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
-        return Finish(reason=reason, usage=self.usage, stop=self.stops.found, error=known)
+        return Finish(reason=reason, usage=self.usage, stop=self.stops.found, score=self.score, error=known)

@@ -46,7 +46,8 @@ class Forward:
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [rows, vocabulary] of these rows of hidden [tokens, width]."""
-        chosen = hidden if len(rows) == len(hidden) else hidden[self._tensor(list(rows))]
+        # Of equal number is not enough: completions of one prompt share its last row.
+        chosen = hidden if list(rows) == list(range(len(hidden))) else hidden[self._tensor(list(rows))]
         return self.model.logits(chosen)
 
     def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:

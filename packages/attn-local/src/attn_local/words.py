@@ -67,6 +67,7 @@ class Words:
             stop=event.finish.stop,
             usage=_usage(event.usage) if event.usage else None,
             choice=event.choice,
+            score=event.finish.score,
         )
 
     def _token(self, token: ScoredToken) -> Token:
@@ -85,11 +86,13 @@ def _usage(cost: RequestUsage) -> Usage:
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     """The fields of the engine's sampling that are given; raises `InvalidValue` for a grammar of two kinds."""
     given = {name: value for name, value in vars(sampling).items() if value is not None}
-    grammar = given.pop("grammar", None)
+    grammar, beams = given.pop("grammar", None), given.pop("beams", None)
     fields = {OTHER_NAMES.get(name, name): value for name, value in given.items()}
     if grammar is not None:
         kind = grammar.message().WhichOneof("kind")
         fields["grammar"] = attn_engine.Grammar(kind, getattr(grammar, kind))
+    if beams is not None:
+        fields["beams"] = attn_engine.Beams(**vars(beams))
     return fields
 
 

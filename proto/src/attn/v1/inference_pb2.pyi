@@ -48,6 +48,34 @@ FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 """`max_new_tokens` or the context is used up."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _BeamStopping:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _BeamStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BeamStopping.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BEAM_STOPPING_UNSPECIFIED: _BeamStopping.ValueType  # 0
+    """As BEAM_STOPPING_HOPELESS."""
+    BEAM_STOPPING_HOPELESS: _BeamStopping.ValueType  # 1
+    """Once `width` completions have ended and the best beginning, scored at its present length, is no better than the worst."""
+    BEAM_STOPPING_FULL: _BeamStopping.ValueType  # 2
+    """As soon as `width` completions have ended."""
+    BEAM_STOPPING_NEVER: _BeamStopping.ValueType  # 3
+    """As BEAM_STOPPING_HOPELESS, but with a positive penalty the best beginning is scored at the greatest length."""
+
+class BeamStopping(_BeamStopping, metaclass=_BeamStoppingEnumTypeWrapper):
+    """When a beam search ends, besides where no beginning can go on."""
+
+BEAM_STOPPING_UNSPECIFIED: BeamStopping.ValueType  # 0
+"""As BEAM_STOPPING_HOPELESS."""
+BEAM_STOPPING_HOPELESS: BeamStopping.ValueType  # 1
+"""Once `width` completions have ended and the best beginning, scored at its present length, is no better than the worst."""
+BEAM_STOPPING_FULL: BeamStopping.ValueType  # 2
+"""As soon as `width` completions have ended."""
+BEAM_STOPPING_NEVER: BeamStopping.ValueType  # 3
+"""As BEAM_STOPPING_HOPELESS, but with a positive penalty the best beginning is scored at the greatest length."""
+Global___BeamStopping: _TypeAlias = BeamStopping  # noqa: Y015
+
 @_typing.final
 class Sampling(_message.Message):
     """How tokens are chosen. Fields are applied in the order repetition penalty, temperature, top_k, top_p, min_p, typical_p."""
@@ -91,6 +119,7 @@ class Sampling(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     TYPICAL_P_FIELD_NUMBER: _builtins.int
+    BEAMS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate, at least 1; absent means the server's default."""
     temperature: _builtins.float
@@ -137,6 +166,12 @@ class Sampling(_message.Message):
     def grammar(self) -> Global___Grammar:
         """What the completion must match; it says where the completion ends, so not with `ignore_eos` or `min_new_tokens`."""
 
+    @_builtins.property
+    def beams(self) -> Global___BeamSearch:
+        """Searches for the likeliest completions instead of drawing tokens; all is told at the end. Not with the options that
+        shape a draw, nor `stop` or `grammar`; `completions` may be up to the width.
+        """
+
     def __init__(
         self,
         *,
@@ -157,10 +192,11 @@ class Sampling(_message.Message):
         grammar: Global___Grammar | None = ...,
         completions: _builtins.int | None = ...,
         typical_p: _builtins.float | None = ...,
+        beams: Global___BeamSearch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__completions: _TypeAlias = _typing.Literal["completions"]  # noqa: Y015
     _WhichOneofArgType__completions: _TypeAlias = _typing.Literal["_completions", b"_completions"]  # noqa: Y015
@@ -216,6 +252,40 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class BeamSearch(_message.Message):
+    """A search that keeps the likeliest beginnings. A completion scores its log probability over its length to the power of
+    the penalty.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WIDTH_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    width: _builtins.int
+    """Beginnings that go on at every step, from 2 to 64."""
+    length_penalty: _builtins.float
+    """Above 0 favours long completions, below 0 short ones, from -10 to 10; absent means 1."""
+    stopping: Global___BeamStopping.ValueType
+    """When the search ends."""
+    def __init__(
+        self,
+        *,
+        width: _builtins.int = ...,
+        length_penalty: _builtins.float | None = ...,
+        stopping: Global___BeamStopping.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty", "stopping", b"stopping", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
+
+Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
 @_typing.final
 class Grammar(_message.Message):
@@ -297,6 +367,7 @@ class GenerateResponse(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text that has become final; joined over the stream it is the completion. It can lag behind `tokens` while a
     character is incomplete or could be the beginning of a stop string.
@@ -307,6 +378,8 @@ class GenerateResponse(_message.Message):
     """The stop string that ended it; only with FINISH_REASON_STOP."""
     choice: _builtins.int
     """The completion that this belongs to, counted from 0."""
+    score: _builtins.float
+    """The score of a completion that a beam search found, the best first; on its last message."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
         """The tokens made since the message before, in order."""
@@ -324,12 +397,15 @@ class GenerateResponse(_message.Message):
         stop: _builtins.str = ...,
         usage: _common_pb2.Usage | None = ...,
         choice: _builtins.int = ...,
+        score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice", b"choice", "finish_reason", b"finish_reason", "stop", b"stop", "text", b"text", "tokens", b"tokens", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "choice", b"choice", "finish_reason", b"finish_reason", "score", b"score", "stop", b"stop", "text", b"text", "tokens", b"tokens", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
+    _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 

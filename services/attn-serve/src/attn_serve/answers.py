@@ -59,6 +59,7 @@ class Chunk:
     usage: UsageAnswer | None = None
     error: AttnError | None = None
     choice: int = 0
+    score: float | None = None
 
     @property
     def last(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn_core.errors import InvalidValue
-from attn_engine import Grammar
+from attn_engine import Beams, Grammar
 from attn_gateway import Call
 
 from attn_serve.answers import Chunk, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
@@ -17,6 +17,13 @@ FINISH = {
     Finish.END: inference_pb2.FINISH_REASON_END_OF_SEQUENCE,
     Finish.STOP: inference_pb2.FINISH_REASON_STOP,
     Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+}
+
+STOPPING = {
+    inference_pb2.BEAM_STOPPING_UNSPECIFIED: "hopeless",
+    inference_pb2.BEAM_STOPPING_HOPELESS: "hopeless",
+    inference_pb2.BEAM_STOPPING_FULL: "full",
+    inference_pb2.BEAM_STOPPING_NEVER: "never",
 }
 
 OPTIONAL_SAMPLING = {
@@ -80,7 +87,16 @@ def sampling_of(message: inference_pb2.Sampling) -> dict[str, Any]:
         if kind is None:
             raise InvalidValue.of("sampling.grammar", "nothing", "json_schema, regex or lark")
         given["grammar"] = Grammar(kind, getattr(message.grammar, kind))
+    if message.HasField("beams"):
+        given["beams"] = _beams_of(message.beams)
     return given
+
+
+def _beams_of(message: inference_pb2.BeamSearch) -> Beams:
+    if message.stopping not in STOPPING:
+        raise InvalidValue.of("sampling.beams.stopping", message.stopping, "a value of BeamStopping")
+    given = {"length_penalty": message.length_penalty} if message.HasField("length_penalty") else {}
+    return Beams(width=message.width, stopping=STOPPING[message.stopping], **given)
 
 
 def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generation:
@@ -124,6 +140,8 @@ def chunk_message(chunk: Chunk) -> inference_pb2.GenerateResponse:
     if chunk.finish is not None:
         response.finish_reason = FINISH[chunk.finish]
         response.stop = chunk.stop
+    if chunk.score is not None:
+        response.score = chunk.score
     if chunk.usage is not None:
         response.usage.CopyFrom(usage_message(chunk.usage))
     return response

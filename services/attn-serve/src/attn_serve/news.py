@@ -32,6 +32,7 @@ def chunk_of(event: Event, spelling: Spelling) -> Chunk:
         usage=_usage(event.usage) if event.usage else None,
         error=_error(finish),
         choice=event.choice,
+        score=finish.score,
     )
 
 

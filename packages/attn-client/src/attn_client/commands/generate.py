@@ -13,7 +13,7 @@ from attn_core.errors import InvalidValue
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect
 from attn_client.commands.place import Writer, here
 from attn_client.commands.show import show
-from attn_client.sampling import ChatMessage, Grammar, Prompt, Sampling, Sourced
+from attn_client.sampling import Beams, ChatMessage, Grammar, Prompt, Sampling, Sourced
 
 Option = typer.Option
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
@@ -39,6 +39,8 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     seed: Annotated[int | None, Option(help="Make the choice repeatable.")] = None,
     typical_p: Annotated[float | None, Option(help="Keep tokens of typical surprise up to this probability.")] = None,
     completions: Annotated[int, Option("--completions", help="How many to write; each has a seed of its own.")] = 1,
+    beams: Annotated[int | None, Option(help="Search with so many beams for the likeliest; draw nothing.")] = None,
+    length_penalty: Annotated[float, Option(help="With --beams: above 0 favours long texts, below 0 short.")] = 1.0,
     stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
     top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
@@ -71,6 +73,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         min_p=min_p,
         typical_p=typical_p,
         completions=completions,
+        beams=None if beams is None else Beams(width=beams, length_penalty=length_penalty),
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=stop or (),

@@ -77,7 +77,8 @@ class Chunk:
     """A piece of a completion. The texts of all chunks joined are the completion; only the last has a `finish_reason`.
 
     `stop` is the stop string that ended it. `usage` is what the whole request cost, on its last chunk. Where several
-    completions were asked for, their chunks come mixed, and `choice` says to which each belongs.
+    completions were asked for, their chunks come mixed, and `choice` says to which each belongs. `score` is
+    what a beam search gave the completion, on its last chunk.
     """
 
     text: str
@@ -86,6 +87,7 @@ class Chunk:
     stop: str | None = None
     usage: Usage | None = None
     choice: int = 0
+    score: float | None = None
 
     @classmethod
     def of(cls, message: pb.GenerateResponse) -> Chunk:
@@ -97,6 +99,7 @@ class Chunk:
             stop=message.stop or None,
             usage=Usage.of(message.usage) if message.HasField("usage") else None,
             choice=message.choice,
+            score=message.score if message.HasField("score") else None,
         )
 
 
@@ -109,6 +112,7 @@ class Completion:
     finish_reason: FinishReason
     stop: str | None
     usage: Usage
+    score: float | None = None
 
     @classmethod
     def of(cls, chunks: list[Chunk]) -> Completion:
@@ -135,6 +139,7 @@ class Completion:
             finish_reason=last.finish_reason,
             stop=last.stop,
             usage=usage,
+            score=last.score,
         )
 
 
