@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from attn_core import Fields, RaggedBatch, Rows
+from attn_core import Fields, RaggedBatch, Rows, RowsInPlace
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape
@@ -52,6 +52,7 @@ class PagedStep:
         self.tokens = sum(batch.lengths)
         self._selections: dict[tuple[int | None, tuple[int, ...]], Selection] = {}
         self._targets: dict[int | None, Tensor] = {}
+        self._in_place: dict[int | None, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def view(self, layer: str, state: str) -> PagesView:
         """What one layer sees of one of its states."""
@@ -78,6 +79,17 @@ class PagedStep:
         if found is None:
             found = self._selections[key] = self._select(self.owner.groups[window], key[1])
         return found
+
+    def in_place(self, window: int | None, memory: Fields) -> RowsInPlace:
+        """Where these fields of all requests of the batch lie; found once for all layers of a window."""
+        if window not in self._in_place:
+            found = self.select(window, range(self.batch.requests))
+            numbers = found.numbers
+            if found.run is not None:
+                numbers = torch.arange(found.run.start, found.run.stop, device=self.owner.device)[None]
+            firsts = tuple(first_visible(context, window) for context in self.batch.contexts)
+            self._in_place[window] = self.targets(window), numbers, firsts
+        return RowsInPlace(memory, *self._in_place[window])
 
     def _select(self, group: PageGroup, requests: tuple[int, ...]) -> Selection:
         firsts = [first_visible(self.batch.contexts[r], group.window) for r in requests]
@@ -134,3 +146,7 @@ class PagesView:
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests of the batch can see, [requests, longest, ...] each, padded with zeros."""
         return self._step.select(self._window, requests).rows(self._memory)
+
+    def in_place(self) -> RowsInPlace:
+        """Where the rows of all requests of the batch lie."""
+        return self._step.in_place(self._window, self._memory)

@@ -1,6 +1,19 @@
 """The contract of attn: what a mechanism, kernel, cache and model are, and how plugins are found. No torch."""
 
-from attn_core.batch import Fields, LayerState, ModelState, PagedView, RaggedBatch, Rows, SlotView, SourceView, Span
+from attn_core.batch import (
+    Fields,
+    InPlaceView,
+    LayerState,
+    ModelState,
+    PagedView,
+    RaggedBatch,
+    Rows,
+    RowsInPlace,
+    SlotView,
+    SourceView,
+    Span,
+)
+from attn_core.block import AttentionParts, BlockKernel, BlockParts, BlockStep, GatedParts
 from attn_core.capability import Capability
 from attn_core.catalog import Catalog, installed
 from attn_core.config import MechanismConfig, configure, option_fields
@@ -91,10 +104,14 @@ __all__ = [
     "AtMost",
     "Attend",
     "AttentionLayer",
+    "AttentionParts",
     "AttentionSpec",
     "BigBird",
+    "BlockKernel",
     "BlockLayout",
+    "BlockParts",
     "BlockSparse",
+    "BlockStep",
     "BranchingStore",
     "CacheFamily",
     "Capability",
@@ -118,12 +135,14 @@ __all__ = [
     "Finding",
     "Fixed",
     "Full",
+    "GatedParts",
     "General",
     "GlobalKeys",
     "GlobalTokens",
     "Graph",
     "Hard",
     "Heads",
+    "InPlaceView",
     "InnerAttention",
     "Kernel",
     "LanguageModel",
@@ -169,6 +188,7 @@ __all__ = [
     "Rotary",
     "RotaryScaling",
     "Rows",
+    "RowsInPlace",
     "ScaledDot",
     "Score",
     "ScoreFunction",

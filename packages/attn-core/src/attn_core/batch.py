@@ -88,6 +88,21 @@ class Rows:
     keep: Tensor | None
 
 
+@dataclass(frozen=True, eq=False)
+class RowsInPlace:
+    """Where the rows of a `Paged` state lie, for kernels that read and write the memory of all requests themselves.
+
+    `fields[name]` is that memory, [rows, ...]. `targets` [tokens], int64, are the rows of this step's tokens, which the
+    kernel writes instead of calling `append`; `numbers` [requests, longest], int64, are each request's rows in order of
+    position, this step's included, from position `firsts[request]` on, then any numbers.
+    """
+
+    fields: Fields
+    targets: Tensor
+    numbers: Tensor
+    firsts: tuple[int, ...]
+
+
 class PagedView(Protocol):
     """What a layer sees of a `Paged` state in one step."""
 
@@ -101,6 +116,14 @@ class PagedView(Protocol):
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All remembered rows, this step's included, of these requests of the batch."""
+        ...
+
+
+class InPlaceView(Protocol):
+    """A view of a `Paged` state whose rows can be reached in memory as well."""
+
+    def in_place(self) -> RowsInPlace | None:
+        """Where the rows of all requests of the batch lie; None where they are not kept as they were given."""
         ...
 
 

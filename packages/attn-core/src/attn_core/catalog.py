@@ -10,6 +10,7 @@ from typing import Any
 
 import pluggy
 
+from attn_core.block import BlockKernel
 from attn_core.config import MechanismConfig
 from attn_core.errors import MissingPackage
 from attn_core.hooks import Command
@@ -34,6 +35,7 @@ class Catalog:
         self.mechanisms: Registry[Mechanism] = Registry("mechanism")
         self.kernels: Registry[Kernel] = Registry("kernel")
         self.linears: Registry[LinearKernel] = Registry("linear kernel")
+        self.blocks: Registry[BlockKernel] = Registry("block kernel")
         self.caches: Registry[CacheFamily] = Registry("cache")
         self.models: Registry[ModelFamily] = Registry("model family")
         self.shapes: Registry[ModelShape] = Registry("model shape")
@@ -42,6 +44,7 @@ class Catalog:
             ("attn_mechanisms", self.mechanisms),
             ("attn_kernels", self.kernels),
             ("attn_linears", self.linears),
+            ("attn_blocks", self.blocks),
             ("attn_caches", self.caches),
             ("attn_models", self.models),
             ("attn_shapes", self.shapes),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pluggy
 
+from attn_core.block import BlockKernel
 from attn_core.kernel import Kernel
 from attn_core.linear import LinearKernel
 from attn_core.mechanism import Mechanism
@@ -50,6 +51,11 @@ def attn_kernels() -> list[Kernel]:  # type: ignore[empty-body]
 @hookspec
 def attn_linears() -> list[LinearKernel]:  # type: ignore[empty-body]
     """Ways to keep and multiply the weights of linear layers; must not import a tensor library before one runs."""
+
+
+@hookspec
+def attn_blocks() -> list[BlockKernel]:  # type: ignore[empty-body]
+    """Kernels of whole decoder blocks; must not import a tensor library before one is built."""
 
 
 @hookspec

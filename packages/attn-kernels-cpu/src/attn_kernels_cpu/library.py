@@ -30,9 +30,53 @@ class LinearStruct(ctypes.Structure):
     )
 
 
+class MemoryStruct(ctypes.Structure):
+    """`Memory` of native/attend.hpp."""
+
+    _fields_ = (("at", ADDRESS), ("row", ctypes.c_int64), ("head", ctypes.c_int64), ("format", ctypes.c_int32))
+
+
+class BlockStruct(ctypes.Structure):
+    """`Block` of native/block.hpp; the heads are `Heads` of native/attend.hpp."""
+
+    _fields_ = (
+        ("projections", ADDRESS),
+        ("output", ADDRESS),
+        ("both", ADDRESS),
+        ("down", ADDRESS),
+        ("attention_gain", ADDRESS),
+        ("feed_forward_gain", ADDRESS),
+        ("eps", ctypes.c_float),
+        ("scale", ctypes.c_float),
+        ("query_heads", ctypes.c_int32),
+        ("shared_heads", ctypes.c_int32),
+        ("head_size", ctypes.c_int32),
+        ("rotated", ctypes.c_int32),
+        ("interleaved", ctypes.c_int32),
+    )
+
+
+class StepStruct(ctypes.Structure):
+    """`Step` of native/block.hpp."""
+
+    _fields_ = (
+        ("tokens", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+        ("cosines", ADDRESS),
+        ("sines", ADDRESS),
+        ("targets", ADDRESS),
+        ("key", MemoryStruct),
+        ("value", MemoryStruct),
+        ("numbers", ADDRESS),
+        ("start", ADDRESS),
+        ("count", ADDRESS),
+    )
+
+
 SIGNATURES = {
     "attn_pack": (ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
+    "attn_block": (ADDRESS, ADDRESS, ADDRESS),
 }
 
 

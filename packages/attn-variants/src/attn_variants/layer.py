@@ -8,7 +8,17 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import AttentionSpec, Fields, Full, InnerAttention, LayerState, Operands, Pack, RaggedBatch
+from attn_core import (
+    AttentionParts,
+    AttentionSpec,
+    Fields,
+    Full,
+    InnerAttention,
+    LayerState,
+    Operands,
+    Pack,
+    RaggedBatch,
+)
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
@@ -18,7 +28,7 @@ from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.drawing import PartWeights, part_weights
 from attn_variants.joint import JointProjection
 from attn_variants.plan import KernelPlan
-from attn_variants.stepping import attend_ragged
+from attn_variants.stepping import attend_ragged, turns_of
 
 
 class SpecLayer(nn.Module):
@@ -67,6 +77,13 @@ class SpecLayer(nn.Module):
             pack([query, key, value]), [query.out_features, key.out_features, value.out_features]
         )
         self.query, self.key, self.value = self.joint.parts()
+
+    def parts(self) -> AttentionParts | None:
+        """What the layer is made of once it is packed; None where that is not all that it computes."""
+        if self.joint is None or self.inner is not None or type(self) is not SpecLayer:
+            return None
+        turns = partial(turns_of, self)
+        return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, turns=turns)
 
     def use_kernel(self, name: str | None) -> None:
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""

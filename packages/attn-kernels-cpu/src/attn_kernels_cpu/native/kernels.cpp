@@ -1,5 +1,5 @@
 // What Python calls, through ctypes.
-#include "linear.hpp"
+#include "block.hpp"
 #include "pack.hpp"
 
 extern "C" {
@@ -20,4 +20,6 @@ void attn_pack(const void* weights, int bfloat16, Linear* l, int threads) {
 void attn_linear(const Linear* l, const float* x, int rows, float* out, int threads) {
   multiply(*l, x, rows, Into{out, (size_t)l->outputs, false}, threads);
 }
+
+void attn_block(const Block* b, const Step* s, float* hidden) { run_block(*b, *s, hidden); }
 }

@@ -12,7 +12,7 @@ struct FloatTiles {
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     float_tile<ROWS, PANELS, Element>(l, x, row, panel, to);
   }
-  static constexpr int MANY = 12, WIDE = 2;
+  static constexpr int MANY = 12;
 };
 
 struct Int8Tiles {
@@ -21,7 +21,7 @@ struct Int8Tiles {
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     int8_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
-  static constexpr int MANY = 6, WIDE = 2;
+  static constexpr int MANY = 6;
 };
 
 struct Int4Tiles {
@@ -30,7 +30,7 @@ struct Int4Tiles {
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     int4_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
-  static constexpr int MANY = 6, WIDE = 2;
+  static constexpr int MANY = 6;
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -40,13 +40,26 @@ static void panels_of_block(const Linear& l, typename Tiles::Input x, int row, i
   for (; panel < last; panel++) Tiles::template run<ROWS, 1>(l, x, row, panel, to);
 }
 
-// All rows with panels `first` to `last`, whose weights then are still in the cache.
+// A few panels, whose weights stay in the nearest cache while all rows pass by.
+template <class Tiles, int PANELS>
+static void rows_of_panels(const Linear& l, typename Tiles::Input x, int rows, int panel, Into to) {
+  int row = 0;
+  for (; row + Tiles::MANY <= rows; row += Tiles::MANY) Tiles::template run<Tiles::MANY, PANELS>(l, x, row, panel, to);
+  for (; row + 4 <= rows; row += 4) Tiles::template run<4, PANELS>(l, x, row, panel, to);
+  for (; row + 2 <= rows; row += 2) Tiles::template run<2, PANELS>(l, x, row, panel, to);
+  for (; row < rows; row++) Tiles::template run<1, PANELS>(l, x, row, panel, to);
+}
+
+// All rows with panels `first` to `last`. Few rows take more panels at a time, to have enough sums under way.
 template <class Tiles>
 static void block(const Linear& l, typename Tiles::Input x, int rows, int first, int last, Into to) {
+  if (rows >= 4) {
+    int panel = first;
+    for (; panel + 2 <= last; panel += 2) rows_of_panels<Tiles, 2>(l, x, rows, panel, to);
+    for (; panel < last; panel++) rows_of_panels<Tiles, 1>(l, x, rows, panel, to);
+    return;
+  }
   int row = 0;
-  for (; row + Tiles::MANY <= rows; row += Tiles::MANY)
-    panels_of_block<Tiles, Tiles::MANY, Tiles::WIDE>(l, x, row, first, last, to);
-  for (; row + 4 <= rows; row += 4) panels_of_block<Tiles, 4, 2>(l, x, row, first, last, to);
   for (; row + 2 <= rows; row += 2) panels_of_block<Tiles, 2, 4>(l, x, row, first, last, to);
   for (; row < rows; row++) panels_of_block<Tiles, 1, 4>(l, x, row, first, last, to);
 }

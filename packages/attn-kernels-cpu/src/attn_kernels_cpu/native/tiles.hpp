@@ -66,6 +66,8 @@ static void int8_tile(const Linear& l, const Quantised& x, int row, int panel, I
     __m512i dot[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) dot[r][p] = _mm512_set1_epi32(offset[r * groups + g]);
+    // Unrolled, as compilers (g++ 12) copy every sum once in each turn of the loop.
+#pragma GCC unroll 8
     for (int s = 0; s < GROUP / 4; s++) {
       __m512i weight[PANELS];
       for (int p = 0; p < PANELS; p++) weight[p] = _mm512_loadu_si512(w + p * inputs * 16 + (g * 8 + s) * 64);
@@ -98,6 +100,7 @@ static void int4_tile(const Linear& l, const Quantised& x, int row, int panel, I
     __m512i dot[ROWS][PANELS];
     for (int r = 0; r < ROWS; r++)
       for (int p = 0; p < PANELS; p++) dot[r][p] = _mm512_setzero_si512();
+#pragma GCC unroll 4
     for (int s = 0; s < GROUP / 8; s++) {
       __m512i first[PANELS], second[PANELS];
       for (int p = 0; p < PANELS; p++) {

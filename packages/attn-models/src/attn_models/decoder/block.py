@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core import Capability, LayerState, RaggedBatch
+from attn_core import BlockParts, BlockStep, Capability, LayerState, RaggedBatch
 from attn_core.errors import Incompatible
 from torch import Tensor, nn
 
 from attn_models.decoder.attention import LayerAttention
 from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.feedforward import build_feed_forward
+from attn_models.decoder.feedforward import GatedFeedForward, build_feed_forward
 from attn_models.decoder.initial import initialise_block
 from attn_models.decoder.norms import build_norm
 from attn_models.replay import replay_step
@@ -35,6 +35,7 @@ class Block(nn.Module):
         self.fed_norm: nn.Module = build_norm(config) if both else nn.Identity()
         initialise_block(self, attention, config.layers)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
+        self.joined: BlockStep | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Whole sequences, [batch, tokens, width] to [batch, tokens, width]."""
@@ -42,10 +43,29 @@ class Block(nn.Module):
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows of many requests, [tokens, width] to [tokens, width]."""
+        if self.joined is not None:
+            done = self.joined.step(hidden, batch, state)
+            if done is not None:
+                return done
         entering = self.entering(hidden)
         if self.incremental:
             return self._around(hidden, self.attention.step(entering, batch, state))
         return self._around(hidden, replay_step(self.attention, entering, batch, state))
+
+    def parts(self) -> BlockParts | None:
+        """What a packed block is made of; None where a kernel of whole blocks has no words for it."""
+        attention = self.attention.parts() if hasattr(self.attention, "parts") else None
+        gated = self.feed_forward.parts() if isinstance(self.feed_forward, GatedFeedForward) else None
+        norms = self.attention_norm, self.feed_forward_norm
+        if attention is None or gated is None or not self.pre_norm or not all(isinstance(n, nn.RMSNorm) for n in norms):
+            return None
+        return BlockParts(
+            attention=attention,
+            feed_forward=gated,
+            attention_gain=norms[0].weight,
+            feed_forward_gain=norms[1].weight,
+            eps=norms[0].eps or 0.0,
+        )
 
     def weights(self, hidden: Tensor) -> Tensor:
         """Attention weights [batch, heads, query, key] of whole sequences [batch, tokens, width].

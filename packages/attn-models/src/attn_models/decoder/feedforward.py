@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from attn_core import Pack
+from attn_core import GatedParts, Pack
 from torch import Tensor, nn
 
 from attn_models.decoder.config import DecoderConfig
@@ -51,6 +51,10 @@ class GatedFeedForward(nn.Module):
         """Pack the matrices for serving, gate and up as one."""
         self.both, self.down = pack([self.gate, self.up]), pack([cast("nn.Linear", self.down)])
         self.gate = self.up = None
+
+    def parts(self) -> GatedParts | None:
+        """What the layer is made of once it is packed."""
+        return None if self.both is None else GatedParts(both=self.both, down=self.down)
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from attn_core import LinearShape, choose_linear, installed
+from attn_core import BlockStep, LinearShape, choose_linear, installed
 from attn_core.errors import Incompatible, WrongState
 from torch import Tensor, nn
 
@@ -19,8 +19,9 @@ def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.floa
     """Keep the weights of the model's linear layers in the format `weights` from now on, and compute in `dtype`.
 
     Feed-forwards, the unembedding (a tied one too) and the attentions that have a method `pack` are packed, each by
-    the cheapest installed `LinearKernel` that can, or by the one called `kernel`. Embeddings keep the type they have,
-    norms and what is not packed become `dtype`. Afterwards the model can be run, but neither trained nor saved.
+    the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks are computed by
+    a `BlockKernel` where one can. Embeddings keep the type they have, norms and what is not packed become `dtype`.
+    Afterwards the model can be run, but neither trained nor saved.
 
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
     model that is packed already, `Incompatible` for one that is no `Decoder`.
@@ -54,7 +55,20 @@ def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.floa
             model.positions = StoredEmbedding(model.positions.weight, dtype)
         model.unembedding = None
         _convert_parameters(model, dtype)
+    for block in cast("Sequence[Block]", model.blocks):
+        block.joined = _joined(block)
     model.weights = weights
+
+
+def _joined(block: Block) -> BlockStep | None:
+    """The whole block as one step, from the first kernel that can."""
+    parts = block.parts()
+    if parts is None:
+        return None
+    for kernel in installed().blocks:
+        if kernel.available() is None and kernel.refuses(parts) is None:
+            return kernel.build(parts)
+    return None
 
 
 def _tied(model: Decoder) -> nn.Linear:

@@ -1,0 +1,117 @@
+"""One step of a whole block, and where the rows of a step lie."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from attn_core import BlockParts, LayerState, RaggedBatch, Rotary, RowsInPlace
+from torch import Tensor
+
+from attn_kernels_cpu.library import FORMATS, BlockStruct, MemoryStruct, StepStruct, library
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What the steps of all layers of one window have in common; `held` are the tensors that `struct` points to."""
+
+    struct: StepStruct
+    rotated: int
+    held: tuple[Tensor | None, ...]
+
+
+Kind = tuple[int | None, Rotary | None]
+"""Window and rotary positions of a layer."""
+
+_PREPARED: WeakKeyDictionary[RaggedBatch, dict[tuple[Kind, int], Prepared]] = WeakKeyDictionary()
+"""By batch, kind of layer and the store's row numbers."""
+
+
+def prepared(
+    batch: RaggedBatch, kind: Kind, rows: RowsInPlace, turns: Callable[[], tuple[Tensor, Tensor] | None]
+) -> Prepared:
+    """The step of a batch over these rows, for layers of one kind; a token sees itself and `window` - 1 before it."""
+    known = _PREPARED.setdefault(batch, {})
+    key = kind, id(rows.numbers)
+    if key not in known:
+        known[key] = _prepare(batch, kind[0], rows, turns())
+    return known[key]
+
+
+def _prepare(
+    batch: RaggedBatch, window: int | None, rows: RowsInPlace, turns: tuple[Tensor, Tensor] | None
+) -> Prepared:
+    longest = rows.numbers.shape[1]
+    bases = torch.tensor([request * longest - first for request, first in enumerate(rows.firsts)])
+    oldest = torch.zeros_like(batch.positions) if window is None else (batch.positions - window + 1).clamp_(min=0)
+    start = bases[batch.request_of] + oldest
+    count = (batch.positions - oldest + 1).to(torch.int32)
+    cosines, sines = (turn.contiguous() for turn in turns) if turns is not None else (None, None)
+    held = cosines, sines, rows.targets, rows.numbers.contiguous(), start, count
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
+    none = MemoryStruct(None, 0, 0, 0)
+    struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses[:3], none, none, *addresses[3:])
+    # The row numbers are held as they came too, so that no others can take their place in memory.
+    return Prepared(struct, 0 if cosines is None else cosines.shape[-1], (*held, rows.numbers))
+
+
+class CpuBlockStep:
+    """Computes the steps of one block; implements `attn_core.BlockStep`."""
+
+    def __init__(self, parts: BlockParts) -> None:
+        self._parts = parts
+        attention, gated = parts.attention, parts.feed_forward
+        spec, heads = attention.spec, attention.spec.heads
+        scale = getattr(spec.score, "scale", None) or heads.key_size**-0.5
+        self._gains = [gain.detach().float().contiguous() for gain in (parts.attention_gain, parts.feed_forward_gain)]
+        self._width = attention.output.outputs
+        self._kind = (None if spec.mask.lookback is None else spec.mask.lookback + 1, spec.rotary)
+        self._block = BlockStruct(
+            attention.projections.address,
+            attention.output.address,
+            gated.both.address,
+            gated.down.address,
+            *(gain.data_ptr() for gain in self._gains),
+            parts.eps,
+            scale,
+            heads.query,
+            heads.key_value,
+            heads.key_size,
+            0,
+            int(spec.rotary is not None and spec.rotary.interleaved),
+        )
+        self._address = ctypes.addressof(self._block)
+        self._known: dict[tuple[int, tuple[int, ...], torch.dtype], MemoryStruct | None] = {}
+        self._run = library().attn_block
+
+    def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
+        """What `hidden` [tokens, width] becomes; None where the rows of keys and values cannot be reached."""
+        in_place = getattr(state.get("kv"), "in_place", None)
+        rows = in_place() if in_place is not None else None
+        if rows is None or hidden.dtype != torch.float32:
+            return None
+        key, value = self._memory_of(rows.fields["key"]), self._memory_of(rows.fields["value"])
+        if key is None or value is None:
+            return None
+        found = prepared(batch, self._kind, rows, lambda: self._parts.attention.turns(hidden, batch))
+        found.struct.key, found.struct.value = key, value
+        self._block.rotated = found.rotated
+        out = hidden.clone(memory_format=torch.contiguous_format)
+        self._run(self._address, ctypes.addressof(found.struct), out.data_ptr())
+        return out
+
+    def _memory_of(self, memory: Tensor) -> MemoryStruct | None:
+        """Memory [rows, heads, size] as the kernels know it; None for an element type that they do not read."""
+        at = memory.data_ptr(), memory.stride(), memory.dtype
+        if at not in self._known:
+            form = str(memory.dtype).removeprefix("torch.")
+            readable = form in ("float32", "bfloat16") and memory.ndim == 3 and memory.stride(2) == 1
+            struct = MemoryStruct(at[0], memory.stride(0), memory.stride(1), FORMATS[form]) if readable else None
+            # A store has one memory for the keys and one for the values of a layer; those of former stores are gone.
+            if len(self._known) > 1:
+                self._known.clear()
+            self._known[at] = struct
+        return self._known[at]

@@ -1,0 +1,110 @@
+// Attention of new rows to remembered rows where they lie: no copy, every request by itself.
+#pragma once
+#include <cmath>
+#include <limits>
+
+#include "linear.hpp"
+
+// Rows of keys or values: row i of head h begins at `at + i * row + h * head`, in elements of `format`.
+struct Memory {
+  void* at;
+  int64_t row, head;
+  int32_t format;
+};
+
+struct Heads {
+  int32_t query, shared, size;
+};
+
+// What token t sees: rows `numbers[start[t]]` to `numbers[start[t] + count[t] - 1]`, in order of position.
+struct Seen {
+  const int64_t *numbers, *start;
+  const int32_t* count;
+};
+
+template <class Element>
+static inline void scores_of(const float* query, const Element* keys, int64_t row, const int64_t* numbers, int count,
+                             int size, float scale, float* out) {
+  for (int j = 0; j < count; j += 16) {
+    __m512 sums[16];
+    int here = std::min(16, count - j);
+    for (int i = 0; i < 16; i++) {
+      const Element* key = keys + numbers[j + std::min(i, here - 1)] * row;
+      __m512 sum = _mm512_setzero_ps();
+      for (int d = 0; d < size; d += 16) sum = _mm512_fmadd_ps(_mm512_loadu_ps(query + d), load16(key + d), sum);
+      sums[i] = sum;
+    }
+    _mm512_storeu_ps(out + j, _mm512_mul_ps(sums16(sums), _mm512_set1_ps(scale)));
+  }
+}
+
+// Scores become weights that sum to one; entries past `count`, up to whole sixteens, become zero.
+static inline void softmax_row(float* scores, int count) {
+  int whole = (count + 15) / 16 * 16;
+  for (int j = count; j < whole; j++) scores[j] = -std::numeric_limits<float>::infinity();
+  __m512 top = _mm512_loadu_ps(scores);
+  for (int j = 16; j < whole; j += 16) top = _mm512_max_ps(_mm512_loadu_ps(scores + j), top);
+  __m512 highest = _mm512_set1_ps(_mm512_reduce_max_ps(top)), total = _mm512_setzero_ps();
+  for (int j = 0; j < whole; j += 16) {
+    __m512 weight = exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + j), highest));
+    _mm512_storeu_ps(scores + j, weight);
+    total = _mm512_add_ps(total, weight);
+  }
+  __m512 share = _mm512_set1_ps(1.0f / _mm512_reduce_add_ps(total));
+  for (int j = 0; j < whole; j += 16) _mm512_storeu_ps(scores + j, _mm512_mul_ps(_mm512_loadu_ps(scores + j), share));
+}
+
+// Outputs of some query heads that share keys and values; `weights` has a row of `stride` for each.
+template <int QUERIES, class Element>
+static inline void mix(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
+                       int count, int size, float* out) {
+  for (int d = 0; d < size; d += 16) {
+    __m512 sum[QUERIES];
+    for (int q = 0; q < QUERIES; q++) sum[q] = _mm512_setzero_ps();
+    for (int j = 0; j < count; j++) {
+      __m512 value = load16(values + numbers[j] * row + d);
+      for (int q = 0; q < QUERIES; q++)
+        sum[q] = _mm512_fmadd_ps(_mm512_set1_ps(weights[q * stride + j]), value, sum[q]);
+    }
+    for (int q = 0; q < QUERIES; q++) _mm512_storeu_ps(out + q * size + d, sum[q]);
+  }
+}
+
+template <class Element>
+static void attend_group(const float* query, const Memory& key, const Memory& value, int shared, int queries,
+                         const int64_t* numbers, int count, int size, float scale, std::vector<float>& room, float* out) {
+  int stride = (count + 15) / 16 * 16;
+  if ((int)room.size() < stride * queries) room.resize(stride * queries);
+  float* weights = room.data();
+  const Element* keys = (const Element*)key.at + shared * key.head;
+  const Element* values = (const Element*)value.at + shared * value.head;
+  for (int q = 0; q < queries; q++) {
+    scores_of(query + q * size, keys, key.row, numbers, count, size, scale, weights + q * stride);
+    softmax_row(weights + q * stride, count);
+  }
+  int q = 0;
+  for (; q + 4 <= queries; q += 4)
+    mix<4>(weights + q * stride, stride, values, value.row, numbers, count, size, out + q * size);
+  for (; q + 3 <= queries; q += 3)
+    mix<3>(weights + q * stride, stride, values, value.row, numbers, count, size, out + q * size);
+  for (; q < queries; q++)
+    mix<1>(weights + q * stride, stride, values, value.row, numbers, count, size, out + q * size);
+}
+
+// `query` and `out` are [tokens, query heads, size], `query` with rows of `width`.
+static void attend(const float* query, int64_t width, const Memory& key, const Memory& value, const Heads& heads,
+                   const Seen& seen, int tokens, float scale, float* out, int threads) {
+  int queries = heads.query / heads.shared, size = heads.size;
+#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (threads > 1)
+  for (int task = 0; task < tokens * heads.shared; task++) {
+    static thread_local std::vector<float> room;
+    int t = task / heads.shared, shared = task % heads.shared;
+    const float* from = query + t * width + shared * queries * size;
+    float* to = out + ((int64_t)t * heads.query + shared * queries) * size;
+    const int64_t* numbers = seen.numbers + seen.start[t];
+    if (key.format == FLOAT32)
+      attend_group<float>(from, key, value, shared, queries, numbers, seen.count[t], size, scale, room, to);
+    else
+      attend_group<uint16_t>(from, key, value, shared, queries, numbers, seen.count[t], size, scale, room, to);
+  }
+}

@@ -1,0 +1,80 @@
+// A whole pre-norm block for the new tokens of many requests: attention and a gated feed-forward, each added to what came in.
+#pragma once
+#include "attend.hpp"
+
+struct Block {
+  const Linear *projections, *output, *both, *down;
+  const float *attention_gain, *feed_forward_gain;
+  float eps, scale;
+  Heads heads;
+  int32_t rotated, interleaved;
+};
+
+struct Step {
+  int32_t tokens, threads;
+  const float *cosines, *sines;  // [tokens, rotated], sines signed
+  const int64_t* targets;        // rows of the new tokens
+  Memory key, value;
+  Seen seen;
+};
+
+static inline void rotate_head(float* x, const float* cosines, const float* sines, int rotated, bool interleaved) {
+  float turned[512];
+  int half = rotated / 2;
+  for (int i = 0; i < rotated; i++) {
+    int partner = interleaved ? i ^ 1 : (i < half ? i + half : i - half);
+    turned[i] = std::fma(x[partner], sines[i], x[i] * cosines[i]);
+  }
+  std::memcpy(x, turned, sizeof(float) * rotated);
+}
+
+template <class Element>
+static inline void remember(const float* rows, const Memory& memory, int64_t target, const Heads& heads) {
+  for (int h = 0; h < heads.shared; h++) {
+    Element* to = (Element*)memory.at + target * memory.row + h * memory.head;
+    for (int d = 0; d < heads.size; d += 16) store16(to + d, _mm512_loadu_ps(rows + h * heads.size + d));
+  }
+}
+
+static inline void place_token(float* row, const Block& b, const Step& s, int t) {
+  const Heads& heads = b.heads;
+  float *key = row + heads.query * heads.size, *value = key + heads.shared * heads.size;
+  if (b.rotated) {
+    const float *cosines = s.cosines + (size_t)t * b.rotated, *sines = s.sines + (size_t)t * b.rotated;
+    for (int h = 0; h < heads.query + heads.shared; h++)
+      rotate_head(row + h * heads.size, cosines, sines, b.rotated, b.interleaved);
+  }
+  if (s.key.format == FLOAT32) {
+    remember<float>(key, s.key, s.targets[t], heads);
+    remember<float>(value, s.value, s.targets[t], heads);
+  } else {
+    remember<uint16_t>(key, s.key, s.targets[t], heads);
+    remember<uint16_t>(value, s.value, s.targets[t], heads);
+  }
+}
+
+static void norm_rows(const float* x, int tokens, int width, const float* gain, float eps, float* out, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
+  for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
+}
+
+// hidden [tokens, width] becomes what leaves the block.
+static void run_block(const Block& b, const Step& s, float* hidden) {
+  static thread_local std::vector<float> normed, wide, mixed;
+  int width = b.output->outputs, tokens = s.tokens, threads = s.threads;
+  int projected = b.projections->outputs, inner = b.down->inputs, attended = b.output->inputs;
+  normed.resize((size_t)tokens * width);
+  wide.resize((size_t)tokens * std::max(projected, 2 * inner));
+  mixed.resize((size_t)tokens * std::max(attended, inner));
+  float *rows = wide.data(), *out = mixed.data();
+  norm_rows(hidden, tokens, width, b.attention_gain, b.eps, normed.data(), threads);
+  multiply(*b.projections, normed.data(), tokens, Into{rows, (size_t)projected, false}, threads);
+  for (int t = 0; t < tokens; t++) place_token(rows + (size_t)t * projected, b, s, t);
+  attend(rows, projected, s.key, s.value, b.heads, s.seen, tokens, b.scale, out, threads);
+  multiply(*b.output, out, tokens, Into{hidden, (size_t)width, true}, threads);
+  norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
+  multiply(*b.both, normed.data(), tokens, Into{rows, (size_t)(2 * inner), false}, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
+  for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
+  multiply(*b.down, out, tokens, Into{hidden, (size_t)width, true}, threads);
+}

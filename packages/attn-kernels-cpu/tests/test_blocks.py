@@ -1,0 +1,185 @@
+"""Whole blocks in C++ say what their parts say one by one, for every way that requests come and go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import RaggedBatch, StoreSize, installed
+from attn_engine import Engine, EngineLimits, Request, Sampling
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.packing.pack import pack_weights
+
+pytestmark = pytest.mark.usefixtures("_kernels")
+
+LLAMA = {
+    "vocabulary": 61,
+    "context": 128,
+    "width": 64,
+    "layers": 2,
+    "heads": 4,
+    "head_size": 16,
+    "hidden": 96,
+    "mechanism": "gqa",
+    "key_value_heads": 2,
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+}
+BLOCKS = {
+    "llama": {},
+    "interleaved": {"rotary_interleaved": True},
+    "half turned": {"head_size": 32, "rotary_fraction": 0.5},
+    "one group": {"mechanism": "mqa", "key_value_heads": None, "heads": 5},
+    "window": {"mechanism": "sliding_window", "options": {"window": 9}},
+    "learned positions": {"mechanism": "mha", "key_value_heads": None, "positions": "learned"},
+    "two windows": {
+        "pattern": ["gqa", {"mechanism": "sliding_window", "options": {"window": 5}}],
+    },
+}
+
+
+def packed(fields, weights="float32"):
+    torch.manual_seed(11)
+    model = Decoder(DecoderConfig.from_plain(LLAMA | fields)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    pack_weights(model, weights)
+    return model
+
+
+def apart(model):
+    for block in model.blocks:
+        block.joined = None
+    return model
+
+
+def store_of(model, cache, dtype="float32", tokens=512):
+    return installed().caches.get(cache).create(model.state_specs(), StoreSize(tokens=tokens, requests=8, dtype=dtype))
+
+
+def steps(model, plan, cache="paged", dtype="float32"):
+    """Hidden rows of each step; `plan[i][r]` new tokens of request r in step i."""
+    store = store_of(model, cache, dtype)
+    torch.manual_seed(1)
+    done = [0] * len(plan[0])
+    found = []
+    for request in range(len(done)):
+        store.admit(request)
+    for lengths in plan:
+        rows = [r for r, length in enumerate(lengths) if length]
+        for r in rows:
+            assert store.reserve(r, done[r] + lengths[r])
+        rows = store.order(rows)
+        batch = RaggedBatch.of([lengths[r] for r in rows], [done[r] for r in rows], torch.tensor)
+        tokens = torch.randint(61, (sum(lengths),))
+        with torch.no_grad():
+            found.append(model.step(tokens, batch, store.view(batch, rows)))
+        done = [before + length for before, length in zip(done, lengths, strict=True)]
+    return found
+
+
+PLAN = [[5, 1, 0], [1, 20, 3], [1, 1, 1], [7, 1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("cache", ["paged", "shared"])
+def test_a_block_says_what_its_parts_say(name, cache):
+    model = packed(BLOCKS[name])
+    assert all(block.joined is not None for block in model.blocks)
+    joined = steps(model, PLAN, cache)
+    for one, other in zip(joined, steps(apart(model), PLAN, cache), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_block_reads_and_writes_states_in_bfloat16():
+    model = packed({})
+    joined = steps(model, PLAN, dtype="bfloat16")
+    exact = steps(model, PLAN)
+    for one, other in zip(joined, exact, strict=True):
+        assert 0 < (one - other).norm() / other.norm() < 0.03
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
+def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(weights):
+    model = packed(BLOCKS["two windows"], weights)
+    torch.manual_seed(1)
+    store, lone = store_of(model, "paged"), store_of(model, "paged")
+    for request in range(4):
+        assert store.admit(request)
+        assert store.reserve(request, 40)
+    assert lone.admit(0)
+    assert lone.reserve(0, 40)
+    tokens = torch.randint(61, (4, 30))
+    with torch.no_grad():
+        for at in range(0, 30, 3):
+            batch = RaggedBatch.of([3] * 4, [at] * 4, torch.tensor)
+            crowd = model.step(tokens[:, at : at + 3].flatten(), batch, store.view(batch, store.order(range(4))))
+            batch = RaggedBatch.of([3], [at], torch.tensor)
+            one = model.step(tokens[0, at : at + 3], batch, lone.view(batch, [0]))
+            assert torch.equal(crowd[:3], one)
+
+
+def completions(model, requests, **limits):
+    store = store_of(model, "shared", tokens=limits.pop("tokens", 512))
+    engine = Engine(model, store, None, EngineLimits(**limits))
+    for request in requests:
+        engine.submit(request)
+    found = {request.id: [] for request in requests}
+    while not engine.idle:
+        for event in engine.step():
+            found[event.request] += [token.id for token in event.tokens]
+    return found
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("limits", [{}, {"step_tokens": 5}, {"step_tokens": 16, "tokens": 128}])
+def test_chunks_prefixes_and_preemption_change_no_token(weights, limits):
+    model = packed({}, weights)
+    torch.manual_seed(4)
+    start = torch.randint(61, (20,)).tolist()
+    requests = [
+        Request(
+            id=str(i),
+            token_ids=(*start, *torch.randint(61, (1 + 3 * i,)).tolist()),
+            task=Sampling(max_new_tokens=12, ignore_end=True),
+            scope="all",
+        )
+        for i in range(6)
+    ]
+    alone = {request.id: completions(model, [request])[request.id] for request in requests}
+    assert completions(model, requests, **limits) == alone
+    assert len({tuple(ids) for ids in alone.values()}) > 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"mechanism": "qk_norm", "key_value_heads": None}, "norm of queries and keys"),
+        ({"mechanism": "alibi", "key_value_heads": None, "positions": "none"}, "modifiers"),
+        ({"head_size": 24, "rotary_fraction": 1.0}, "sizes of heads"),
+        ({"hidden": 104}, "inner width 104"),
+    ],
+)
+def test_what_a_block_cannot_compute_it_refuses_and_its_parts_compute(fields, why):
+    model = packed(fields)
+    kernel = installed().blocks.get("cpu_block")
+    assert why in (kernel.refuses(model.blocks[0].parts()) or "")
+    assert model.blocks[0].joined is None
+    assert steps(model, PLAN)[0].isfinite().all()
+
+
+def test_what_is_no_number_stays_with_its_request():
+    model = packed({})
+    store = store_of(model, "paged")
+    for request in range(2):
+        assert store.admit(request)
+        assert store.reserve(request, 4)
+    batch = RaggedBatch.of([2, 2], [0, 0], torch.tensor)
+    hidden = torch.randn(4, 64)
+    hidden[1, 5] = torch.nan
+    state = store.view(batch, [0, 1])
+    out = model.blocks[0].step(hidden, batch, state["blocks.0"])
+    assert out[1].isnan().any()
+    assert out[[0, 2, 3]].isfinite().all()
