@@ -11,6 +11,7 @@ import grpc
 import pytest
 from asking_inference import ask, complete, refused
 from attn.v1 import model_pb2 as wire
+from attn.v1.inference_pb2 import GetLoadRequest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 
@@ -119,10 +120,23 @@ async def test_engine_options_that_cannot_be_are_refused_by_name(models: ModelSe
         await models.LoadModel(load("other", "tiny", dtype="float3"))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "device"):
         await models.LoadModel(load("other", "tiny", device="tpu"))
+    async with refused(grpc.StatusCode.NOT_FOUND, "int7", "int8"):
+        await models.LoadModel(load("other", "tiny", cache="int7"))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "state_bytes"):
         await models.LoadModel(load("other", "tiny", state_bytes=10))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "grace_seconds"):
         await models.UnloadModel(wire.UnloadModelRequest(name="tiny", grace_seconds=float("nan")))
+
+
+async def test_a_cache_of_fewer_bits_holds_more_tokens_in_the_same_memory_and_answers(
+    models: ModelServiceStub, stub: InferenceServiceStub
+) -> None:
+    totals = {}
+    for cache in ("shared", "int8"):
+        await models.LoadModel(load(cache, "tiny", cache=cache, state_bytes=2**16, max_sequences=2))
+        assert await complete(stub, ask(model=cache, max_new_tokens=20))
+        totals[cache] = (await stub.GetLoad(GetLoadRequest(model=cache))).state_tokens_total
+    assert totals["int8"] > 2 * totals["shared"]
 
 
 async def test_a_named_kernel_computes_the_same(models: ModelServiceStub, stub: InferenceServiceStub) -> None:

@@ -147,6 +147,7 @@ class EngineOptions(_message.Message):
     MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    CACHE_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """The element type to compute in, such as "float32" or "bfloat16"."""
     device: _builtins.str
@@ -161,6 +162,8 @@ class EngineOptions(_message.Message):
     """The memory for the states of all requests, in bytes."""
     weights: _builtins.str
     """What the weights of linear layers are kept as: "float32", "bfloat16", "int8" or "int4"; empty: as `dtype`."""
+    cache: _builtins.str
+    """How states are remembered, by the name of a cache, such as "shared" or "int8"; `attn list caches` names them."""
     def __init__(
         self,
         *,
@@ -171,10 +174,11 @@ class EngineOptions(_message.Message):
         max_batch_tokens: _builtins.int | None = ...,
         state_bytes: _builtins.int | None = ...,
         weights: _builtins.str = ...,
+        cache: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "device", b"device", "dtype", b"dtype", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "cache", b"cache", "device", b"device", "dtype", b"dtype", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_batch_tokens: _TypeAlias = _typing.Literal["max_batch_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_batch_tokens: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens"]  # noqa: Y015

@@ -37,7 +37,8 @@ class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
     `address` None makes a private cluster on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `weights` is what those of `models` are kept as, None: as they are.
+    store of `object_store_bytes`. `weights` is what those of `models` are kept as, None: as they are; `cache` names how
+    these remember states, None: as the service chooses.
     """
 
     address: str | None = None
@@ -46,6 +47,7 @@ class ClusterSettings:
     home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
     weights: str | None = None
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in WEIGHT_FORMATS:
@@ -77,6 +79,11 @@ class Cluster:
     def weights(self) -> str | None:
         """What the weights of these models are kept as, one of `attn_core.WEIGHT_FORMATS`; None: as they are."""
         return self.settings.weights
+
+    @property
+    def cache(self) -> str | None:
+        """The name of the cache that these models remember states in; None leaves the choice to the service."""
+        return self.settings.cache
 
     async def start(self) -> None:
         """Start or join Ray unless that is done; afterwards `import ray` and its calls work in this process.

@@ -33,6 +33,9 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         str | None,
         Text(help="Keep weights of linear layers as float32, bfloat16, int8 or int4: fewer bytes decode faster."),
     ] = None,
+    cache: Annotated[
+        str | None, Text(help="How models remember states, such as int8; `attn list caches` names the ways.")
+    ] = None,
     token_file: Annotated[
         Path | None, Text(help="File with the bearer token callers must give; readable by you alone.")
     ] = None,
@@ -71,6 +74,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
             home=home or home_folder(),
             models=tuple(ModelToLoad.parse(text) for text in model or ()),
             weights=weights,
+            cache=cache,
         ),
         ready_file=ready_file,
         grace=grace,

@@ -112,7 +112,9 @@ def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generat
 def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:
     """How the caller wants the model run; what is left out stays the default."""
     given: dict[str, Any] = {
-        name: getattr(message, name) for name in ("dtype", "device", "kernel", "weights") if getattr(message, name)
+        name: getattr(message, name)
+        for name in ("dtype", "device", "kernel", "weights", "cache")
+        if getattr(message, name)
     }
     for name in ("max_sequences", "max_batch_tokens", "state_bytes"):
         if message.HasField(name):

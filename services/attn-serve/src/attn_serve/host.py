@@ -22,8 +22,6 @@ from attn_serve.reader import Reader
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
 from attn_serve.scores import score_all
 
-CACHE = "shared"
-
 Deliver = Callable[[list[Chunk]], None]
 """Called on the engine's thread with all news of a step; must return at once."""
 
@@ -42,7 +40,8 @@ class EngineHost:
         use_kernel(model, settings.kernel)
         self._deliver = deliver
         self._reader = Reader(tokenizer, has_source=self._loaded.source_context is not None)
-        store = installed().caches.get(CACHE).create(model.state_specs(), store_size(model, settings))
+        family = installed().caches.get(settings.cache)
+        store = family.create(model.state_specs(), store_size(model, family, settings))
         limits = (
             EngineLimits() if settings.max_batch_tokens is None else EngineLimits(step_tokens=settings.max_batch_tokens)
         )

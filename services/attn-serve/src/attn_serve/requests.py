@@ -52,13 +52,15 @@ class MapsWanted:
 class EngineSettings:
     """How to run a model; None leaves the choice to the engine.
 
-    `state_bytes` bounds the memory for the states of all requests; `threads` are those of tensor operations.
-    `weights` packs those of linear layers in one of `attn_core.WEIGHT_FORMATS`; else they are kept as `dtype`.
+    `state_bytes` bounds the memory for the states of all requests, which the cache of that name keeps; `threads` are
+    those of tensor operations. `weights` packs those of linear layers in one of `attn_core.WEIGHT_FORMATS`; else they
+    are kept as `dtype`.
     """
 
     dtype: str = "float32"
     device: str = "cpu"
     kernel: str | None = None
+    cache: str = "shared"
     max_sequences: int | None = None
     max_batch_tokens: int | None = None
     state_bytes: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,12 +37,17 @@ class InferenceGrpc:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
         models = self._cluster.models
-        settings = EngineSettings(weights=self._cluster.weights)
+        settings = _settings(self._cluster)
         await asyncio.gather(*(self.fleet.load(model.name, model.source, settings) for model in models))
 
     async def stop(self, grace: float) -> None:
         """Unload all models."""
         await self.fleet.stop(grace)
+
+
+def _settings(cluster: Cluster) -> EngineSettings:
+    settings = EngineSettings(weights=cluster.weights)
+    return settings if cluster.cache is None else dataclasses.replace(settings, cache=cluster.cache)
 
 
 def _ray_engine(name: str, folder: Path, settings: EngineSettings) -> EngineClient:
