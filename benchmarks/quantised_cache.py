@@ -1,4 +1,4 @@
-"""What does it cost to remember in fewer bits? Perplexity of a model on a real text, by the cache that holds its states.
+"""What does it cost to remember in fewer bits? Perplexity of a model on a real text, by the cache of its states.
 
     python benchmarks/quantised_cache.py MODEL_FOLDER TEXT_FILE
 

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from attn_core import Capability, installed
-from attn_engine import Engine, Request, Sampling, build_engine
+from attn_engine import Engine, EngineLimits, Request, Sampling, Scoring, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from torch.nn import functional
@@ -76,6 +76,24 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     crowd = build_engine(model, cache="shared", requests=4, tokens=128)
     assert tokens(crowd, asked, every=2) == alone
     assert (crowd.load().running, crowd.load().waiting, crowd.load().state_tokens_used) == (0, 0, 0)
+
+
+def scores(name: str, cache: str, step_tokens: int) -> list[float]:
+    engine = build_engine(served(name), cache=cache, requests=1, limits=EngineLimits(step_tokens=step_tokens))
+    engine.submit(Request(id="r", token_ids=requests()[-1].token_ids, task=Scoring()))
+    found: list[float] = []
+    while not engine.idle:
+        for event in engine.step():
+            assert event.finish is None or event.finish.error is None, event.finish.error
+            found += [token.logprob for token in event.tokens if token.logprob is not None]
+    return found
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla", "transmla", "attention_sinks", "sliding_window", "compressive"])
+def test_with_states_in_few_bits_a_prompt_in_one_step_meets_its_rows_as_one_in_chunks_does(name: str) -> None:
+    whole, chunks, exact = (scores(name, *way) for way in (("int4", 256), ("int4", 7), ("shared", 256)))
+    assert whole == pytest.approx(chunks, abs=1e-9)
+    assert max(abs(a - b) for a, b in zip(whole, exact, strict=True)) > 1e-6, "the codes were not read"
 
 
 @EVERY_MECHANISM

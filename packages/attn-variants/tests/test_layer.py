@@ -190,6 +190,7 @@ class Dictionary:
         for span in self.batch.spans():
             for name, rows in fields.items():
                 self.fields.setdefault((span.request, name), []).append(rows[span.start : span.stop])
+        return fields
 
     def rows(self, requests):
         rows = {name: [torch.cat(self.fields[r, name]) for r in requests] for name in ("key", "value")}

@@ -108,12 +108,13 @@ class ContiguousView:
         self._key = (layer, state)
         self._memory = memory
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Remember this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(".".join(self._key), fields, self._memory)
         for name, memory in self._memory.items():
             check_shape(".".join((*self._key, name)), fields[name], (self._step.tokens, *memory.shape[2:]))
             self._step.write(memory, fields[name])
+        return fields
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests of the batch can see, [requests, longest, ...] each; where lengths differ, `keep`

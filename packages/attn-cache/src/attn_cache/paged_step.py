@@ -134,7 +134,7 @@ class PagesView:
         self._window = step.owner.windows[self._key]
         self._memory = step.owner.memory[self._key]
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Remember this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(".".join(self._key), fields, self._memory)
         targets = self._step.targets(self._window)
@@ -142,6 +142,7 @@ class PagesView:
             rows = fields[name]
             check_shape(".".join((*self._key, name)), rows, (self._step.tokens, *memory.shape[1:]))
             memory.index_copy_(0, targets, rows.detach().to(memory.dtype))
+        return fields
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests of the batch can see, [requests, longest, ...] each, padded with zeros."""

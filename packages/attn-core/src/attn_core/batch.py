@@ -106,8 +106,10 @@ class RowsInPlace:
 class PagedView(Protocol):
     """What a layer sees of a `Paged` state in one step."""
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Remember this step's rows, [tokens, ...] each, in batch order; call once, before reading.
+
+        Returns the same rows as `rows` will show them: a cache may keep fewer bits of a number than it was given.
 
         Of a state without a window `rows` may also be called before, where this step's rows depend on earlier ones:
         then only rows at positions below the request's context mean anything, and without any there may be no fields.

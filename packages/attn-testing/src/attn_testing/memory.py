@@ -157,13 +157,14 @@ class View:
 class PagedRows(View):
     """Rows per token."""
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Keep this step's rows, [tokens, ...] each."""
         cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
         for span in self.batch.spans():
             rows = self.held[span.request].pages.setdefault(self.address, {})
             for row in range(span.start, span.stop):
                 rows[int(self.batch.positions[row])] = {name: tensor[row].clone() for name, tensor in cast.items()}
+        return cast
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """Everything kept for these requests, this step's rows included."""

@@ -28,8 +28,8 @@ def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: Lay
         query, view, fresh = layer.project_query(rows), state["source"], None
     else:
         query, key, value = layer.project(rows, turns_of(layer, rows, batch))
-        view, fresh = state["kv"], {"key": key, "value": value, **layer.further(rows)}
-        view.append(fresh)
+        view = state["kv"]
+        fresh = view.append({"key": key, "value": value, **layer.further(rows)})
     if batch.decoding:
         return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
     out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)
@@ -43,7 +43,7 @@ def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: Lay
         if span.stop - span.start < 2:
             continue
         if fresh is not None and batch.contexts[span.request] == 0:
-            # The start of a sequence meets nothing but itself, which is at hand.
+            # The start of a sequence meets nothing but itself, which is at hand, as it is remembered.
             start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in fresh.items()})
             out[chunk] = layer.attend(rows[None, chunk], start)[0]
         else:

@@ -128,7 +128,7 @@ class BlocksView:
         self._plain = step.owner.plain[key]
         self._coded = step.owner.memory[key]
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Remember this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(".".join(self._key), fields, self._plain)
         layout = self._step.owner.layout
@@ -141,6 +141,7 @@ class BlocksView:
                 blocks = memory.view(-1, layout.block, *memory.shape[1:]).index_select(0, unfinished)
                 for part, codes in layout.encode(name, self._fields[name], blocks).items():
                     self._coded[part].index_copy_(0, whole, codes)
+        return fields
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests of the batch can see, [requests, longest, ...] each, padded with zeros."""

@@ -75,7 +75,7 @@ class CodedRowsView:
         self._fields = fields
         self._tokens = tokens
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Remember this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
         check_names(self._where, fields, self._fields)
         kept: dict[str, Tensor] = {}
@@ -83,6 +83,7 @@ class CodedRowsView:
             check_shape(f"{self._where}.{name}", fields[name], (self._tokens, *field.shape))
             kept |= field.encode(fields[name])
         self._view.append(kept)
+        return {name: field.decode(kept) for name, field in self._fields.items()}
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """As the rows of a paged store, each number off by at most what its code allows."""

@@ -61,8 +61,7 @@ class FactorisedLayer(nn.Module):
         Appends "latent" [tokens, latent] to the state "latent".
         """
         turns = batch_turns(self.spec.rotary, self.rotated, query, batch) if self.spec.rotary else None
-        fresh = {"latent": self.down(query)}
-        state["latent"].append(fresh)
+        fresh = state["latent"].append({"latent": self.down(query)})
         return self._out(
             attend_new(self, self._turned(self._heads(self.query(query)), turns), fresh, batch, state["latent"])
         )

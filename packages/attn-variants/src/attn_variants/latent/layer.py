@@ -78,8 +78,7 @@ class LatentAttentionLayer(nn.Module):
         turns = batch_turns(self.rotary, self.rotated, query, batch)
         rows = self.queries(query, turns)
         latent, turned = self.memory(query, turns)
-        fresh = {"latent": latent, "rotary_key": turned}
-        state["latent"].append(fresh)
+        fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
         return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:

@@ -21,17 +21,19 @@ class SinkView:
         self._slot = first
         self._first = first.read()
 
-    def append(self, fields: Fields) -> None:
+    def append(self, fields: Fields) -> Fields:
         """Remember this step's rows [tokens, ...] in the window, and those at the first positions in the slot."""
-        self.recent.append(fields)
+        shown = self.recent.append(fields)
         early = self.batch.positions < self.count
         if not bool(early.any()):
-            return
+            return shown
         places = self.batch.request_of[early], self.batch.positions[early]
         self._first = {
             name: held.index_put(places, fields[name][early].to(held.dtype)) for name, held in self._first.items()
         }
         self._slot.write(self._first)
+        whole = early[:, None, None]
+        return {name: torch.where(whole, fields[name].to(rows.dtype), rows) for name, rows in shown.items()}
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """The first rows of these requests, then those in the window that are not among them."""
