@@ -139,3 +139,8 @@ def test_the_one_model_that_can_chat_is_found(client, home, tmp_path):
         (both / name).symlink_to(home / "models" / "talker")
     with pytest.raises(UserError, match="one, two"):
         LocalClient(tmp_path).only_chat_model()
+
+
+def test_a_model_that_can_be_fetched_is_said_to_be(client):
+    with pytest.raises(UserError, match="attn pull minilm"):
+        client.embed("minilm", ["a"])

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from attn_client.results.inference import Chunk, Completion
 from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
 
 from attn_local.running import RunningModel
 from attn_local.shelf import Shelf
@@ -24,6 +25,7 @@ class LocalClient:
     def __init__(self, home: Path | None = None) -> None:
         self._shelf = Shelf(home)
         self._running: dict[Path, RunningModel] = {}
+        self._encoders: dict[Path, SentenceEncoder] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> LocalClient:
@@ -40,6 +42,7 @@ class LocalClient:
             for model in self._running.values():
                 model.stop()
             self._running.clear()
+            self._encoders.clear()
 
     def generate(
         self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
@@ -69,6 +72,14 @@ class LocalClient:
     ) -> list[Completion]:
         """Every completion of a prompt, as many as `sampling.completions`."""
         return Completion.all_of(list(self.generate(model, prompt, sampling, timeout=timeout)))
+
+    def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""
+        folder = self._shelf.find(model)
+        with self._lock:
+            if folder not in self._encoders:
+                self._encoders[folder] = load_sentence_encoder(folder)
+            return [tuple(row) for row in self._encoders[folder].embed(texts).tolist()]
 
     def only_chat_model(self) -> str:
         """The one model of this machine that can chat; raises `UserError` where there is not exactly one."""

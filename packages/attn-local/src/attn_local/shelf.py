@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attn_core.errors import CheckpointInvalid, UnknownName, UserError
 from attn_core.home import home_folder, models_folder
+from attn_models.sources import known_sources
 from attn_models.tokenizers.settings import read_settings
 
 CONFIG = "config.json"
@@ -24,11 +25,14 @@ class Shelf:
     def find(self, model: str) -> Path:
         """The folder of a model by its name, or the folder given itself.
 
-        Raises `UnknownName` with near names, `CheckpointInvalid` for a folder that is none of a model.
+        Raises `UnknownName` with near names, `UserError` for a model that can be fetched, `CheckpointInvalid` for a
+        folder that is none of a model.
         """
         if model in self.names():
             return self._folder / model
         given = Path(model).expanduser()
+        if not given.is_dir() and model in {source.name for source in known_sources()}:
+            raise UserError(f"{model} is not here yet; fetch it with: attn pull {model}")
         if not given.is_dir():
             raise UnknownName.of("model or folder", model, self.names())
         if not (given / CONFIG).is_file():

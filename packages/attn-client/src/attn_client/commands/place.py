@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
@@ -28,6 +28,10 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
 
     def __enter__(self) -> Self:
         """Itself; leaving stops its models."""
+        ...
+
+    def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text."""
         ...
 
     def only_chat_model(self) -> str:

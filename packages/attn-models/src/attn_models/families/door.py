@@ -27,16 +27,28 @@ class Stored:
     below: float = 0.0
 
 
-class Door(ABC):
-    """A layout of checkpoints. `model_type` is the word in its config.json.
+class Layout(ABC):
+    """How the tensors of a kind of checkpoint are named. `model_type` is the word in its config.json.
 
     `head` is its name of the unembedding, which may be there although it is tied; what `derived` finds in a name
-    marks tensors that follow from the config, such as causal masks, which older versions wrote.
+    marks tensors that follow from the config, such as causal masks, which older versions wrote, or are not used.
     """
 
     model_type: ClassVar[str]
     head: ClassVar[str] = ""
     derived: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+
+    @abstractmethod
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """The tensors of a checkpoint of a model with these parameters."""
+
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """The names of a checkpoint's tensors by the names that `stored` uses."""
+        return {name: name for name in names}
+
+
+class Door(Layout):
+    """A layout of the checkpoints of decoders."""
 
     @abstractmethod
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
@@ -45,14 +57,6 @@ class Door(ABC):
     @abstractmethod
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """The config.json of a decoder; raises `Incompatible` naming what the layout cannot say."""
-
-    @abstractmethod
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
-        """The tensors of a checkpoint of a decoder with these parameters."""
-
-    def canonical(self, names: Iterable[str]) -> dict[str, str]:
-        """The names of a checkpoint's tensors by the names that `stored` uses."""
-        return {name: name for name in names}
 
 
 def needed(values: Mapping[str, Any], key: str) -> Any:

@@ -8,14 +8,14 @@ import torch
 from attn_core.errors import CheckpointInvalid
 from torch import Tensor
 
-from attn_models.families.door import Door, Stored
+from attn_models.families.door import Layout, Stored
 from attn_models.weights import CheckpointFolder
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def read_parameters(
-    folder: CheckpointFolder, door: Door, wanted: Mapping[str, Tensor], dtype: torch.dtype
+    folder: CheckpointFolder, door: Layout, wanted: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`.
 
@@ -36,7 +36,7 @@ def read_parameters(
     return parameters
 
 
-def stored_tensors(parameters: Mapping[str, Tensor], door: Door) -> dict[str, Tensor]:
+def stored_tensors(parameters: Mapping[str, Tensor], door: Layout) -> dict[str, Tensor]:
     """The checkpoint's tensors of a decoder's parameters."""
     tensors = {}
     for item in door.stored(list(parameters)):
@@ -47,7 +47,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], door: Door) -> dict[str, Te
     return tensors
 
 
-def _require_match(folder: CheckpointFolder, door: Door, stored: list[Stored], shapes: Shapes) -> None:
+def _require_match(folder: CheckpointFolder, door: Layout, stored: list[Stored], shapes: Shapes) -> None:
     entries = folder.tensors.entries
     actual = door.canonical(entries)
     expected = {item.name: _shape(item, shapes) for item in stored}

@@ -29,6 +29,17 @@ def copy_member(path: Path, source: Source, target: Path) -> None:
             shutil.copyfileobj(file, output, 1 << 20)
 
 
+def copy_members(path: Path, source: Source, folder: Path) -> None:
+    """Write the members of the archive at `path` that `source` asks for into `folder`, under their last names.
+
+    Raises CheckpointInvalid when their number is not the one promised, or one is no plain file.
+    """
+    with _members(path, source) as members:
+        for name, file in members:
+            with (folder / name.rsplit("/", 1)[-1]).open("xb") as output:
+                shutil.copyfileobj(file, output, 1 << 20)
+
+
 def read_members(path: Path, source: Source) -> list[bytes]:
     """The contents of the members that `source` asks for, in the order of their names.
 

@@ -39,7 +39,7 @@ def convert(
         raise InvalidValue.of("dtype", dtype, " or ".join(DTYPES))
     path = Path(source)
     if path.is_dir():
-        return _convert_folder(path, Path(target), dtype)
+        return _convert_folder(path, Path(target), dtype, origin)
     if not path.is_file():
         raise CheckpointInvalid.of(path, "is neither a file nor a folder")
     refuse_code_format(path)
@@ -65,7 +65,7 @@ def _convert_gguf(
     return target
 
 
-def _convert_folder(path: Path, target: Path, dtype: WeightDtype) -> Path:
+def _convert_folder(path: Path, target: Path, dtype: WeightDtype, origin: Mapping[str, Any] | None) -> Path:
     import torch
 
     folder = read_folder(path)
@@ -77,4 +77,4 @@ def _convert_folder(path: Path, target: Path, dtype: WeightDtype) -> Path:
     extra = {**(tokenizer.files() if tokenizer else {}), GENERATION_NAME: folder.generation_config}
     # Older files name the dtype torch_dtype; two names could contradict each other.
     config = {key: value for key, value in folder.config.items() if key != "torch_dtype"}
-    return write_folder(target, {**config, "dtype": dtype}, tensors, extra)
+    return write_folder(target, {**config, "dtype": dtype}, tensors, extra, origin)

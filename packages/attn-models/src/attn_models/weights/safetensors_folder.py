@@ -87,11 +87,13 @@ def write_folder(
     config: Mapping[str, Any],
     tensors: Mapping[str, torch.Tensor],
     extra_files: Mapping[str, ExtraFile] | None = None,
+    source: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint folder with one model.safetensors, replacing a folder already at `path`.
 
     The folder appears whole, with its manifest, or the old one stays untouched. `extra_files` are
-    side files by name, such as tokenizer.json or generation_config.json.
+    side files by name, such as tokenizer.json or generation_config.json; `source` is what the manifest keeps of
+    where the model comes from.
 
     Raises InvalidValue for a tensor with NaN or infinity or two tensors sharing memory (leave one
     out and tie them when loading), and CheckpointWriteFailed when the file system fails.
@@ -103,7 +105,7 @@ def write_folder(
         if not is_finite(tensor):
             raise InvalidValue.of(f"tensors[{name!r}]", "NaN or infinity", "finite values")
     _refuse_shared(tensors)
-    with staged_folder(target) as stage:
+    with staged_folder(target, source) as stage:
         write_side_files(stage, {CONFIG_NAME: without_code(dict(config)), **(extra_files or {})})
         ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         save_file(ready, stage / WEIGHTS_NAME, metadata={"format": "pt"})

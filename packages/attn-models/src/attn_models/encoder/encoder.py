@@ -1,0 +1,73 @@
+"""An encoder of blocks that see both ways; the mechanism is any that is installed and can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_models.decoder.feedforward import build_feed_forward
+from attn_models.decoder.initial import initialise
+from attn_models.decoder.norms import build_norm
+from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder_decoder.attention import encoder_attention
+
+
+class Encoder(nn.Module):
+    """Token, position and segment embeddings, summed and normed, then blocks (Devlin et al. 2019, arXiv 1810.04805)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.context = config.context
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.segments = nn.Embedding(config.segments, config.width)
+        self.norm = build_norm(config.block)
+        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
+        for module in (self.embedding, self.positions, self.segments):
+            initialise(module)
+
+    def forward(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+        """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
+
+        `keep` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where None.
+        Raises `InvalidValue` for more tokens than the context.
+        """
+        length = tokens.shape[1]
+        if length > self.context:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
+        places = torch.arange(length, device=tokens.device)
+        kinds = torch.zeros_like(tokens) if segments is None else segments
+        hidden: Tensor = self.norm(self.embedding(tokens) + self.positions(places) + self.segments(kinds))
+        for block in self.blocks:
+            hidden = block(hidden, keep)
+        return hidden
+
+
+class EncoderBlock(nn.Module):
+    """norm(x + attention(x)), then norm(x + feed-forward(x))."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        chosen = encoder_attention(
+            config.mechanism,
+            config.options,
+            width=config.width,
+            heads=config.heads,
+            bias=True,
+            context=config.context,
+        )
+        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        self.attention: Any = chosen.mechanism.build(chosen.config)
+        self.attention_norm = build_norm(config.block)
+        self.feed_forward = build_feed_forward(config.block)
+        self.feed_forward_norm = build_norm(config.block)
+
+    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
+        """[batch, tokens, width] to [batch, tokens, width]."""
+        after: Tensor = self.attention_norm(hidden + self.attention(hidden, keep=keep))
+        out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
+        return out
