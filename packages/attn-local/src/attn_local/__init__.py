@@ -1,7 +1,21 @@
-"""Models run in the process that asks: what `attn_client.Client` answers, without a server."""
+"""Models run in the process that asks: what `attn_client.Client` answers, without a server.
+
+`LocalClient` is imported when it is first used: the catalogue loads this package too, and needs no torch.
+"""
 
 from __future__ import annotations
 
-from attn_local.client import LocalClient
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attn_local.client import LocalClient
 
 __all__ = ["LocalClient"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from attn_local import client
+
+    return getattr(client, name)
