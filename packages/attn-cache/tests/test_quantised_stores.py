@@ -186,3 +186,54 @@ def test_wrong_rows_are_refused_under_the_names_that_the_mechanism_knows(family)
         view.append({"key": torch.zeros(3, 2, 5), "value": torch.zeros(3, 2, 8)})
     with pytest.raises(InvalidValue, match=r"layer\.kv.*'key', 'value'"):
         view.append({"key.codes": torch.zeros(3, 2, 8)})
+
+
+@EVERY
+@pytest.mark.parametrize("context", [7, 16, 21, 39])
+def test_a_copy_of_a_request_reads_what_a_request_of_its_own_would_read(family, context):
+    ours, theirs = (draw(KV, 60, torch.Generator().manual_seed(seed)) for seed in (5, 6))
+    mixed = {
+        state: {name: torch.cat([ours[state][name][:context], x[context:]]) for name, x in fields.items()}
+        for state, fields in theirs.items()
+    }
+    forked = family.create(KV, StoreSize(tokens=512, requests=3))
+    forked.admit(1)
+    for at in range(context):
+        step(forked, 1, at, ours, slice(at, at + 1))
+    assert forked.fork(1, 2, context)
+    alone = family.create(KV, StoreSize(tokens=512, requests=3))
+    for name, rows in ((1, ours), (2, mixed)):
+        alone.admit(name)
+        for at in range(60):
+            seen = step(alone, name, at, rows, slice(at, at + 1))
+            if at >= context:
+                view = step(forked, name, at, rows, slice(at, at + 1))["layer"]["kv"].rows([0])
+                for field, numbers in seen["layer"]["kv"].rows([0]).fields.items():
+                    assert torch.equal(view.fields[field], numbers)
+    forked.release(1)
+    forked.release(2)
+    assert forked.usage().tokens == 0
+
+
+@EVERY
+@pytest.mark.parametrize(("done", "back"), [(10, 7), (17, 15), (35, 31), (40, 33), (50, 2)])
+def test_rows_that_were_taken_back_leave_no_trace(family, done, back):
+    wrong, right = (draw(KV, 60, torch.Generator().manual_seed(seed)) for seed in (7, 8))
+    kept = {
+        state: {name: torch.cat([x[:back], wrong[state][name][back:]]) for name, x in fields.items()}
+        for state, fields in right.items()
+    }
+    stores = [family.create(KV, StoreSize(tokens=512, requests=1)) for _ in range(2)]
+    for store in stores:
+        store.admit(1)
+    for at in range(done):
+        step(stores[0], 1, at, kept, slice(at, at + 1))
+    start = stores[0].rewind(1, back)
+    assert start <= back
+    assert start == back or (isinstance(family, Kivi) and start % BLOCK == 0)
+    for at in range(60):
+        seen = step(stores[1], 1, at, right, slice(at, at + 1))
+        if at >= start:
+            again = step(stores[0], 1, at, right, slice(at, at + 1))
+            for field, numbers in seen["layer"]["kv"].rows([0]).fields.items():
+                assert torch.equal(again["layer"]["kv"].rows([0]).fields[field], numbers)

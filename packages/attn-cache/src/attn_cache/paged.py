@@ -100,9 +100,7 @@ class PagedRows:
         for window, group in self.groups.items():
             copied = group.fork(place, tokens)
             if copied is not None:
-                source, copy = (slice(page * self.page, (page + 1) * self.page) for page in copied)
-                for bank in self.banks[window]:
-                    bank.rows[:, copy] = bank.rows[:, source]
+                self._copy_page(window, *copied)
         return True
 
     def rewind(self, place: int, tokens: int) -> None:
@@ -154,6 +152,13 @@ class PagedRows:
             held = max(0, min(tokens, table.end) - max(first, table.first * self.page))
             total += sum(held * rows[0].nbytes for rows in fields.values())
         return total
+
+    def _copy_page(self, window: int | None, source: int, copy: int) -> None:
+        for bank in self.banks[window]:
+            bank.rows[:, self._rows_of(copy)] = bank.rows[:, self._rows_of(source)]
+
+    def _rows_of(self, page: int) -> slice:
+        return slice(page * self.page, (page + 1) * self.page)
 
     def _begin(self, places: Sequence[int], batch: RaggedBatch) -> None:
         for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):

@@ -110,6 +110,14 @@ class PageGroup:
         del table.pages[:behind]
         table.first += behind
 
+    def cut(self, place: int, position: int) -> None:
+        """Give back the pages from the one that holds `position` on, which is the next to be taken."""
+        table, number = self.tables[place], position // self.size
+        held = max(0, number - table.first)
+        self._give_back(table.pages[held:])
+        del table.pages[held:]
+        table.first = min(table.first, number)
+
     def would_free(self, place: int, position: int) -> int:
         """Pages that `drop_before` would make free for others."""
         return sum(page not in self._kept for page in self.left_behind(place, position))

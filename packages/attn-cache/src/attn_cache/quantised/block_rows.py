@@ -57,6 +57,32 @@ class BlockRows(PagedRows):
         for group in self.unfinished.values():
             group.share(place, tokens // self.page, [])
 
+    def fork(self, place: int, tokens: int) -> bool:
+        """As `PagedRows.fork`; the rows of the unfinished block are copied, whole blocks are codes and shared."""
+        if not super().fork(place, tokens):
+            return False
+        for window, group in self.unfinished.items():
+            copied = group.fork(place, tokens)
+            if copied is not None:
+                source, copy = (self._rows_of(page) for page in copied)
+                for state, fields in self.plain.items():
+                    if self.windows[state] == window:
+                        for rows in fields.values():
+                            rows[copy] = rows[source]
+        return True
+
+    def rewind(self, place: int, tokens: int) -> None:
+        """As `PagedRows.rewind`; blocks whose rows are codes by now, perhaps others' too, are left and begun anew."""
+        if tokens < self.oldest_plain(place):
+            for group in (*self.groups.values(), *self.unfinished.values()):
+                group.cut(place, tokens)
+        super().rewind(place, tokens)
+
+    def oldest_plain(self, place: int) -> int:
+        """The position from which on all rows of the request are still held as they were written."""
+        firsts = [group.tables[place].first * self.page for group in self.unfinished.values()]
+        return max(firsts, default=0)
+
     def close(self, place: int) -> None:
         """Free the request at `place`; the request at the last place takes it over."""
         super().close(place)
@@ -81,6 +107,9 @@ class BlockRows(PagedRows):
             rows = min(tokens, plain.end) - max(first, coded * self.page, plain.first * self.page)
             total += max(0, rows) * sum(field[0].nbytes for field in self.plain[state].values())
         return total
+
+    def _copy_page(self, window: int | None, source: int, copy: int) -> None:
+        """An unfinished block has no codes yet."""
 
     def _allocate(self, count: int, field: Field, kind: dtype) -> Tensor:
         return lazy_zeros((count, 1 + self.pages, *field.shape), kind, self.device)

@@ -16,9 +16,16 @@ class CodedBlockStore(SharedStore):
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize, layout: BlockLayout) -> None:
-        super().__init__(specs, size, BlockRows(specs, size, layout))
+        rows = BlockRows(specs, size, layout)
+        super().__init__(specs, size, rows)
+        self._blocks = rows
         self._block = layout.block
 
     def chunk(self, computed: int, length: int, prompt: int) -> int:
         """As `SharedStore.chunk`, and at most the tokens that are missing of a block."""
         return super().chunk(computed, min(length, self._block - computed % self._block), prompt)
+
+    def rewind(self, request: int, tokens: int) -> int:
+        """As `Store.rewind`, and to the start of a block whose rows are codes by now, as those cannot be undone."""
+        coded = tokens < self._blocks.oldest_plain(self._place(request))
+        return super().rewind(request, tokens // self._block * self._block if coded else tokens)
