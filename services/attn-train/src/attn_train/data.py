@@ -8,8 +8,12 @@ from pathlib import Path
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.sources import known_sources, pull
 
+from attn_train.loop.lessons import Material
+from attn_train.loop.pairs import BYTE_PAIRS, WORD
 from attn_train.loop.text import CHARACTER, TextTokens, read_text, tokenise
-from attn_train.spec import DataSpec
+from attn_train.pair_data import load_pairs
+from attn_train.spec import DataSpec, SourceModelSpec, TrainingSpec
+from attn_train.synthetic import RULES
 
 
 def known_texts() -> list[str]:
@@ -21,6 +25,26 @@ def require_known_text(name: str) -> None:
     """Raises UnknownName with near names unless there is a data set `name`."""
     if name not in known_texts():
         raise UnknownName.of("data set", name, known_texts())
+
+
+def load_material(spec: TrainingSpec, home: Path, log: Callable[[str], None]) -> Material:
+    """The text or the pairs that the model is to learn from; raises as `load_text`."""
+    if isinstance(spec.model, SourceModelSpec):
+        named = default_tokenizer(spec.data)
+        return load_pairs(spec.data, spec.model, named if is_learned(named) else tokenizer_folder(named, home))
+    return load_text(spec.data, home, log)
+
+
+def default_tokenizer(spec: DataSpec) -> str:
+    """The tokenizer of pairs; words where a rule made them, else byte pairs."""
+    if spec.tokenizer != CHARACTER:
+        return spec.tokenizer
+    return WORD if spec.name in RULES else BYTE_PAIRS
+
+
+def is_learned(tokenizer: str) -> bool:
+    """Whether it is learned from the pairs, and not read from a folder."""
+    return tokenizer == WORD or tokenizer.partition(":")[0] == BYTE_PAIRS
 
 
 def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextTokens:

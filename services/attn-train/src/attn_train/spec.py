@@ -31,23 +31,63 @@ class ModelSpec:
     dropout: float = 0.0
     tied: bool = True
 
-    def decoder_values(self, vocabulary: int) -> dict[str, Any]:
-        """The values of the family "decoder" for this shape over `vocabulary` token ids."""
+    @property
+    def family(self) -> str:
+        """The family of models that has this shape."""
+        return "decoder"
+
+    @property
+    def label(self) -> str:
+        """What is trained, in a word."""
+        return self.mechanism
+
+    def values(self, vocabulary: int) -> dict[str, Any]:
+        """The values of the family for this shape over `vocabulary` token ids."""
         values = dataclasses.asdict(self) | {"vocabulary": vocabulary}
         return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModelSpec:
+    """A model with a source: its family, and the fields of the family's config but for the vocabulary."""
+
+    family: str
+    fields: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What is trained, in a word."""
+        return self.family
+
+    @property
+    def context(self) -> int:
+        """The longest target, in tokens."""
+        return int(self.fields["context"])
+
+    @property
+    def source_context(self) -> int:
+        """The longest source, in tokens."""
+        return int(self.fields["source_context"])
+
+    def values(self, vocabulary: int) -> dict[str, Any]:
+        """The values of the family for `vocabulary` token ids."""
+        return {**self.fields, "vocabulary": vocabulary}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
     """The text to train on: a data set by `name`, or the text file or folder at `path`; exactly one is given.
 
-    `validation` is the fraction at the end that is kept for validation, in [0, 1).
+    `validation` is the fraction at the end that is kept for validation, in [0, 1). Of pairs, `languages`
+    such as "en-de" names the files of a folder, and `most_pairs` limits how many are read; 0 reads all.
     """
 
     name: str | None = None
     path: str | None = None
     tokenizer: str = "character"
     validation: float = 0.1
+    languages: str = ""
+    most_pairs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +95,8 @@ class OptimizerSpec:
     """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101) with linear warm-up and cosine decay.
 
     `steps` updates of `batch` sequences each; the decay acts on matrices only; `clip` limits the norm of the
-    whole gradient, 0 means no limit.
+    whole gradient, 0 means no limit. `label_smoothing` is the probability that targets give to all tokens alike; only
+    models with a source take it.
     """
 
     steps: int
@@ -67,24 +108,29 @@ class OptimizerSpec:
     beta1: float = 0.9
     beta2: float = 0.99
     clip: float = 1.0
+    label_smoothing: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSpec:
-    """When checkpoints are written and losses measured, in steps; the last step always does both."""
+    """When checkpoints are written and losses measured, in steps; the last step always does both.
+
+    A model with a source then translates `bleu_sentences` validation sources for its BLEU.
+    """
 
     interval: int = 250
     keep: int = 2
     evaluation_interval: int = 250
     evaluation_batches: int = 20
     metrics_interval: int = 10
+    bleu_sentences: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
     """A whole job. Equal specifications give equal losses, bit for bit, on equal machines."""
 
-    model: ModelSpec
+    model: ModelSpec | SourceModelSpec
     data: DataSpec
     optimizer: OptimizerSpec
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -100,7 +146,7 @@ class TrainingSpec:
     def from_plain(cls, values: Mapping[str, Any]) -> TrainingSpec:
         """The specification of plain values written by `plain`."""
         parts = {
-            "model": ModelSpec(**values["model"]),
+            "model": (SourceModelSpec if "family" in values["model"] else ModelSpec)(**values["model"]),
             "data": DataSpec(**values["data"]),
             "optimizer": OptimizerSpec(**values["optimizer"]),
             "checkpoint": CheckpointSpec(**values["checkpoint"]),

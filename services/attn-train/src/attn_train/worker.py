@@ -14,14 +14,14 @@ from attn_core import installed
 from attn_core.errors import AttnError, InternalError, OutOfCapacity
 
 from attn_train.attempt import Assignment, Began, Failed, Finished, Outcome, Stopped, Tell, Working
-from attn_train.data import load_text
+from attn_train.data import load_material
 from attn_train.jobs.record import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord
 from attn_train.layout import Layout
 from attn_train.locks import exclusive
 from attn_train.loop.checkpoint import CheckpointFolder
+from attn_train.loop.lessons import Material
 from attn_train.loop.seeds import derived
 from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import TextTokens
 from attn_train.loop.trainer import Trainer
 from attn_train.spec import TrainingSpec
 
@@ -89,7 +89,7 @@ def _train(assignment: Assignment, layout: Layout, teller: Teller, stop: StopFla
         torch.set_num_threads(assignment.threads)
     teller.working()
     spec = assignment.spec
-    text = load_text(spec.data, assignment.home, teller.log)
+    text = load_material(spec, assignment.home, teller.log)
     model = build_model(spec, text)
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
     checkpoints.sweep()
@@ -108,10 +108,10 @@ def _train(assignment: Assignment, layout: Layout, teller: Teller, stop: StopFla
     return Finished(model_path=str(path))
 
 
-def build_model(spec: TrainingSpec, text: TextTokens) -> Any:
-    """The decoder of `spec` with its first weights, on the GPU if there is one."""
-    family = installed().models.get("decoder")
-    config = family.configure(spec.model.decoder_values(text.tokenizer.vocabulary))
+def build_model(spec: TrainingSpec, text: Material) -> Any:
+    """The model of `spec` with its first weights, on the GPU if there is one."""
+    family = installed().models.get(spec.model.family)
+    config = family.configure(spec.model.values(text.tokenizer.vocabulary))
     torch.manual_seed(derived(spec.seed, "weights"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return family.build(config).to(device)
@@ -125,9 +125,6 @@ def _newest(checkpoints: CheckpointFolder) -> CheckpointRecord | None:
     return CheckpointRecord(step=newest.step, path=str(newest.path), size=newest.size, time=written)
 
 
-def _description(model: Any, text: TextTokens) -> str:
+def _description(model: Any, text: Material) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return (
-        f"{parameters} parameters, {model.vocabulary} token ids, {len(text.training)} training and"
-        f" {len(text.validation)} validation tokens, {torch.get_num_threads()} threads"
-    )
+    return f"{parameters} parameters, {model.vocabulary} token ids, {text.sizes}, {torch.get_num_threads()} threads"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
+from attn_core.errors import InvalidValue
 
 from attn_client.commands.follow import follow
 from attn_client.commands.options import (
@@ -20,6 +21,7 @@ from attn_client.commands.options import (
     parse_options,
     print_line,
 )
+from attn_client.recipe import read_recipe
 
 Option = typer.Option
 MODEL, DATA, OPTIMISER, RUN = "Model", "Data", "Optimiser", "Run"
@@ -29,7 +31,11 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     *,
     data: Annotated[
         str, Option(help="Data set by name, or a text file or folder on the server.", rich_help_panel=DATA)
-    ],
+    ] = "",
+    recipe: Annotated[
+        str, Option(help="Start from a recipe: rnnsearch, luong, bottleneck, transformer or a TOML file.")
+    ] = "",
+    languages: Annotated[str, Option(help="Of a folder of pairs: from-to, such as en-de.", rich_help_panel=DATA)] = "",
     attention: Annotated[str, Option(help="Mechanism; see `attn list mechanisms`.", rich_help_panel=MODEL)] = "mha",
     option: Annotated[
         list[str] | None,
@@ -45,7 +51,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     positions: Annotated[str, Option(help="learned, rotary or none.", rich_help_panel=MODEL)] = "",
     dropout: Annotated[float, Option(help="Probability of dropping activations.", rich_help_panel=MODEL)] = 0.0,
     tokenizer: Annotated[str, Option(help="character, or a tokenizer on the server.", rich_help_panel=DATA)] = "",
-    steps: Annotated[int, Option(help="Optimiser steps.", rich_help_panel=OPTIMISER)] = 2000,
+    steps: Annotated[int | None, Option(help="Optimiser steps; 2000.", rich_help_panel=OPTIMISER)] = None,
     batch: Annotated[int, Option(help="Sequences a step.", rich_help_panel=OPTIMISER)] = 12,
     learning_rate: Annotated[
         float, Option("--learning-rate", "--lr", help="Highest.", rich_help_panel=OPTIMISER)
@@ -67,11 +73,13 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
 ) -> None:
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
-    Example: `attn train --attention gqa --kv-heads 2 --data shakespeare --steps 2000`
+    Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch`. With a
+    recipe, only --data, --languages, --tokenizer, --steps and --seed change what it says.
     """
+    spec = changed(read_recipe(recipe), data, tokenizer, languages, steps, seed) if recipe else None
     mechanism = common_pb2.MechanismRef(name=attention)
     mechanism.options.update(parse_options(option))
-    spec = pb.TrainingSpec(
+    spec = spec or pb.TrainingSpec(
         model=pb.ModelConfig(
             width=width,
             layers=layers,
@@ -84,9 +92,9 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             positions=positions,
             dropout=dropout,
         ),
-        data=data_source(data, tokenizer),
+        data=data_source(data, tokenizer, languages),
         optimizer=pb.OptimizerConfig(
-            steps=steps,
+            steps=2000 if steps is None else steps,
             batch_size=batch,
             learning_rate=learning_rate,
             min_learning_rate=min_learning_rate,
@@ -106,10 +114,29 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             typer.echo(submitted.id)
 
 
-def data_source(data: str, tokenizer: str) -> pb.DataSource:
-    """A path where `data` looks like one or is one here, else a name."""
+def changed(
+    spec: pb.TrainingSpec, data: str, tokenizer: str, languages: str, steps: int | None, seed: int
+) -> pb.TrainingSpec:
+    """The recipe with what was given on the command line."""
+    if data:
+        given = data_source(data, tokenizer, languages)
+        given.most_pairs = spec.data.most_pairs
+        spec.data.CopyFrom(given)
+    elif tokenizer or languages:
+        spec.data.tokenizer = tokenizer or spec.data.tokenizer
+        spec.data.languages = languages or spec.data.languages
+    if steps is not None:
+        spec.optimizer.steps = steps
+    spec.seed = seed or spec.seed
+    return spec
+
+
+def data_source(data: str, tokenizer: str, languages: str = "") -> pb.DataSource:
+    """A path where `data` looks like one or is one here, else a name; raises `InvalidValue` for neither."""
+    if not data:
+        raise InvalidValue.of("--data", data, "a data set or a path, unless --recipe is given")
     path = Path(data).expanduser()
     if path.exists() or "/" in data:
         # The server does not know this shell's folder.
-        return pb.DataSource(path=str(path.absolute()), tokenizer=tokenizer)
-    return pb.DataSource(name=data, tokenizer=tokenizer)
+        return pb.DataSource(path=str(path.absolute()), tokenizer=tokenizer, languages=languages)
+    return pb.DataSource(name=data, tokenizer=tokenizer, languages=languages)

@@ -35,6 +35,13 @@ class Bottleneck(RecurrentModel):
         """One moment of the decoder."""
         return lstm_moment(self.decoder, self.dropout(inputs), held)
 
+    def _run(self, tokens: Tensor, reading: Reading, *_: object) -> Tensor:
+        """The same for whole sequences at once: nothing a word needs waits for an attention."""
+        self._require_room(tokens)
+        last = tuple(reading.start[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
+        hidden: Tensor = self.decoder(self.dropout(self.embedding(tokens)), last)[0]
+        return hidden
+
     def logits(self, hidden: Tensor) -> Tensor:
         """p(y) ∝ exp(W h)."""
         scores: Tensor = self.unembedding(self.dropout(hidden))

@@ -134,8 +134,7 @@ class RecurrentModel(nn.Module):
 
     def _run(self, tokens: Tensor, reading: Reading, lengths: Sequence[int], asked: list[Tensor] | None) -> Tensor:
         """Hidden rows [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
-        if tokens.shape[1] > self.context:
-            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
+        self._require_room(tokens)
         sources = {} if self.chosen is None else encoded(self.attention, reading.memory, lengths)
         held = self._started(reading.start, tokens)
         inputs = self.embedding(tokens)
@@ -145,6 +144,10 @@ class RecurrentModel(nn.Module):
             hidden, held = self.advance(inputs[:, moment], held, self._attend(now, sources, asked))
             rows.append(hidden)
         return torch.stack(rows, dim=1)
+
+    def _require_room(self, tokens: Tensor) -> None:
+        if tokens.shape[1] > self.context:
+            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
 
     def _attend(self, batch: RaggedBatch, sources: Mapping[str, Any], asked: list[Tensor] | None = None) -> Attend:
         def attend(query: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ from attn_core.errors import AlreadyExists, InvalidValue
 
 from attn_train.admission.model import check_model
 from attn_train.admission.numbers import check_numbers
+from attn_train.admission.sourced import check_pairs
 from attn_train.admission.text import check_text
 from attn_train.layout import Layout
 from attn_train.settings import TrainSettings
-from attn_train.spec import TrainingSpec
+from attn_train.spec import SourceModelSpec, TrainingSpec
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -24,7 +25,10 @@ def check_spec(spec: TrainingSpec, *, home: Path, settings: TrainSettings, local
     Takes milliseconds to seconds, and starts nothing.
     """
     check_numbers(spec)
-    check_text(spec.data, home=home, settings=settings, local=local)
+    if isinstance(spec.model, SourceModelSpec):
+        check_pairs(spec.data, home=home, settings=settings, local=local)
+    else:
+        check_text(spec.data, home=home, settings=settings, local=local)
     check_model(spec, home)
 
 

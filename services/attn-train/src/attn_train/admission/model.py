@@ -11,7 +11,8 @@ from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
 
 from attn_train.admission.shapes_only import shapes_only
-from attn_train.spec import ModelSpec, TrainingSpec
+from attn_train.admission.sourced import count_source_parameters
+from attn_train.spec import ModelSpec, SourceModelSpec, TrainingSpec
 
 TRAINING_BYTES = 16
 """Bytes a parameter takes while it is trained: itself, its gradient and two moments, in float32."""
@@ -45,10 +46,13 @@ def check_model(spec: TrainingSpec, home: Path) -> None:
     UnknownName, with near names, for a mechanism or option; Incompatible for a mechanism that cannot be causal;
     InvalidValue for sizes that do not fit; OutOfCapacity where memory or disk is too small.
     """
-    mechanism = installed().mechanisms.get(spec.model.mechanism)
-    if not mechanism.can(Capability.CAUSAL):
-        raise _not_causal(mechanism)
-    parameters = count_parameters(spec.model)
+    if isinstance(spec.model, SourceModelSpec):
+        parameters = count_source_parameters(spec.model)
+    else:
+        mechanism = installed().mechanisms.get(spec.model.mechanism)
+        if not mechanism.can(Capability.CAUSAL):
+            raise _not_causal(mechanism)
+        parameters = count_parameters(spec.model)
     _require_memory(parameters)
     _require_disk(parameters, spec.checkpoint.keep, home)
 
@@ -57,7 +61,7 @@ def count_parameters(model: ModelSpec) -> int:
     """Parameters of the decoder, built without memory. Raises InvalidValue with the field as on the wire."""
     family = installed().models.get("decoder")
     try:
-        config = family.configure(model.decoder_values(SAMPLE_VOCABULARY))
+        config = family.configure(model.values(SAMPLE_VOCABULARY))
         with shapes_only():
             built = family.build(config)
     except UnknownName:

@@ -7,24 +7,32 @@ from collections.abc import Callable
 
 from attn_core.errors import InvalidValue
 
-from attn_train.spec import TrainingSpec
+from attn_train.spec import ModelSpec, TrainingSpec
 
+SizeCheck = tuple[str, Callable[[ModelSpec], float], Callable[[float], bool], str]
 Check = tuple[str, Callable[[TrainingSpec], float], Callable[[float], bool], str]
+
+
+def _size(field: str, read: Callable[[ModelSpec], float], least: int) -> SizeCheck:
+    return field, read, lambda value: value >= least, f"a whole number from {least}"
 
 
 def _whole(field: str, read: Callable[[TrainingSpec], float], least: int) -> Check:
     return field, read, lambda value: value >= least, f"a whole number from {least}"
 
 
+DECODER: tuple[SizeCheck, ...] = (
+    _size("model.width", lambda model: model.width, 1),
+    _size("model.layers", lambda model: model.layers, 1),
+    _size("model.heads", lambda model: model.heads, 1),
+    _size("model.context_length", lambda model: model.context, 1),
+    _size("model.kv_heads", lambda model: _given(model.key_value_heads), 1),
+    _size("model.head_size", lambda model: _given(model.head_size), 1),
+    _size("model.feed_forward_size", lambda model: _given(model.hidden), 1),
+    ("model.dropout", lambda model: model.dropout, lambda v: 0 <= v < 1, "from 0, below 1"),
+)
+
 CHECKS: tuple[Check, ...] = (
-    _whole("model.width", lambda spec: spec.model.width, 1),
-    _whole("model.layers", lambda spec: spec.model.layers, 1),
-    _whole("model.heads", lambda spec: spec.model.heads, 1),
-    _whole("model.context_length", lambda spec: spec.model.context, 1),
-    _whole("model.kv_heads", lambda spec: _given(spec.model.key_value_heads), 1),
-    _whole("model.head_size", lambda spec: _given(spec.model.head_size), 1),
-    _whole("model.feed_forward_size", lambda spec: _given(spec.model.hidden), 1),
-    ("model.dropout", lambda spec: spec.model.dropout, lambda v: 0 <= v < 1, "from 0, below 1"),
     ("data.validation_fraction", lambda spec: spec.data.validation, lambda v: 0 <= v < 1, "from 0, below 1"),
     _whole("optimizer.steps", lambda spec: spec.optimizer.steps, 1),
     _whole("optimizer.batch_size", lambda spec: spec.optimizer.batch, 1),
@@ -33,6 +41,8 @@ CHECKS: tuple[Check, ...] = (
     ("optimizer.beta1", lambda spec: spec.optimizer.beta1, lambda v: 0 <= v < 1, "from 0, below 1"),
     ("optimizer.beta2", lambda spec: spec.optimizer.beta2, lambda v: 0 <= v < 1, "from 0, below 1"),
     ("optimizer.gradient_clip", lambda spec: spec.optimizer.clip, lambda v: v >= 0, "a number from 0"),
+    ("optimizer.label_smoothing", lambda spec: spec.optimizer.label_smoothing, lambda v: 0 <= v < 1, "from 0, below 1"),
+    _whole("checkpoint.bleu_sentences", lambda spec: spec.checkpoint.bleu_sentences, 0),
     _whole("checkpoint.interval_steps", lambda spec: spec.checkpoint.interval, 1),
     _whole("checkpoint.keep", lambda spec: spec.checkpoint.keep, 1),
     _whole("checkpoint.evaluation_interval_steps", lambda spec: spec.checkpoint.evaluation_interval, 1),
@@ -45,15 +55,27 @@ CHECKS: tuple[Check, ...] = (
 def check_numbers(spec: TrainingSpec) -> None:
     """Raises InvalidValue for the first number out of its range, with its field as on the wire."""
     for field, read, fits, allowed in CHECKS:
-        value = read(spec)
-        if not math.isfinite(value) or not fits(value):
-            raise InvalidValue.of(f"spec.{field}", value, allowed)
+        _check(field, read(spec), fits, allowed)
+    if isinstance(spec.model, ModelSpec):
+        for field, size, fits, allowed in DECODER:
+            _check(field, size(spec.model), fits, allowed)
+        for field, given in {
+            "optimizer.label_smoothing": spec.optimizer.label_smoothing,
+            "checkpoint.bleu_sentences": spec.checkpoint.bleu_sentences,
+            "data.most_pairs": spec.data.most_pairs,
+        }.items():
+            _check(field, given, lambda value: value == 0, "0, as a decoder has no source")
     optimizer = spec.optimizer
     if not 0 <= optimizer.min_learning_rate <= optimizer.learning_rate:
         allowed = f"from 0 to the learning rate {optimizer.learning_rate}"
         raise InvalidValue.of("spec.optimizer.min_learning_rate", optimizer.min_learning_rate, allowed)
     if not 0 <= optimizer.warmup <= optimizer.steps:
         raise InvalidValue.of("spec.optimizer.warmup_steps", optimizer.warmup, f"from 0 to the {optimizer.steps} steps")
+
+
+def _check(field: str, value: float, fits: Callable[[float], bool], allowed: str) -> None:
+    if not math.isfinite(value) or not fits(value):
+        raise InvalidValue.of(f"spec.{field}", value, allowed)
 
 
 def _given(size: int | None) -> int:

@@ -25,23 +25,25 @@ def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
     if data.name is not None:
         require_known_text(data.name)
     else:
-        _check_path(Path(data.path or ""), roots=_roots(home, settings, local=local))
+        check_path(Path(data.path or ""), roots=roots_of(home, settings, local=local))
     if data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
-        roots = _roots(home, settings, local=local)
+        roots = roots_of(home, settings, local=local)
         _require_inside(folder, "spec.data.tokenizer", None if roots is None else (*roots, home / "models"))
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, allowed)
 
 
-def _roots(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
+def roots_of(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
+    """The folders below which files may be named by path; None allows all."""
     if settings.data_roots is not None:
         return settings.data_roots
     return None if local else (Layout(home).data,)
 
 
-def _check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
+def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
+    """Raises InvalidValue for a path that is not below the roots or cannot be read."""
     field = "spec.data.path"
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")

@@ -10,6 +10,9 @@ from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from torch import Tensor
 
+from attn_train.loop.lessons import TextLessons
+from attn_train.spec import TrainingSpec
+
 CHARACTER = "character"
 LINES_AT_ONCE = 10_000
 
@@ -21,6 +24,15 @@ class TextTokens:
     training: Tensor
     validation: Tensor
     tokenizer: Tokenizer
+
+    @property
+    def sizes(self) -> str:
+        """How many tokens."""
+        return f"{len(self.training)} training and {len(self.validation)} validation tokens"
+
+    def lessons(self, spec: TrainingSpec) -> TextLessons:
+        """Windows of the text."""
+        return TextLessons(self, spec)
 
 
 def tokenise(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextTokens:

@@ -11,20 +11,15 @@ import torch
 from attn_core.errors import CheckpointWriteFailed, UserError
 from torch import Tensor, nn
 
-from attn_train.loop.batches import Batches
 from attn_train.loop.checkpoint import CheckpointFolder, Progress, read_checkpoint
-from attn_train.loop.evaluation import mean_loss, next_token_loss
+from attn_train.loop.lessons import Material
 from attn_train.loop.optimizer import adamw, moments, restore_moments
 from attn_train.loop.randomness import random_states, restore_random_states
 from attn_train.loop.report import Report
 from attn_train.loop.schedule import learning_rate
 from attn_train.loop.seeds import derived
 from attn_train.loop.stop import Stop, StopFlag
-from attn_train.loop.text import TextTokens
 from attn_train.spec import TrainingSpec
-
-VALIDATION_SEED = 0x5EED
-"""Validation batches are the same in every measurement of every run, so that losses can be compared."""
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
@@ -35,36 +30,30 @@ class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, fo
 
 @dataclass
 class Stretch:
-    """Training since the last metrics: seconds and updates, without evaluation and checkpoints."""
+    """Training since the last metrics, without evaluation and checkpoints: seconds, after how many tokens it began."""
 
     seconds: float = 0.0
-    updates: int = 0
+    tokens: int = 0
 
 
 class Trainer:
-    """Trains `model`, a `LanguageModel`, on `text` as `spec` says, on the device the model is on.
+    """Trains `model`, a `LanguageModel`, on a text or pairs as `spec` says, on the device the model is on.
 
     `checkpoints` None keeps nothing. The run goes on from its newest checkpoint, bit for bit.
     """
 
     def __init__(
-        self, model: nn.Module, text: TextTokens, spec: TrainingSpec, *, checkpoints: CheckpointFolder | None = None
+        self, model: nn.Module, text: Material, spec: TrainingSpec, *, checkpoints: CheckpointFolder | None = None
     ) -> None:
         self.model = model
         self.spec = spec
         self.step = 0
         self.elapsed = 0.0
-        self._text = text
         self._checkpoints = checkpoints
         self._optimizer = adamw(model, spec.optimizer)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
-        self._batches = Batches(
-            text.training,
-            context=spec.model.context,
-            batch=spec.optimizer.batch,
-            seed=derived(spec.seed, "batches"),
-        )
+        self._lessons = text.lessons(spec)
         self._stretch = Stretch()
         self._saved_step: int | None = None
 
@@ -81,7 +70,7 @@ class Trainer:
             for name, tensor in _kept(self.model).items():
                 tensor.copy_(parts["weights"][name])
         restore_moments(self.model, self._optimizer, parts["optimizer"])
-        restore_random_states(self._batches.generator, parts["random"])
+        restore_random_states(self._lessons.generator, parts["random"])
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
         return True
 
@@ -112,7 +101,7 @@ class Trainer:
         parts = {
             "weights": _kept(self.model),
             "optimizer": moments(self.model, self._optimizer),
-            "random": random_states(self._batches.generator),
+            "random": random_states(self._lessons.generator),
         }
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
         self._saved_step = self.step
@@ -120,15 +109,11 @@ class Trainer:
         self._checkpoints.prune(self.spec.checkpoint.keep)
 
     def validation_loss(self, batches: int, done: Callable[[], None] = lambda: None) -> float | None:
-        """Mean loss, in nats a token, over `batches` batches of the validation text; None if that is too short.
+        """Mean loss, in nats a token, over `batches` batches kept for validation; None if there are too few.
 
         `done` is called after each batch.
         """
-        context = self.spec.model.context
-        if len(self._text.validation) <= context:
-            return None
-        drawn = Batches(self._text.validation, context=context, batch=self.spec.optimizer.batch, seed=VALIDATION_SEED)
-        return mean_loss(self.model, drawn, batches, done)
+        return self._lessons.validation_loss(self.model, batches, done)
 
     def _one_step(self, report: Report) -> None:
         began = time.perf_counter()
@@ -142,21 +127,22 @@ class Trainer:
         seconds = time.perf_counter() - began
         self.elapsed += seconds
         self._stretch.seconds += seconds
-        self._stretch.updates += 1
         if measured:
             values |= self._speed()
             self._require_finite(values["loss"])
         if last or self.step % self.spec.checkpoint.evaluation_interval == 0:
             validation = self.validation_loss(self.spec.checkpoint.evaluation_batches, report.working)
             values |= {} if validation is None else {"validation_loss": validation}
+        if last:
+            values |= self._lessons.final_values(self.model, report.working)
         if values:
             report.metrics(self.step, values)
         if self.step % self.spec.checkpoint.interval == 0 and not last:
             self._save_or_say(report)
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
-        inputs, targets = (part.to(self._device, non_blocking=True) for part in self._batches.draw())
-        loss = next_token_loss(self.model, inputs, targets)
+        batch = tuple(part.to(self._device, non_blocking=True) for part in self._lessons.draw())
+        loss = self._lessons.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         limit = self.spec.optimizer.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self._trained, limit)
@@ -167,9 +153,8 @@ class Trainer:
         return loss.detach(), norm
 
     def _speed(self) -> dict[str, float]:
-        tokens = self._stretch.updates * self.spec.optimizer.batch * self.spec.model.context
-        speed = tokens / self._stretch.seconds
-        self._stretch = Stretch()
+        speed = (self._lessons.tokens - self._stretch.tokens) / self._stretch.seconds
+        self._stretch = Stretch(tokens=self._lessons.tokens)
         return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
 
     def _require_finite(self, loss: float) -> None:

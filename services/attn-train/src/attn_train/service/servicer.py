@@ -54,7 +54,7 @@ class TrainingServicer(TrainingServiceServicer):
         job = await self._repeated(request.job_id, spec)
         if job is None:
             await self._check(spec, local=local)
-            job_id = request.job_id or new_job_id(spec.model.mechanism)
+            job_id = request.job_id or new_job_id(spec.model.label)
             check_model_name_is_free(job_id, self._home)
             job = await asyncio.to_thread(self._store.submit, job_id, spec)
             self._dispatcher.wake()

@@ -8,7 +8,7 @@ from attn_core import Capability, installed
 from attn_core.errors import InvalidValue
 from google.protobuf import json_format
 
-from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 
 NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
 ACTIVATIONS = {"gelu": "gelu", "swiglu": "swiglu"}
@@ -29,6 +29,7 @@ def spec_of(message: pb.TrainingSpec) -> TrainingSpec:
             keep=checkpoint.keep or given.keep,
             evaluation_interval=checkpoint.evaluation_interval_steps or given.evaluation_interval,
             evaluation_batches=checkpoint.evaluation_batches or given.evaluation_batches,
+            bleu_sentences=checkpoint.bleu_sentences,
         ),
         seed=message.seed,
         max_failures=message.max_failures if message.HasField("max_failures") else 3,
@@ -51,12 +52,14 @@ def spec_message(spec: TrainingSpec) -> pb.TrainingSpec:
             beta1=spec.optimizer.beta1,
             beta2=spec.optimizer.beta2,
             gradient_clip=spec.optimizer.clip,
+            label_smoothing=spec.optimizer.label_smoothing,
         ),
         checkpoint=pb.CheckpointPolicy(
             interval_steps=spec.checkpoint.interval,
             keep=spec.checkpoint.keep,
             evaluation_interval_steps=spec.checkpoint.evaluation_interval,
             evaluation_batches=spec.checkpoint.evaluation_batches,
+            bleu_sentences=spec.checkpoint.bleu_sentences,
         ),
         seed=spec.seed,
         max_failures=spec.max_failures,
@@ -75,7 +78,11 @@ def default_positions(message: pb.ModelConfig) -> str:
     return "rotary" if mechanism.can(Capability.ROTARY) and size % 2 == 0 else "learned"
 
 
-def _model(message: pb.ModelConfig) -> ModelSpec:
+def _model(message: pb.ModelConfig) -> ModelSpec | SourceModelSpec:
+    if message.family not in {"", "decoder"}:
+        return _source_model(message)
+    if message.family_options.fields:
+        raise InvalidValue.of("spec.model.family_options", sorted(message.family_options.fields), "none for a decoder")
     if not message.mechanism.name:
         raise InvalidValue.of("spec.model.mechanism.name", "", "the name of a mechanism")
     return ModelSpec(
@@ -97,7 +104,18 @@ def _model(message: pb.ModelConfig) -> ModelSpec:
     )
 
 
-def _model_message(model: ModelSpec) -> pb.ModelConfig:
+def _source_model(message: pb.ModelConfig) -> SourceModelSpec:
+    given = sorted(field.name for field, _ in message.ListFields() if field.name not in {"family", "family_options"})
+    if given:
+        raise InvalidValue.of("spec.model", given, "only family and family_options, for another family than decoder")
+    return SourceModelSpec(family=message.family, fields=json_format.MessageToDict(message.family_options))
+
+
+def _model_message(model: ModelSpec | SourceModelSpec) -> pb.ModelConfig:
+    if isinstance(model, SourceModelSpec):
+        sourced = pb.ModelConfig(family=model.family)
+        sourced.family_options.update(dict(model.fields))
+        return sourced
     mechanism = common_pb2.MechanismRef(name=model.mechanism)
     mechanism.options.update(model.options)
     return pb.ModelConfig(
@@ -128,11 +146,18 @@ def _data(message: pb.DataSource) -> DataSpec:
         path=message.path if kind == "path" else None,
         tokenizer=message.tokenizer or given.tokenizer,
         validation=message.validation_fraction if message.HasField("validation_fraction") else given.validation,
+        languages=message.languages,
+        most_pairs=message.most_pairs,
     )
 
 
 def _data_message(data: DataSpec) -> pb.DataSource:
-    message = pb.DataSource(tokenizer=data.tokenizer, validation_fraction=data.validation)
+    message = pb.DataSource(
+        tokenizer=data.tokenizer,
+        validation_fraction=data.validation,
+        languages=data.languages,
+        most_pairs=data.most_pairs,
+    )
     if data.name is not None:
         message.name = data.name
     else:
@@ -163,6 +188,7 @@ def _optimizer(message: pb.OptimizerConfig) -> OptimizerSpec:
         beta1=values["beta1"],
         beta2=values["beta2"],
         clip=values["gradient_clip"],
+        label_smoothing=message.label_smoothing,
     )
 
 

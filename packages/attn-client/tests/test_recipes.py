@@ -1,0 +1,39 @@
+"""Recipes as files."""
+
+from __future__ import annotations
+
+import pytest
+from attn_client.commands.train import changed
+from attn_client.recipe import read_recipe, recipe_names
+from attn_core.errors import InvalidValue, UnknownName
+
+
+def test_the_recipes_that_come_along_can_be_read():
+    assert recipe_names() == ["bottleneck", "luong", "rnnsearch", "transformer"]
+    for name in recipe_names():
+        assert read_recipe(name).model.family == name
+
+
+def test_a_file_of_ones_own_is_a_recipe(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[model]\nwidth = 8\n[data]\npath = "/x"\n')
+    assert read_recipe(str(file)).model.width == 8
+
+
+def test_the_command_line_changes_data_steps_and_seed(tmp_path):
+    file = tmp_path / "pairs.tsv"
+    file.write_text("a\tb\n")
+    spec = changed(read_recipe("luong"), str(file), "word", "", 7, 4)
+    assert (spec.data.path, spec.data.tokenizer, spec.optimizer.steps, spec.seed) == (str(file), "word", 7, 4)
+    same = changed(read_recipe("luong"), "", "", "", None, 0)
+    assert same == read_recipe("luong")
+
+
+def test_what_is_no_recipe_is_named(tmp_path):
+    with pytest.raises(UnknownName, match="rnnsearch"):
+        read_recipe("rnnserach")
+    for content, said in (("[model\n", "TOML"), ("[model]\nwdith = 3\n", "wdith"), ("[model]\nwidth = 'x'\n", "width")):
+        file = tmp_path / "bad.toml"
+        file.write_text(content)
+        with pytest.raises(InvalidValue, match=said):
+            read_recipe(str(file))

@@ -1,0 +1,66 @@
+"""Checks of a model with a source and of the pairs that it is to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attn_core import installed
+from attn_core.errors import InvalidValue, UnknownName, UserError
+
+from attn_train.admission.shapes_only import shapes_only
+from attn_train.admission.text import check_path, roots_of
+from attn_train.data import default_tokenizer, is_learned, tokenizer_folder
+from attn_train.loop.pairs import VOCABULARY
+from attn_train.pair_data import known_pairs, pair_paths
+from attn_train.settings import TrainSettings
+from attn_train.spec import DataSpec, SourceModelSpec
+
+OWN = ("vocabulary",)
+"""Fields of a family that the data decide on."""
+
+
+def count_source_parameters(model: SourceModelSpec) -> int:
+    """Parameters of the model for a middling vocabulary, built without memory.
+
+    Raises `UnknownName` or `InvalidValue` with the field as on the wire.
+    """
+    families = {family.name: family for family in installed().models}
+    if model.family not in families:
+        raise UnknownName.of("family of models", model.family, families)
+    for field in OWN:
+        if field in model.fields:
+            raise InvalidValue.of(f"spec.model.family_options.{field}", model.fields[field], "none: the data decide")
+    family = families[model.family]
+    try:
+        config = family.configure(model.values(VOCABULARY))
+        with shapes_only():
+            built = family.build(config)
+    except UserError as error:
+        named = error.metadata.get("field")
+        error.metadata["field"] = f"spec.model.family_options.{named}" if named else "spec.model.family_options"
+        raise
+    if not hasattr(built, "source_context"):
+        raise InvalidValue.of("spec.model.family", model.family, "a family of models with a source, or empty")
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+    """Raises the error of the first thing that would keep the pairs from being read; they are not read yet."""
+    if data.most_pairs < 0:
+        raise InvalidValue.of("spec.data.most_pairs", data.most_pairs, "a whole number from 0")
+    if data.name is not None:
+        if data.name not in known_pairs():
+            raise UnknownName.of("set of pairs", data.name, known_pairs())
+    else:
+        roots = roots_of(home, settings, local=local)
+        check_path(Path(data.path or ""), roots=roots)
+        for file in pair_paths(Path(data.path or ""), data.languages):
+            check_path(file, roots=roots)
+    tokenizer = default_tokenizer(data)
+    if is_learned(tokenizer):
+        size = tokenizer.partition(":")[2]
+        if size and not (size.isascii() and size.isdecimal() and len(size) <= 7):
+            raise InvalidValue.of("spec.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
+    elif not (Path(tokenizer_folder(tokenizer, home)) / "tokenizer.json").is_file():
+        allowed = "'word', 'byte_pairs', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
+        raise InvalidValue.of("spec.data.tokenizer", tokenizer, allowed)

@@ -1,0 +1,50 @@
+"""What a model in training writes, and how good it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attn_core.errors import MissingPackage
+from attn_engine import Request, Sampling, build_engine
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.sides import begun, source_ids
+from torch import nn
+
+from attn_train.loop.lessons import Done
+
+AT_ONCE = 32
+
+
+def translate(
+    model: nn.Module, tokenizer: Tokenizer, sources: Sequence[str], done: Done = lambda: None, most: int | None = None
+) -> list[str]:
+    """The greedy translation of each source, by the engine that serves; the model is left in the mode it was in.
+
+    At most `most` tokens each, by default what its context holds; sources longer than the model reads give "".
+    """
+    training = model.training
+    model.eval()
+    engine = build_engine(model, tokenizer, requests=AT_ONCE)  # type: ignore[arg-type]
+    begin, longest = begun(tokenizer), int(model.source_context)  # type: ignore[arg-type]
+    room = int(model.context) - len(begin)  # type: ignore[arg-type]
+    task = Sampling(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
+    for place, source in enumerate(sources):
+        ids = source_ids(tokenizer, source)
+        if len(ids) <= longest:
+            engine.submit(Request(id=str(place), token_ids=begin, source_ids=ids, task=task))
+    written = [""] * len(sources)
+    while not engine.idle:
+        for event in engine.step():
+            written[int(event.request)] += event.text
+        done()
+    model.train(training)
+    return [text.strip() for text in written]
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU from 0 to 100 by sacreBLEU (Post 2018, arXiv 1804.08771); raises `MissingPackage` without it."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise MissingPackage.of("attn-train[bleu]", "measuring BLEU") from error
+    return float(BLEU().corpus_score(list(translations), [list(references)]).score)

@@ -1,0 +1,199 @@
+"""Learning from pairs: which are read, how they are batched, what the loss is, and that a run goes on bit for bit."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import torch
+from attn_core import installed
+from attn_core.errors import InvalidValue, UnknownName
+from attn_train.data import load_material
+from attn_train.loop.checkpoint import CheckpointFolder
+from attn_train.loop.pair_lessons import PADDED, PairLessons
+from attn_train.loop.pairs import tokenise_pairs
+from attn_train.loop.report import Silence
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.trainer import Trainer
+from attn_train.loop.translation import bleu, translate
+from attn_train.pair_data import SAMPLE_FILE
+from attn_train.spec import CheckpointSpec, DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
+from attn_train.synthetic import synthetic_pairs
+
+FIELDS = {"width": 12, "embedding": 8, "maxout": 8, "context": 12, "source_context": 12, "dropout": 0.1}
+
+
+def specification(steps=12, **data) -> TrainingSpec:
+    return TrainingSpec(
+        model=SourceModelSpec(family="rnnsearch", fields=FIELDS),
+        data=DataSpec(**({"name": "copy", "most_pairs": 300} | data)),
+        optimizer=OptimizerSpec(
+            steps=steps, batch=8, learning_rate=1e-2, min_learning_rate=1e-3, label_smoothing=0.1, weight_decay=0.0
+        ),
+        checkpoint=CheckpointSpec(interval=5, evaluation_interval=6, metrics_interval=1, bleu_sentences=4),
+        seed=3,
+    )
+
+
+def material(tmp_path, **data):
+    return load_material(specification(**data), tmp_path, lambda _: None)
+
+
+def model_of(spec, pairs):
+    torch.manual_seed(1)
+    family = installed().models.get(spec.model.family)
+    return family.build(family.configure(spec.model.values(pairs.tokenizer.vocabulary)))
+
+
+class Book(Silence):
+    def __init__(self):
+        self.values = {}
+
+    def metrics(self, step, values):
+        self.values.setdefault(step, {}).update(values)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    return material(tmp_path)
+
+
+def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):
+    known, lessons = set(pairs.training), PairLessons(pairs, specification())
+    spread = []
+    for _ in range(40):
+        source, keep, inputs, targets = lessons.draw()
+        assert torch.equal(keep.long().cummin(-1).values, keep.long())
+        lengths = (targets != PADDED).sum(-1)
+        for row, length in enumerate(lengths.tolist()):
+            whole = (*inputs[row, :length].tolist(), int(targets[row, length - 1]))
+            assert (tuple(source[row][keep[row]].tolist()), whole) in known
+            assert torch.equal(inputs[row, 1:length], targets[row, : length - 1])
+        spread.append(int(lengths.max() - lengths.min()))
+    everything = [len(target) for _, target in pairs.training]
+    assert max(spread) < max(everything) - min(everything)
+    assert lessons.tokens > 0
+
+
+def test_the_loss_is_cross_entropy_with_smoothed_targets_over_real_tokens(pairs):
+    spec = specification()
+    model, lessons = model_of(spec, pairs).eval(), PairLessons(pairs, spec)
+    source, keep, inputs, targets = batch = lessons.draw()
+    chances = model(inputs, source, keep).log_softmax(-1)
+    rows = [
+        0.9 * -chances[b, t, targets[b, t]] + 0.1 * -chances[b, t].mean()
+        for b in range(8)
+        for t in range(targets.shape[1])
+        if targets[b, t] != PADDED
+    ]
+    torch.testing.assert_close(lessons.loss(model, batch), torch.stack(rows).mean())
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(pairs, tmp_path):
+    spec, whole, parts = specification(), Book(), Book()
+    Trainer(model_of(spec, pairs), pairs, spec).run(whole, StopFlag())
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+
+    class EnoughError(Exception):
+        pass
+
+    class Breaks(Book):
+        def metrics(self, step, values):
+            super().metrics(step, values)
+            if step == 7:
+                raise EnoughError
+
+    broken = Breaks()
+    with pytest.raises(EnoughError):
+        Trainer(model_of(spec, pairs), pairs, spec, checkpoints=folder).run(broken, StopFlag())
+    resumed = Trainer(model_of(spec, pairs), pairs, spec, checkpoints=folder)
+    assert resumed.resume()
+    assert resumed.step == 5
+    resumed.run(parts, StopFlag())
+    for step in range(6, 13):
+        assert parts.values[step]["loss"] == whole.values[step]["loss"]
+    assert parts.values[12]["validation_loss"] == whole.values[12]["validation_loss"]
+    assert parts.values[12]["bleu"] == whole.values[12]["bleu"]
+
+
+def test_a_model_learns_and_what_it_writes_is_measured(tmp_path):
+    spec = specification(steps=150)
+    examples = [(f"{a} {b}", f"{b} {a}") for a in "abcd" for b in "abcd"]
+    pairs = tokenise_pairs(examples * 4, examples, tokenizer="word", longest=(12, 12))
+    model, book = model_of(spec, pairs), Book()
+    Trainer(model, pairs, spec).run(book, StopFlag())
+    written = translate(model, pairs.tokenizer, [source for source, _ in examples])
+    right = sum(ours.split() == theirs.split() for ours, (_, theirs) in zip(written, examples, strict=True))
+    assert right >= 12
+    assert book.values[150]["bleu"] == pytest.approx(bleu(written[:4], [target for _, target in examples[:4]]))
+    assert bleu(["the cat sat on the mat"], ["the cat sat on the mat"]) == pytest.approx(100)
+    assert model.training
+
+
+def test_pairs_are_read_from_columns_folders_and_compressed_files(tmp_path):
+    (tmp_path / "pairs.tsv").write_text("a dog\tein hund\twho\na cat\teine katze\n\tleer\n" * 5, "utf-8")
+    read = material(tmp_path, name=None, path=str(tmp_path / "pairs.tsv"), tokenizer="word")
+    assert len(read.training) + len(read.validation) == 10
+    for side, text in (("en", "a dog\na cat\n"), ("de", "ein hund\neine katze\n")):
+        with gzip.open(tmp_path / f"train.{side}.gz", "wt") as file:
+            file.write(text)
+        (tmp_path / f"val.{side}").write_text(text)
+    read = material(tmp_path, name=None, path=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
+    assert (len(read.training), list(read.texts)) == (2, [("ein hund", "a dog"), ("eine katze", "a cat")])
+
+
+def test_the_shipped_sample_has_pairs_with_their_writers(tmp_path):
+    read = material(tmp_path, name="tatoeba-en-zh", most_pairs=200, tokenizer="byte_pairs:400")
+    assert read.tokenizer.vocabulary == 400
+    with gzip.open(SAMPLE_FILE, "rt", encoding="utf-8") as file:
+        rows = [line.split("\t") for line in file]
+    assert len(rows) == 3000
+    assert all(len(row) == 3 and "CC-BY 2.0 (France)" in row[2] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("content", "data", "error", "said"),
+    [
+        ("one column\n", {}, InvalidValue, "line 1"),
+        (b"\xff\xfe\tx\n", {}, InvalidValue, "UTF-8"),
+        ("a\tb\n", {"languages": "en-de"}, InvalidValue, "columns"),
+        ("", {}, InvalidValue, "at least one pair"),
+        ("a\tb\n", {"tokenizer": "byte_pairs:many"}, InvalidValue, "whole number"),
+        (None, {"languages": ""}, InvalidValue, "FROM-TO"),
+        (None, {"languages": "en-xx"}, InvalidValue, "train.xx"),
+        (None, {"languages": "../x-en"}, InvalidValue, "FROM-TO"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path, content, data, error, said):
+    path = tmp_path / "pairs.tsv"
+    if content is None:
+        path.mkdir()
+        (path / "train.en").write_text("a\n")
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(error, match=said):
+        material(tmp_path, **{"name": None, "path": str(path), "tokenizer": "word"} | data)
+
+
+def test_sides_of_unequal_length_and_unknown_names_are_named(tmp_path):
+    (tmp_path / "train.en").write_text("a\nb\n")
+    (tmp_path / "train.de").write_text("a\n")
+    with pytest.raises(InvalidValue, match="as many lines"):
+        material(tmp_path, name=None, path=str(tmp_path), languages="en-de")
+    with pytest.raises(UnknownName, match="dictionary"):
+        material(tmp_path, name="dictionery")
+
+
+def test_rules_are_what_they_say():
+    for source, target in synthetic_pairs("reverse", 20, 0):
+        assert target.split() == source.split()[::-1]
+    pairs = synthetic_pairs("dictionary", 400, 0, longest=9)
+    words = {}
+    for source, target in pairs:
+        order = source.split()
+        for place in range(0, len(order), 2):
+            order[place : place + 2] = order[place : place + 2][::-1]
+        for one, other in zip(order, target.split(), strict=True):
+            assert words.setdefault(one, other) == other
+    assert len(set(words.values())) == len(words) == 40
+    assert pairs == synthetic_pairs("dictionary", 400, 0, longest=9)

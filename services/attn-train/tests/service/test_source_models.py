@@ -1,0 +1,81 @@
+"""Jobs of models with a source: admitted, trained, measured, and served from the folder they leave."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from attn.v1 import training_pb2 as pb
+from attn_client.recipe import read_recipe, recipe_names
+from attn_models.loading import load_model
+from attn_train.loop.translation import translate
+
+
+@pytest.fixture
+def recipe():
+    spec = read_recipe("rnnsearch")
+    spec.model.family_options.update({"width": 8, "embedding": 8, "maxout": 8, "context": 24, "source_context": 24})
+    spec.data.most_pairs = 200
+    spec.optimizer.steps, spec.optimizer.warmup_steps, spec.checkpoint.bleu_sentences = 6, 2, 3
+    return spec
+
+
+async def test_a_recipe_becomes_a_model_that_translates(server, recipe, submit, watch):
+    async with server() as stub:
+        job = await submit(stub, recipe, "search")
+        assert job.spec.model.family == "rnnsearch"
+        assert (await submit(stub, recipe, "search")).id == "search"
+        await watch(stub, "search")
+        done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="search"))).job
+    assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
+    assert {"bleu", "validation_loss", "tokens_per_second"} <= set(done.last_metrics)
+    loaded = load_model(done.model_path)
+    assert (loaded.family, loaded.mechanisms) == ("rnnsearch", ("alignment",))
+    first, again = (translate(loaded.model, loaded.tokenizer, ["s1 s2", "s3"]) for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize("name", recipe_names())
+async def test_every_recipe_is_admitted(server, name):
+    async with server() as stub:
+        request = pb.SubmitTrainingJobRequest(spec=read_recipe(name), validate_only=True)
+        assert (await stub.SubmitTrainingJob(request)).job.spec.data.name == "dictionary"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda spec: setattr(spec.model, "family", "rnnsaerch"), "rnnsearch"),
+        (lambda spec: setattr(spec.model, "width", 8), "width"),
+        (lambda spec: spec.model.family_options.update({"vocabulary": 9}), "the data decide"),
+        (lambda spec: spec.model.family_options.update({"mechanism": "mha"}), "is not cross"),
+        (lambda spec: spec.model.family_options.update({"wdith": 3}), "width"),
+        (lambda spec: spec.model.family_options.update({"width": -3}), "width"),
+        (lambda spec: spec.model.family_options.fields.pop("context"), "context"),
+        (lambda spec: setattr(spec.data, "name", "shakespeare"), "dictionary"),
+        (lambda spec: setattr(spec.data, "path", "relative/pairs.tsv"), "absolute"),
+        (lambda spec: setattr(spec.data, "tokenizer", "byte_pairs:x"), "byte_pairs:N"),
+        (lambda spec: setattr(spec.data, "most_pairs", -1), "most_pairs"),
+        (lambda spec: setattr(spec.optimizer, "label_smoothing", 1.0), "label_smoothing"),
+        (lambda spec: setattr(spec.checkpoint, "bleu_sentences", -1), "bleu_sentences"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, recipe, submit, change, said):
+    change(recipe)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=said):
+            await submit(stub, recipe, "bad")
+        assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
+
+
+async def test_a_decoder_takes_nothing_of_a_source(server, wire_spec, submit):
+    for change in (
+        lambda spec: setattr(spec.optimizer, "label_smoothing", 0.1),
+        lambda spec: setattr(spec.checkpoint, "bleu_sentences", 3),
+        lambda spec: spec.model.family_options.update({"width": 8}),
+    ):
+        spec = pb.TrainingSpec.FromString(wire_spec.SerializeToString())
+        change(spec)
+        async with server() as stub:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await submit(stub, spec)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
