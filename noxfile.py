@@ -58,8 +58,7 @@ def refuse_cuda(session: nox.Session) -> None:
     """Fail if a requirement dragged in gigabytes of CUDA; set ATTN_ALLOW_CUDA=1 where that is wanted."""
     if os.environ.get("ATTN_ALLOW_CUDA") == "1":
         return
-    banned = {"torchvision", "triton"}
-    if found := [name for name in installed(session) if name.startswith("nvidia-") or name in banned]:
+    if found := [name for name in installed(session) if name.startswith("nvidia-") or name == "torchvision"]:
         session.error(f"{', '.join(found)} must not be installed here; constraints.txt pins torch, install it first")
 
 

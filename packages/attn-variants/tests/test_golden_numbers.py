@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, ScaledDot, Window
+from attn_core import Alibi, AttentionSpec, Causal, Full, Heads, Operands, ScaledDot, Window
 from attn_variants.compute import plain, torch_sdpa
-from attn_variants.compute.modifiers import alibi_slopes
 from attn_variants.distribution.softmax import softmax
 from attn_variants.distribution.sparsemax import sparsemax
 
@@ -67,8 +66,8 @@ def test_sparsemax_of_four_scores():
 
 
 def test_alibi_slopes_of_eight_and_of_six_heads():
-    assert alibi_slopes(8) == [2.0**-h for h in range(1, 9)]
-    assert alibi_slopes(6) == [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
+    assert Alibi().slopes(8) == [2.0**-h for h in range(1, 9)]
+    assert Alibi().slopes(6) == [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
 
 
 @pytest.mark.parametrize(("dilation", "scores"), [(1, 19), (2, 17)])

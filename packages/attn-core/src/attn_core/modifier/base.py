@@ -26,6 +26,13 @@ class Alibi(Modifier):
 
     kind = "alibi"
 
+    def slopes(self, heads: int) -> list[float]:
+        """m_h for h = 1..H; where H is no power of two, those of the one below, then every other one of the next."""
+        power = 1 << (heads.bit_length() - 1)
+        slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+        between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+        return slopes + between[: heads - power]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SoftCap(Modifier):

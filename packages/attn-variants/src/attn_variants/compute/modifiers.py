@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from attn_core import Modifier, ScoreFunction, SoftCap
+from attn_core import Alibi, Modifier, ScoreFunction, SoftCap
 from attn_core.errors import InvalidValue
 from attn_core.modifier import BiasTable
 from torch import Tensor
@@ -47,13 +45,5 @@ def alibi_bias(heads: int, query: Tensor, key: Tensor, dtype: torch.dtype) -> Te
 
     `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
     """
-    slopes = torch.tensor(alibi_slopes(heads), dtype=dtype, device=query.device)
+    slopes = torch.tensor(Alibi().slopes(heads), dtype=dtype, device=query.device)
     return -slopes[:, None, None] * (query - key).abs()
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8h/H) for h = 1..H; for other H, those of the power of two below, then every other one of the next."""
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
-    between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
-    return slopes + between[: heads - power]

@@ -1,0 +1,1 @@
+"""Triton kernels for GPUs. Nothing imports torch or triton before a kernel runs."""

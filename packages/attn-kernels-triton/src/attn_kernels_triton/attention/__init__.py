@@ -1,0 +1,1 @@
+"""Attention of the softmax family: what is checked, planned and launched."""

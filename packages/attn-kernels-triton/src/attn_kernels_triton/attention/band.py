@@ -1,0 +1,34 @@
+"""Masks that are a band: a query sees so many places before and after itself, all of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attn_core import Causal, Full, Mask, Window
+from attn_core.mask.composite import Both
+
+
+class Band(NamedTuple):
+    """Places before and after itself that a query sees; None is no bound."""
+
+    left: int | None
+    right: int | None
+
+
+def band_of(mask: Mask) -> Band | None:
+    """The band that a mask is, or None where it is something else."""
+    if isinstance(mask, Full):
+        return Band(None, None)
+    if isinstance(mask, Causal):
+        return Band(None, 0)
+    if isinstance(mask, Window) and mask.dilation == 1:
+        return Band(mask.left, mask.right)
+    if isinstance(mask, Both):
+        one, other = band_of(mask.one), band_of(mask.other)
+        if one is not None and other is not None:
+            return Band(_tighter(one.left, other.left), _tighter(one.right, other.right))
+    return None
+
+
+def _tighter(one: int | None, other: int | None) -> int | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)

@@ -1,0 +1,63 @@
+"""Launching the forward program."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attn_core import Operands
+from torch import Tensor
+
+from attn_kernels_triton.attention.plan import Plan
+from attn_kernels_triton.attention.tiles import choice_of, tile_of
+from attn_kernels_triton.launch import Launch, rows
+from attn_kernels_triton.programs.arguments import Forward
+from attn_kernels_triton.programs.forward import attend_forward
+
+
+class Inputs(NamedTuple):
+    """Queries [batch, query, heads, key_size], keys and values [batch, key, key_value_heads, size]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
+class Attended(NamedTuple):
+    """The output [batch, query, heads, value_size], and to the base 2 the logarithm of the sum of exponentials [batch,
+    heads, query], float32."""
+
+    out: Tensor
+    lse: Tensor
+
+
+def inputs_of(operands: Operands) -> Inputs:
+    """What gradients flow to."""
+    return Inputs(operands.query, operands.key, operands.value)
+
+
+def empty(plan: Plan, inputs: Inputs) -> Attended:
+    """Where the forward program writes."""
+    batch, queries, heads, _ = inputs.query.shape
+    out = inputs.query.new_empty(batch, queries, heads, plan.sizes.value_size)
+    return Attended(out, inputs.query.new_empty(batch, heads, queries, dtype=torch.float32))
+
+
+def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
+    """The forward program, which fills `result`."""
+    choice = choice_of("forward", plan.sizes)
+    call = Forward(
+        query=rows(inputs.query),
+        key=rows(inputs.key),
+        value=rows(inputs.value),
+        out=rows(result.out),
+        lse=result.lse,
+        shape=plan.shape,
+        rule=plan.rule,
+        places=plan.places,
+        blocks=plan.by_query,
+        tile=tile_of(choice, plan.sizes),
+    )
+    tiles = -(-plan.sizes.queries // choice.queries)
+    programs = tiles * plan.batch * plan.shape.heads
+    return Launch(program=attend_forward, programs=programs, call=call, warps=choice.warps, stages=choice.stages)

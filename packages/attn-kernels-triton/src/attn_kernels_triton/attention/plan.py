@@ -1,0 +1,119 @@
+"""A spec over given operands as the arguments that all programs share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+from attn_core import Alibi, AttentionSpec, Mask, Operands, ScaledDot, SoftCap
+from attn_core.pairs import positions, seen_pairs
+from torch import Tensor
+
+from attn_kernels_triton.attention.band import Band, band_of
+from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of
+from attn_kernels_triton.attention.tiles import Sizes
+from attn_kernels_triton.programs.arguments import Blocks, Places, Rule, Shape
+
+EVERYTHING = Band(None, None)
+LARGE_BLOCK, SMALL_BLOCK = 128, 64
+SHORT = 1024
+"""Keys up to which small blocks fit a mask better than large ones fill the chip."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """What is asked of every program. `sink` [heads], float32, is None where no share goes to nothing."""
+
+    sizes: Sizes
+    batch: int
+    shape: Shape
+    rule: Rule
+    places: Places
+    lists: Lists | None
+    sink: Tensor | None
+
+    @property
+    def by_query(self) -> Blocks | None:
+        """Lists for programs that own queries."""
+        return None if self.lists is None else constant(self.lists.by_query)
+
+    @property
+    def by_key(self) -> Blocks | None:
+        """Lists for programs that own keys."""
+        return None if self.lists is None else constant(self.lists.by_key)
+
+
+def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:
+    """The plan of an attention whose operands have been checked."""
+    query, key = operands.query, operands.key
+    sizes = Sizes(query.dtype, query.shape[-1], operands.value.shape[-1], query.shape[1], key.shape[1])
+    placed = operands.query_positions is not None or operands.key_positions is not None
+    band = band_of(spec.mask)
+    places = places_of(operands, placed=placed, by_pairs=None if band else spec.mask if placed else None)
+    lists = None
+    if band is None and not placed:
+        size = LARGE_BLOCK if sizes.keys > SHORT else SMALL_BLOCK
+        group = spec.heads.query // spec.heads.key_value
+        lists = lists_of(spec.mask, Grid(sizes.queries, sizes.keys, size), group, query.device)
+    sink = sink_of(spec, operands)
+    return Plan(
+        sizes=sizes,
+        batch=query.shape[0],
+        shape=Shape(spec.heads.query, spec.heads.query // spec.heads.key_value, sizes.queries, sizes.keys),
+        rule=rule_of(spec, query, band or EVERYTHING)._replace(sinks=None if sink is None else sink.detach()),
+        places=places,
+        lists=lists,
+        sink=sink,
+    )
+
+
+def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
+    """How products of these queries become logits, without sinks."""
+    scale = 1.0
+    if isinstance(spec.score, ScaledDot):
+        scale = query.shape[-1] ** -0.5 if spec.score.scale is None else spec.score.scale
+    rule = Rule(scale=float(scale), left=band.left, right=band.right)
+    for modifier in spec.modifiers:
+        if isinstance(modifier, SoftCap):
+            rule = rule._replace(cap=float(modifier.cap))
+        elif isinstance(modifier, Alibi):
+            slopes = torch.tensor(modifier.slopes(spec.heads.query), dtype=torch.float32, device=query.device)
+            rule = rule._replace(slopes=slopes)
+    return rule
+
+
+def sink_of(spec: AttentionSpec, operands: Operands) -> Tensor | None:
+    """The logit of the share of each head that goes to nothing, [heads], float32; None where there is none."""
+    if spec.distribution.kind == "softmax":
+        return None
+    logit = operands.parameters.get("distribution.logit")
+    if logit is None:
+        return operands.query.new_zeros(spec.heads.query, dtype=torch.float32)
+    return logit.float()
+
+
+def places_of(operands: Operands, *, placed: bool, by_pairs: Mask | None) -> Places:
+    """What is said of each query and key; `by_pairs` is a mask that is asked for every pair."""
+    found = Places()
+    if operands.keep is not None:
+        keep = operands.keep.to(torch.uint8)
+        found = found._replace(keep=keep, keep_batch=stride(keep))
+    if placed:
+        query, key = (places.to(torch.int32).contiguous() for places in positions(operands))
+        found = found._replace(query=query, query_batch=stride(query), key=key, key_batch=stride(key))
+    if by_pairs is not None:
+        pairs = seen_pairs(by_pairs, *positions(operands), operands.keep).to(torch.uint8).contiguous()
+        head = 0 if pairs.shape[1] == 1 else pairs.stride(1)
+        found = found._replace(pairs=pairs, pairs_batch=stride(pairs), pairs_head=head)
+    return found
+
+
+def stride(tensor: Tensor) -> int:
+    """The stride of the batch, 0 where one row serves all."""
+    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+
+
+def constant(blocks: Blocks) -> Blocks:
+    """Lists whose size of blocks a program knows when it is compiled."""
+    return blocks._replace(size=tl.constexpr(blocks.size))

@@ -1,0 +1,80 @@
+"""How much a program takes at once, for each kind of program, type and width."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+
+from attn_kernels_triton.launch import power_of_two
+from attn_kernels_triton.programs.arguments import Tile
+
+
+class Choice(NamedTuple):
+    """Queries and keys of a tile, warps, and stages of the pipeline that loads ahead."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+class Sizes(NamedTuple):
+    """Of what kind the operands of a program are: element type, sizes of keys and values, queries and keys."""
+
+    dtype: torch.dtype
+    key_size: int
+    value_size: int
+    queries: int
+    keys: int
+
+    @property
+    def width(self) -> int:
+        """The wider of keys and values, as a power of two."""
+        return power_of_two(max(self.key_size, self.value_size))
+
+
+CHOICES: dict[tuple[str, bool, int], Choice] = {
+    ("forward", True, 64): Choice(128, 64, 4, 3),
+    ("forward", True, 128): Choice(128, 128, 8, 2),
+    ("forward", True, 256): Choice(128, 32, 8, 2),
+    ("forward", False, 64): Choice(64, 32, 4, 2),
+    ("forward", False, 128): Choice(32, 32, 4, 2),
+    ("forward", False, 256): Choice(16, 32, 4, 2),
+    ("to_queries", True, 64): Choice(128, 64, 8, 2),
+    ("to_queries", True, 128): Choice(128, 64, 8, 2),
+    ("to_queries", True, 256): Choice(64, 32, 4, 2),
+    ("to_queries", False, 64): Choice(32, 32, 4, 1),
+    ("to_queries", False, 128): Choice(16, 32, 4, 1),
+    ("to_queries", False, 256): Choice(16, 16, 4, 1),
+    ("to_keys", True, 64): Choice(64, 128, 8, 2),
+    ("to_keys", True, 128): Choice(64, 64, 4, 2),
+    ("to_keys", True, 256): Choice(64, 32, 8, 1),
+    ("to_keys", False, 64): Choice(32, 32, 4, 1),
+    ("to_keys", False, 128): Choice(32, 16, 4, 1),
+    ("to_keys", False, 256): Choice(16, 16, 4, 1),
+}
+"""By the program, whether elements have 16 bits, and the width; none of these spills on sm_90a, as a test sees to."""
+
+NARROWEST = 64
+
+
+def choice_of(program: str, sizes: Sizes) -> Choice:
+    """What is shipped for a program, never larger than the operands."""
+    chosen = CHOICES[program, sizes.dtype.itemsize == 2, max(NARROWEST, sizes.width)]
+    queries, keys = power_of_two(sizes.queries), power_of_two(sizes.keys)
+    return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
+
+
+def tile_of(choice: Choice, sizes: Sizes) -> Tile:
+    """The constants of a program."""
+    constants = (
+        choice.queries,
+        choice.keys,
+        sizes.key_size,
+        sizes.value_size,
+        power_of_two(sizes.key_size),
+        power_of_two(sizes.value_size),
+    )
+    return Tile(*map(tl.constexpr, constants))

@@ -1,0 +1,13 @@
+"""What this package offers. Nothing here imports torch or triton."""
+
+from __future__ import annotations
+
+from attn_core import Kernel, hookimpl
+
+from attn_kernels_triton.kernels.attend import TritonAttend
+
+
+@hookimpl
+def attn_kernels() -> list[Kernel]:
+    """The kernels for GPUs."""
+    return [TritonAttend()]

@@ -1,0 +1,121 @@
+"""What programs are given. A field that is None is known to be so when a program is compiled, and costs nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Rows(NamedTuple):
+    """A tensor [batch, row, head, size], its last axis dense: where it begins, and its strides in elements."""
+
+    data: Any
+    batch: Any
+    row: Any
+    head: Any
+
+
+class Shape(NamedTuple):
+    """Numbers of query heads, of query heads a key/value head, of queries and of keys."""
+
+    heads: Any
+    group: Any
+    queries: Any
+    keys: Any
+
+
+class Rule(NamedTuple):
+    """How products become logits, and how far before and after itself a query sees; None is no bound or no such thing.
+
+    `slopes` and `sinks` are [heads], float32.
+    """
+
+    scale: Any
+    cap: Any = None
+    slopes: Any = None
+    sinks: Any = None
+    left: Any = None
+    right: Any = None
+
+
+class Places(NamedTuple):
+    """What is said of each key and query, int32 and bytes, with the stride of the batch; None where nothing is.
+
+    `keep` [batch, key], zero where a key is padding; positions [batch, row]; `pairs` [batch, head, query, key], zero
+    where a pair is not allowed, with its strides of batch and head.
+    """
+
+    keep: Any = None
+    keep_batch: Any = None
+    query: Any = None
+    query_batch: Any = None
+    key: Any = None
+    key_batch: Any = None
+    pairs: Any = None
+    pairs_batch: Any = None
+    pairs_head: Any = None
+
+
+class Blocks(NamedTuple):
+    """Square blocks of `size` that are not empty, for each row of blocks: from `starts[row]` to `starts[row + 1]`.
+
+    `full` and `partial` hold the columns, `slots` which of `bits` [slot, size, size / 32] belongs to a partial block.
+    For programs that own keys, rows and columns are exchanged, and full blocks are among the partial ones. Where heads
+    differ, `heads` is how many rows of blocks a head has, and for owners of keys `turns` which of the heads that share
+    them a block belongs to; else both are None.
+    """
+
+    full_starts: Any
+    full: Any
+    partial_starts: Any
+    partial: Any
+    slots: Any
+    bits: Any
+    heads: Any
+    turns: Any
+    size: Any
+
+
+class Tile(NamedTuple):
+    """Constants of a program: how many queries and keys it takes at once, and the sizes of heads, as they are and as
+    powers of two."""
+
+    queries: Any
+    keys: Any
+    key_size: Any
+    value_size: Any
+    key_width: Any
+    value_width: Any
+
+
+class Forward(NamedTuple):
+    """Everything for the forward program; `lse` [batch, heads, queries], float32, to the base 2."""
+
+    query: Rows
+    key: Rows
+    value: Rows
+    out: Rows
+    lse: Any
+    shape: Shape
+    rule: Rule
+    places: Places
+    blocks: Blocks | None
+    tile: Tile
+
+
+class Backward(NamedTuple):
+    """Everything for the backward programs; `out` is the gradient to the output, `lse` and `delta` [batch, heads,
+    queries], `first` and `second` the gradients that the program writes."""
+
+    query: Rows
+    key: Rows
+    value: Rows
+    out: Rows
+    lse: Any
+    delta: Any
+    first: Rows | None
+    second: Rows | None
+    shape: Shape
+    rule: Rule
+    places: Places
+    blocks: Blocks | None
+    tile: Tile

@@ -1,0 +1,129 @@
+"""The backward program that owns queries: gradients to them, scores recomputed from lse (Dao et al. 2022, arXiv
+2205.14135, appendix B). Every sum has one order, so gradients are the same each time."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.programs.rows import read, read_whole, start_of, write
+from attn_kernels_triton.programs.scores import hidden, logits, places_of
+from attn_kernels_triton.programs.spans import listed, listed_tile, spans
+
+
+@triton.jit
+def attend_delta(call):
+    """Σ of output times its gradient, for each query; `second` is the output, `delta` is written."""
+    shape = call.shape
+    tiles = tl.cdiv(shape.queries, call.tile.queries)
+    head = tl.program_id(0) // tiles % shape.heads
+    batch = tl.program_id(0) // tiles // shape.heads
+    rows = tl.program_id(0) % tiles * call.tile.queries + tl.arange(0, call.tile.queries)
+    out = read(
+        call.second,
+        start_of(call.second, batch, head),
+        rows,
+        shape.queries,
+        call.tile.value_size,
+        call.tile.value_width,
+    )
+    change = read(
+        call.out, start_of(call.out, batch, head), rows, shape.queries, call.tile.value_size, call.tile.value_width
+    )
+    out, change = out.to(tl.float32), change.to(tl.float32)
+    start = call.delta + tl.cast(batch * shape.heads + head, tl.int64) * shape.queries
+    tl.store(start + rows, tl.sum(out * change, 1), mask=rows < shape.queries)
+
+
+@triton.jit
+def gradient_to_queries(call):
+    """Grid as of the forward program; writes `first`."""
+    shape, places = call.shape, call.places
+    tiles = tl.cdiv(shape.queries, call.tile.queries)
+    block = tiles - 1 - tl.program_id(0) % tiles
+    batch = tl.program_id(0) // tiles // shape.heads
+    head = tl.program_id(0) // tiles % shape.heads
+    rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
+    at = places_of(places.query, places.query_batch, batch, rows, shape.queries, shape.keys - shape.queries)
+    query = read(
+        call.query, start_of(call.query, batch, head), rows, shape.queries, call.tile.key_size, call.tile.key_width
+    )
+    change = read(
+        call.out, start_of(call.out, batch, head), rows, shape.queries, call.tile.value_size, call.tile.value_width
+    )
+    sums = tl.cast(batch * shape.heads + head, tl.int64) * shape.queries
+    lse = tl.load(call.lse + sums + rows, mask=rows < shape.queries, other=float("inf"))
+    # A query that sees nothing has -inf; from +inf all its weights become zero.
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    delta = tl.load(call.delta + sums + rows, mask=rows < shape.queries, other=0.0)
+    here = (query, change, lse, delta, batch, head, rows, at)
+    summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)
+    if call.blocks is None:
+        first = block * call.tile.queries + shape.keys - shape.queries
+        reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
+        start, whole_start, whole_stop, stop = spans(
+            call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys
+        )
+        if call.rule.left is not None:
+            summed = walk(call, here, summed, start, whole_start, ask=True)
+            summed = walk(call, here, summed, whole_start, whole_stop, ask=False)
+        else:
+            summed = walk(call, here, summed, start, whole_stop, ask=False)
+        summed = walk(call, here, summed, whole_stop, stop, ask=True)
+    else:
+        row = block * call.tile.queries // call.blocks.size
+        if call.blocks.heads is not None:
+            row += head * call.blocks.heads
+        start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
+        summed = walk(call, here, summed, start, stop, ask=True)
+        start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
+        summed = walk(call, here, summed, start, stop, ask=False)
+    if call.rule.cap is None:
+        summed *= call.rule.scale
+    write(call.first, start_of(call.first, batch, head), rows, shape.queries, summed, call.tile.key_size)
+
+
+@triton.jit
+def walk(call, here, summed, start, stop, ask: tl.constexpr):
+    """Meet the tiles of keys from `start` to `stop`; `ask` whether each pair may meet."""
+    for step in range(start, stop):
+        slot = 0
+        if call.blocks is None:
+            tile = step
+        elif ask:
+            tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)
+            slot = tl.load(call.blocks.slots + step // (call.blocks.size // call.tile.keys))
+        else:
+            tile = listed_tile(call.blocks, call.blocks.full, step, call.tile.keys)
+        summed = meet(call, here, summed, (tile * call.tile.keys, slot), ask)
+    return summed
+
+
+@triton.jit
+def meet(call, here, summed, there, ask: tl.constexpr):
+    """Meet one tile of keys."""
+    query, change, lse, delta, batch, head, rows, at = here
+    shape, places = call.shape, call.places
+    keys = there[0] + tl.arange(0, call.tile.keys)
+    start_key = start_of(call.key, batch, head // shape.group)
+    start_value = start_of(call.value, batch, head // shape.group)
+    if ask:
+        key = read(call.key, start_key, keys, shape.keys, call.tile.key_size, call.tile.key_width)
+        value = read(call.value, start_value, keys, shape.keys, call.tile.value_size, call.tile.value_width)
+    else:
+        key = read_whole(call.key, start_key, keys, call.tile.key_size, call.tile.key_width)
+        value = read_whole(call.value, start_value, keys, call.tile.value_size, call.tile.value_width)
+    products = tl.dot(query, tl.trans(key), input_precision="ieee")
+    key_at = places_of(places.key, places.key_batch, batch, keys, shape.keys, 0)
+    powers, slope = logits(call, products, head, at[:, None], key_at[None, :])
+    if ask:
+        who = (batch, head, there[1])
+        pairs, positions = (rows[:, None], keys[None, :]), (at[:, None], key_at[None, :])
+        powers = tl.where(pairs[1] < shape.keys, powers, float("-inf"))
+        powers = hidden(call, powers, who, pairs, positions)
+    shares = tl.exp2(powers - lse[:, None])
+    rise = tl.dot(change, tl.trans(value), input_precision="ieee")
+    turn = shares * (rise - delta[:, None])
+    if call.rule.cap is not None:
+        turn *= slope
+    return tl.dot(turn.to(key.dtype), key, summed, input_precision="ieee")

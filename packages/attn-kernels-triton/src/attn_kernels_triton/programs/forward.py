@@ -1,0 +1,124 @@
+"""The forward program: one tile of queries of one head against the keys they see, scores never kept.
+
+Online softmax to the base 2 (Milakov & Gimelshein 2018; Dao 2023, arXiv 2307.08691, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.programs.rows import read, read_whole, start_of, write
+from attn_kernels_triton.programs.scores import LOG2_E, hidden, logits, places_of
+from attn_kernels_triton.programs.spans import listed, listed_tile, spans
+
+
+@triton.jit
+def attend_forward(call):
+    """Grid: tiles of queries, for each head of each batch; tiles that see most keys of a causal call come first."""
+    shape = call.shape
+    tiles = tl.cdiv(shape.queries, call.tile.queries)
+    block = tiles - 1 - tl.program_id(0) % tiles
+    batch = tl.program_id(0) // tiles // shape.heads
+    head = tl.program_id(0) // tiles % shape.heads
+    rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
+    places = call.places
+    at = places_of(places.query, places.query_batch, batch, rows, shape.queries, shape.keys - shape.queries)
+    query = read(
+        call.query, start_of(call.query, batch, head), rows, shape.queries, call.tile.key_size, call.tile.key_width
+    )
+    here = (query, batch, head, rows, at)
+
+    total = tl.zeros([call.tile.queries], tl.float32)
+    top = tl.full([call.tile.queries], float("-inf"), tl.float32)
+    if call.rule.sinks is not None:
+        total += 1.0
+        top = tl.zeros([call.tile.queries], tl.float32) + tl.load(call.rule.sinks + head) * LOG2_E
+    running = (tl.zeros([call.tile.queries, call.tile.value_width], tl.float32), total, top)
+
+    if call.blocks is None:
+        first = block * call.tile.queries + shape.keys - shape.queries
+        reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
+        start, whole_start, whole_stop, stop = spans(
+            call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys
+        )
+        if call.rule.left is not None:
+            running = walk(call, here, running, start, whole_start, ask=True)
+            running = walk(call, here, running, whole_start, whole_stop, ask=False)
+        else:
+            running = walk(call, here, running, start, whole_stop, ask=False)
+        running = walk(call, here, running, whole_stop, stop, ask=True)
+    else:
+        row = block * call.tile.queries // call.blocks.size
+        if call.blocks.heads is not None:
+            row += head * call.blocks.heads
+        start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
+        running = walk(call, here, running, start, stop, ask=True)
+        start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
+        running = walk(call, here, running, start, stop, ask=False)
+    finish(call, here, running)
+
+
+@triton.jit
+def walk(call, here, running, start, stop, ask: tl.constexpr):
+    """Meet the tiles of keys from `start` to `stop`; `ask` whether each pair may meet."""
+    summed, total, top = running
+    for step in range(start, stop):
+        slot = 0
+        if call.blocks is None:
+            tile = step
+        elif ask:
+            tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)
+            slot = tl.load(call.blocks.slots + step // (call.blocks.size // call.tile.keys))
+        else:
+            tile = listed_tile(call.blocks, call.blocks.full, step, call.tile.keys)
+        summed, total, top = meet(call, here, (summed, total, top), (tile * call.tile.keys, slot), ask)
+    return summed, total, top
+
+
+@triton.jit
+def meet(call, here, running, there, ask: tl.constexpr):
+    """Meet one tile of keys."""
+    query, batch, head, rows, at = here
+    summed, total, top = running
+    shape, places = call.shape, call.places
+    keys = there[0] + tl.arange(0, call.tile.keys)
+    start_key = start_of(call.key, batch, head // shape.group)
+    start_value = start_of(call.value, batch, head // shape.group)
+    if ask:
+        key = read(call.key, start_key, keys, shape.keys, call.tile.key_size, call.tile.key_width)
+    else:
+        key = read_whole(call.key, start_key, keys, call.tile.key_size, call.tile.key_width)
+    products = tl.dot(query, tl.trans(key), input_precision="ieee")
+    key_at = places_of(places.key, places.key_batch, batch, keys, shape.keys, 0)
+    powers, _ = logits(call, products, head, at[:, None], key_at[None, :])
+    if ask:
+        who = (batch, head, there[1])
+        pairs, positions = (rows[:, None], keys[None, :]), (at[:, None], key_at[None, :])
+        powers = tl.where(pairs[1] < shape.keys, powers, float("-inf"))
+        powers = hidden(call, powers, who, pairs, positions)
+    highest = tl.maximum(top, tl.max(powers, 1))
+    # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    shares = tl.exp2(powers - base[:, None])
+    faded = tl.exp2(top - base)
+    total = total * faded + tl.sum(shares, 1)
+    if ask:
+        value = read(call.value, start_value, keys, shape.keys, call.tile.value_size, call.tile.value_width)
+    else:
+        value = read_whole(call.value, start_value, keys, call.tile.value_size, call.tile.value_width)
+    summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
+    return summed, total, highest
+
+
+@triton.jit
+def finish(call, here, running):
+    """Write the output, zeros where nothing was seen, and the logarithm of the sum of exponentials."""
+    _, batch, head, rows, _ = here
+    summed, total, top = running
+    shape = call.shape
+    out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+    write(call.out, start_of(call.out, batch, head), rows, shape.queries, out, call.tile.value_size)
+    if call.lse is not None:
+        start = call.lse + tl.cast(batch * shape.heads + head, tl.int64) * shape.queries
+        tl.store(start + rows, top + tl.log2(total), mask=rows < shape.queries)

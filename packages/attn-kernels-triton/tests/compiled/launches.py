@@ -1,0 +1,35 @@
+"""Launches as users would cause them, over tensors that are never touched."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, Softmax
+from attn_kernels_triton.attention.backward import Backwards, backward_launches
+from attn_kernels_triton.attention.forward import empty, forward_launch, inputs_of
+from attn_kernels_triton.attention.plan import plan_of
+from attn_kernels_triton.launch import Launch
+
+LENGTH = 2048
+CAUSAL = Causal()
+
+
+def launches(
+    size: int, dtype: torch.dtype = torch.bfloat16, mask: Mask = CAUSAL, value_size: int = 0, **parts
+) -> dict[str, Launch]:
+    """The programs of one attention by name."""
+    heads = Heads(query=8, key_value=2, key_size=size, value_size=value_size or size)
+    spec = AttentionSpec(heads=heads, mask=mask, **{"distribution": Softmax(), **parts})
+
+    def rows(count: int, width: int) -> torch.Tensor:
+        return torch.empty(1, LENGTH, count, width, dtype=dtype)
+
+    operands = Operands(
+        query=rows(8, size),
+        key=rows(2, size),
+        value=rows(2, heads.value_size),
+        parameters={name: torch.zeros(shape) for name, shape in spec.weights.items()},
+    )
+    plan, inputs = plan_of(spec, operands), inputs_of(operands)
+    result = empty(plan, inputs)
+    delta, queries, keys = backward_launches(plan, Backwards(inputs, result, result.out, result.lse, inputs))
+    return {"forward": forward_launch(plan, inputs, result), "delta": delta, "to_queries": queries, "to_keys": keys}

@@ -1,0 +1,35 @@
+"""These tests run in a process of their own, in which Triton interprets every program: see `test_interpreter.py`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore_glob = [] if INTERPRETED else ["test_*.py"]
+
+if INTERPRETED:
+    sys.path.insert(0, str(Path(__file__).parent))
+    import repairs
+    import torch
+
+    repairs.install()
+
+    @pytest.fixture(autouse=True)
+    def poisoned(monkeypatch):
+        """Memory that a kernel was given to write is full of NaN until it does."""
+        for name in ("empty", "empty_like"):
+            monkeypatch.setattr(torch, name, filled(getattr(torch, name)))
+        monkeypatch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))
+
+    def filled(allocate):
+        """An allocation that fills floating-point memory with NaN."""
+
+        def allocated(*args, **kwargs):
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        return allocated

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from attn_core import (
+    Alibi,
+    BigBird,
+    Causal,
+    Full,
+    Predicate,
+    Prefix,
+    Segments,
+    SoftCap,
+    Softmax,
+    SoftmaxOne,
+    SoftmaxWithSink,
+    Strided,
+    Window,
+)
+from attn_core.errors import InvalidValue
+from attn_kernels_triton.attention.attend import attend, attend_with_lse
+from calls import Call, require_right, results
+
+HALF, BRAIN = torch.float16, torch.bfloat16
+LONG = {"queries": 130, "keys": 150}
+
+CALLS = {
+    "full": Call(Full()),
+    "causal": Call(Causal(), **LONG),
+    "causal, bfloat16": Call(Causal(), dtype=BRAIN, **LONG),
+    "causal, float16 with outliers": Call(Causal(), dtype=HALF, outliers=True),
+    "as many queries as keys": Call(Causal(), 64, 64, heads=(4, 2)),
+    "one query": Call(Causal(), 1, 70),
+    "one key": Call(Full(), 5, 1),
+    "one of each": Call(Causal(), 1, 1, batch=3),
+    "sizes that are no powers of two": Call(Causal(), 20, 20, sizes=(5, 24)),
+    "wide keys, narrow values": Call(Causal(), sizes=(80, 16), dtype=BRAIN),
+    "one head for all": Call(Full(), heads=(3, 1), batch=2),
+    "window": Call(Window(left=20), **LONG),
+    "window to both sides": Call(Window(left=3, right=40), **LONG),
+    "window of causal": Call(Causal() & Window(left=9, right=4), 70, 70),
+    "soft cap": Call(Causal(), modifiers=(SoftCap(cap=1.5),)),
+    "alibi": Call(Causal(), modifiers=(Alibi(),), heads=(3, 3)),
+    "soft cap and alibi of a window": Call(Window(left=9), modifiers=(SoftCap(cap=3.0), Alibi())),
+    "sinks": Call(Causal(), distribution=SoftmaxWithSink(), batch=2),
+    "softmax one of a window": Call(Window(left=5), distribution=SoftmaxOne()),
+    "prefix": Call(Causal() | Prefix(70), 100, 140),
+    "packed documents": Call(Causal() & Segments((30, 1, 0, 50, 20)), 101, 101),
+    "strides": Call(Strided(3), 70, 70),
+    "a function": Call(Predicate(lambda query, key: (query + key) % 3 != 1), 40, 50),
+    "nothing but a corner": Call(Predicate(lambda query, key: (query < 3) & (key < 2)), 70, 70),
+    "heads that differ": Call(BigBird(block=16, random=1, number_of_heads=2), 70, 80, distribution=SoftmaxWithSink()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_outputs_and_gradients_are_as_close_to_float64_as_the_plain_computation(name):
+    require_right(attend, CALLS[name])
+
+
+@pytest.mark.parametrize("mask", [Causal(), Window(left=6), Strided(2)], ids=lambda mask: mask.kind)
+def test_padded_keys_are_seen_by_nobody(mask):
+    call = Call(mask, 40, 40, batch=3, distribution=Softmax())
+    keep = torch.arange(40) < torch.tensor([[40], [17], [0]])
+    require_right(attend, call, call.operands(keep=keep))
+
+
+@pytest.mark.parametrize("mask", [Causal(), Window(left=5), Prefix(7), Strided(2)], ids=lambda mask: mask.kind)
+def test_explicit_positions_are_used_for_masks_and_biases(mask):
+    call = Call(mask, 3, 9, batch=2, modifiers=(Alibi(),))
+    query = torch.tensor([[12, 13, 14], [4, 5, 6]])
+    key = torch.stack([torch.arange(9).roll(4) + 6, torch.arange(9).flip(0)])
+    keep = torch.arange(9) < torch.tensor([[9], [7]])
+    require_right(attend, call, call.operands(query_positions=query, key_positions=key, keep=keep))
+
+
+def test_heads_before_rows_and_slices_of_a_larger_tensor_are_read_in_place():
+    call = Call(Causal(), 40, 40)
+    operands = call.operands()
+    turned = {name: getattr(operands, name).transpose(1, 2).contiguous().transpose(1, 2) for name in ("query", "key")}
+    sliced = torch.cat([operands.value, operands.value], dim=-1)[..., :16]
+    again = dataclasses.replace(operands, **turned, value=sliced)
+    assert torch.equal(attend(call.spec, again), attend(call.spec, operands))
+
+
+def test_gradients_are_the_same_bit_for_bit_each_time():
+    call = Call(Window(left=9), 70, 70, dtype=BRAIN, heads=(4, 1))
+    first, second = (results(attend, call.spec, call.operands()) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_order_of_keys_does_not_matter_where_all_are_seen():
+    call = Call(Full(), 20, 70)
+    operands, order = call.operands(), torch.randperm(70, generator=torch.Generator().manual_seed(1))
+    turned = dataclasses.replace(operands, key=operands.key[:, order], value=operands.value[:, order])
+    torch.testing.assert_close(attend(call.spec, turned), attend(call.spec, operands), rtol=1e-5, atol=1e-6)
+
+
+def test_attention_over_halves_of_the_keys_is_one_by_their_lse():
+    call = Call(Full(), 20, 70)
+    operands = call.operands()
+    whole, lse = attend_with_lse(call.spec, operands)
+    pieces = [
+        attend_with_lse(
+            call.spec, dataclasses.replace(operands, key=operands.key[:, part], value=operands.value[:, part])
+        )
+        for part in (slice(0, 31), slice(31, 70))
+    ]
+    sums = torch.stack([piece[1] for piece in pieces])
+    torch.testing.assert_close(sums.logsumexp(0), lse)
+    shares = (sums - lse).exp().transpose(2, 3)[..., None]
+    torch.testing.assert_close(sum(share * piece[0] for share, piece in zip(shares, pieces, strict=True)), whole)
+
+
+def test_more_queries_than_keys_stand_before_all_of_them():
+    call, few = Call(Causal(), 9, 3), Call(Causal(), 3, 3)
+    operands = call.operands()
+    last = dataclasses.replace(operands, query=operands.query[:, 6:])
+    found = results(attend, call.spec, operands)
+    assert torch.equal(attend(few.spec, last), found["output"][:, 6:])
+    assert not found["gradient to query"][:, :6].any()
+
+
+def test_where_nothing_is_seen_the_output_is_zero_and_lse_minus_infinity():
+    call = Call(Causal(), 9, 3)
+    out, lse = attend_with_lse(call.spec, call.operands())
+    assert not out[:, :6].any()
+    assert (lse[:, :, :6] == float("-inf")).all()
+    assert lse[:, :, 6:].isfinite().all()
+
+
+@pytest.mark.parametrize(("queries", "keys", "batch"), [(0, 5, 1), (5, 0, 1), (0, 0, 2)])
+def test_of_nothing_comes_nothing(queries, keys, batch):
+    call = Call(Causal(), queries, keys, batch=batch, distribution=SoftmaxWithSink())
+    found = results(attend, call.spec, call.operands())
+    assert found["output"].shape == (batch, queries, 2, 16)
+    assert not any(tensor.any() for tensor in found.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"key": torch.zeros(1, 4, 1, 16, dtype=torch.float64)}, "key.dtype"),
+        ({"key": torch.zeros(1, 4, 1, 16, dtype=BRAIN)}, "key.dtype"),
+        ({"key": torch.zeros(1, 4, 1, 16, device="meta")}, "key.device"),
+        ({"key": torch.zeros(1, 4, 2, 16)}, "key"),
+        ({"value": torch.zeros(1, 5, 1, 16)}, "value"),
+        ({"value": torch.zeros(1, 4, 16, 1).transpose(2, 3)}, None),
+        ({"value": torch.zeros(1, 4, 1, 32)[..., ::2]}, "value.stride"),
+        ({"query": torch.zeros(1, 4, 2)}, "query"),
+        ({"keep": torch.ones(1, 5, dtype=torch.bool)}, "keep"),
+        ({"key_positions": torch.zeros(2, 4, dtype=torch.int64)}, "key_positions"),
+        (
+            {
+                "query": torch.empty(2**30 * 3 + 16, dtype=HALF, device="meta").as_strided(
+                    (1, 4, 2, 16), (0, 2**30, 0, 1)
+                )
+            },
+            "query",
+        ),
+        ({"parameters": {}}, "parameters"),
+    ],
+)
+def test_what_programs_would_misread_is_refused_before_they_start(change, said):
+    call = Call(Causal(), 4, 4, distribution=SoftmaxWithSink())
+    operands = dataclasses.replace(call.operands(), **change)
+    if said is None:
+        assert attend(call.spec, operands).isfinite().all()
+        return
+    with pytest.raises(InvalidValue, match=rf"^{said}"):
+        attend(call.spec, operands)

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from attn_core import Causal, Problem, Strided, Window, installed
+from attn_core.dispatch import choose
+from attn_core.errors import KernelRefused
+from attn_kernels_triton import machine
+from attn_kernels_triton.attention.band import Band, band_of
+from attn_kernels_triton.kernels.attend import InOrder, TritonAttend
+
+
+def test_the_kernel_is_listed_and_says_whether_it_can_run_here():
+    kernel = installed().kernels.get("triton_attend")
+    assert kernel.available() == machine.absence()
+
+
+def test_without_a_driver_there_is_no_gpu():
+    assert machine.devices("libnobody_has.so.1", "cuInit", "cuDeviceGetCount") == 0
+    assert machine.devices("libc.so.6", "cuInit", "cuDeviceGetCount") == 0
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_machine_without_triton_or_gpu_is_told_what_is_missing(monkeypatch, missing):
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if missing else object())
+    monkeypatch.setattr(machine, "devices", lambda *driver: 0)
+    machine.absence.cache_clear()
+    try:
+        said = TritonAttend().available()
+    finally:
+        machine.absence.cache_clear()
+    assert said is not None
+    assert ("pip install triton" in said) == missing
+
+
+def test_listing_imports_neither_torch_nor_triton():
+    code = "import sys; from attn_kernels_triton import plugin; [k.available() for k in plugin.attn_kernels()]"
+    code += "; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert not {"torch", "triton"} & set(done.stdout.split())
+
+
+def problem(**fields):
+    return Problem(key_size=64, value_size=64, dtype="bfloat16", device="cuda", **fields)
+
+
+def test_a_gpu_that_is_there_gets_this_kernel_and_a_cpu_does_not(monkeypatch):
+    monkeypatch.setattr(TritonAttend, "available", lambda self: None)
+    kernels = installed().kernels
+    assert choose(kernels, problem(mask="causal", gradients=True)).name == "triton_attend"
+    assert choose(kernels, Problem(mask="causal", dtype="bfloat16")).name != "triton_attend"
+    with pytest.raises(KernelRefused, match="device"):
+        choose(kernels, Problem(mask="causal", dtype="bfloat16"), "triton_attend")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"modifiers": ("alibi", "soft_cap")}, "modifiers"),
+        ({"modifiers": ("soft_cap", "soft_cap")}, "modifiers"),
+        ({"modifiers": ("t5_bias",)}, "modifiers"),
+        ({"distribution": "sparsemax"}, "distribution"),
+        ({"score": "additive"}, "score"),
+        ({"weights": True}, "weights"),
+        ({"irregular_groups": True}, "irregular_groups"),
+    ],
+)
+def test_what_it_does_not_compute_is_refused_by_name(fields, named):
+    reasons = TritonAttend().refusals(problem(**fields))
+    assert [reason.partition(":")[0] for reason in reasons] == [named]
+
+
+def test_what_skips_more_costs_less():
+    dense = TritonAttend().cost(problem(mask="causal"))
+    assert 0 < TritonAttend().cost(problem(mask="window", density=0.1)) < dense < 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "band"),
+    [
+        (Causal(), Band(None, 0)),
+        (Causal() & Window(left=4, right=2), Band(4, 0)),
+        (Window(left=None, right=3) & Window(left=2, right=None), Band(2, 3)),
+        (Window(left=4, dilation=2), None),
+        (Causal() | Window(left=1), None),
+        (Causal() & Strided(2), None),
+    ],
+)
+def test_masks_that_are_bands_are_known_as_such(mask, band):
+    assert band_of(mask) == band
+
+
+def test_words_in_order_are_accepted_once():
+    condition = InOrder(("one", "two"))
+    assert condition.refuses(()) is None
+    assert condition.refuses(("one", "two")) is None
+    assert "in this order" in str(condition.refuses(("two", "one")))
