@@ -55,14 +55,15 @@ class Artefact(NamedTuple):
 
 def compiled(launch: Launch, target: GPUTarget):
     """The program of a launch, compiled for a target with just the arguments of the launch."""
-    triton.runtime.driver.set_active(Absent(target))
+    driver, before = triton.runtime.driver, triton.runtime.driver._active
+    driver.set_active(Absent(target))
     try:
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         # Kernels are kept by device, and all these devices are number 0.
         launch.program.device_caches.clear()
         return launch.program.warmup(launch.call, grid=(max(1, launch.programs),), **options)
     finally:
-        triton.runtime.driver.reset_active()
+        driver._active = before
 
 
 def artefact(launch: Launch) -> Artefact:

@@ -15,8 +15,11 @@ if INTERPRETED:
     sys.path.insert(0, str(Path(__file__).parent))
     import repairs
     import torch
+    from attn_kernels_triton.attention import tiles
 
     repairs.install()
+    # Small tiles, so that a small problem has several: an interpreter's time goes by tiles, whatever is in them.
+    tiles.CHOICES.update(dict.fromkeys(tiles.CHOICES, tiles.Choice(32, 32, 4, 1)))
 
     @pytest.fixture(autouse=True)
     def poisoned(monkeypatch):
