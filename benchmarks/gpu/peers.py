@@ -1,0 +1,46 @@
+"""The same attention by torch: cuDNN, FlashAttention 2 and what torch takes by default, and compiled FlexAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from attn_core import Operands, mask_mod
+from cases import Case
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "default": None}
+Attention = Callable[[Operands], Tensor]
+
+
+def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
+    """Attention by torch's own, with a backend of our choice or of its own; full or causal masks over equal lengths."""
+    causal = case.mask.kind == "causal"
+
+    def run(operands: Operands) -> Tensor:
+        query, key, value = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
+        shared = case.heads[0] != case.heads[1]
+        if backend is None:
+            return scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=shared)
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=shared)
+
+    return run
+
+
+def flex(case: Case, device: str) -> Attention:
+    """Compiled FlexAttention under the mask of the case; its block mask is made beforehand, as ours is."""
+    asked = mask_mod(case.mask, case.queries, case.keys)
+    blocks = create_block_mask(asked, None, None, case.queries, case.keys, device=device)
+    compiled = torch.compile(flex_attention, dynamic=False)
+    shared = case.heads[0] != case.heads[1]
+
+    def run(operands: Operands) -> Tensor:
+        query, key, value = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
+        out: Tensor = compiled(query, key, value, block_mask=blocks, enable_gqa=shared)
+        return out
+
+    return run
