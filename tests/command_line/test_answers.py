@@ -23,6 +23,16 @@ def test_a_cache_of_fewer_bits_is_priced_by_its_own_formula(answer: Answer) -> N
     assert answer(*size, "--cache", "int4")["cache_bytes"] == 80 * 8 * 1000 * 2 * 8 * (64 + 4 * 4)
 
 
+def test_layers_that_share_keys_and_values_are_priced_once(answer: Answer) -> None:
+    size = ("cost", "llama-3-8b", "--seq", "100", "--dtype", "bf16")
+    whole, pairs, upper = answer(*size), answer(*size, "--lenders", "cla:2"), answer(*size, "--lenders", "yoco")
+    assert (pairs["layers_with_own_keys"], upper["layers_with_own_keys"]) == (16, 17)
+    assert pairs["cache_bytes"] * 2 == whole["cache_bytes"]
+    assert upper["cache_bytes"] * 32 == whole["cache_bytes"] * 17
+    assert whole["attention_parameters"] - pairs["attention_parameters"] == 16 * 2 * 4096 * 1024
+    assert whole["prefill_flops"] - pairs["prefill_flops"] == 16 * 2 * 2 * 4096 * 1024 * 100
+
+
 def test_the_cache_of_another_mechanism_at_the_same_size_is_priced_too(answer: Answer) -> None:
     size = ("cost", "llama-3-70b", "--batch", "1", "--dtype", "bf16")
     short, long = (answer(*size, "--seq", seq, "--attention", "linear")["cache_bytes"] for seq in ("10", "100000"))
@@ -68,6 +78,7 @@ def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: An
         (("show", "mha", "--option", "window=3"), "window"),
         (("show", "mha", "--width", "10", "--heads", "3"), "10"),
         (("cost", "llama-3-70b", "--dtype", "bf17"), "bf16"),
+        (("cost", "llama-3-70b", "--lenders", "cla:x"), "cla:N"),
         (("explain", "linear"), "own way"),
     ],
     ids=str,

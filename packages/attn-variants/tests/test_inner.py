@@ -50,6 +50,7 @@ class Marked(DeclaredMechanism):
     equation = "2 A (m V)"
     capabilities = frozenset(Capability) - {
         Capability.CROSS,
+        Capability.BORROWS,
         Capability.WEIGHTS,
         Capability.NORMALISED,
     }

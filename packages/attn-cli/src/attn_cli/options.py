@@ -47,6 +47,7 @@ class Sizes:
     key_value_heads: int | None
     head_size: int | None = None
     causal: bool = True
+    borrows: bool = False
 
     def config(self, mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
         """The config of `mechanism` at these sizes."""

@@ -30,3 +30,5 @@ class Capability(StrEnum):
     """Takes fewer key/value heads than query heads."""
     CHOOSES = "chooses"
     """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
+    BORROWS = "borrows"
+    """Attends to keys and values that another layer made, where it is configured to."""

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.capability import Capability
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.heads import Heads
 from attn_core.rotary import Rotary
 
@@ -20,7 +21,8 @@ class MechanismConfig:
     """What a model tells every mechanism; a mechanism's own options are fields of a subclass.
 
     `width` is the model's; `key_value_heads` and `head_size` default to `heads` and `width / heads`;
-    `context` is the longest sequence, where one is fixed; `bias` adds biases to the projections.
+    `context` is the longest sequence, where one is fixed; `bias` adds biases to the projections; a layer that `borrows`
+    attends to the keys and values of another layer, and neither projects nor remembers any.
     """
 
     width: int
@@ -31,6 +33,7 @@ class MechanismConfig:
     bias: bool = False
     rotary: Rotary | None = None
     context: int | None = None
+    borrows: bool = False
 
     def __post_init__(self) -> None:
         for field in ("width", "heads", "key_value_heads", "head_size", "context"):
@@ -67,7 +70,8 @@ def option_fields(mechanism: Mechanism) -> dict[str, Any]:
 def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **shared: Any) -> MechanismConfig:
     """The config of `mechanism` from what the model says and the user's options.
 
-    Raises `UnknownName` for an option that the mechanism does not have, `InvalidValue` for a bad value.
+    Raises `UnknownName` for an option that the mechanism does not have, `InvalidValue` for a bad value, `Incompatible`
+    for one that cannot borrow and is to.
     """
     known = {field.name for field in dataclasses.fields(mechanism.Config)}
     for name in options or {}:
@@ -75,9 +79,13 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
             raise UnknownName.of(f"option of mechanism {mechanism.name!r}", name, option_fields(mechanism))
     values = shared | {name: _whole(value) for name, value in (options or {}).items()}
     try:
-        return mechanism.Config(**values)
+        config = mechanism.Config(**values)
     except TypeError as error:
         raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
+    if config.borrows and not mechanism.can(Capability.BORROWS):
+        message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
+        raise Incompatible(message, mechanism=mechanism.name)
+    return config
 
 
 def _whole(value: Any) -> Any:

@@ -36,7 +36,12 @@ class DeclaredMechanism(Mechanism):
         return {}
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values: per source token where cross, else per token, no further back than the mask looks."""
+        """Keys and values: per source token where cross, else per token, no further back than the mask looks.
+
+        A layer that borrows them remembers nothing.
+        """
+        if config.borrows:
+            return {}
         spec = self.spec(config)
         heads = spec.heads
         fields = {
@@ -70,15 +75,18 @@ class DeclaredMechanism(Mechanism):
         spec = self.spec(config)
         heads = spec.heads
         into = heads.query * heads.key_size
-        memory = heads.key_value * (heads.key_size + heads.value_size)
+        memory = 0 if config.borrows else heads.key_value * (heads.key_size + heads.value_size)
         out = heads.query * heads.value_size
         per_query = 2 * config.width * (into + out) + spec.query_flops()
         per_key = 2 * config.width * memory + spec.key_flops()
         projected = shape.key if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
         biases = into + memory + config.width if config.bias else 0
+        own = spec.parameters()
+        if config.borrows and spec.norm is not None:
+            own -= spec.norm.key_parameters(heads)
         return Cost(
             flops=tokens,
             allowed_flops=tokens,
-            parameters=config.width * (into + memory + out) + biases + spec.parameters(),
+            parameters=config.width * (into + memory + out) + biases + own,
         )

@@ -41,7 +41,9 @@ class AttentionLayer(Protocol):
         """Attend over whole sequences.
 
         `query` [batch, query, width]; `source` [batch, key, width], only where the mechanism is cross;
-        `keep` [batch, key], bool, True where a key is real. Returns [batch, query, width].
+        `keep` [batch, key], bool, True where a key is real. Returns [batch, query, width]. Where `Capability.BORROWS`
+        is declared it takes `borrowed` too, by keyword, what `lend` of another layer gave; so does `weights`. A layer
+        whose config says that it borrows needs it, and its `step` is given the states of the layer that lends.
         """
         ...
 
@@ -51,6 +53,13 @@ class AttentionLayer(Protocol):
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; where `Capability.INCREMENTAL` is declared."""
+        ...
+
+    def lend(self, query: Tensor) -> Fields:
+        """What other layers may attend to, field [batch, key, ...], of whole sequences [batch, key, width].
+
+        Where `Capability.BORROWS` is declared; the fields are those of the layer's only state.
+        """
         ...
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:

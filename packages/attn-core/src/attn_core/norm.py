@@ -23,3 +23,7 @@ class QkNorm(Part):
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
         return {"query_gain": (heads.key_size,), "key_gain": (heads.key_size,)}
+
+    def key_parameters(self, heads: Heads) -> int:
+        """Number of those weights that only keys meet."""
+        return heads.key_size

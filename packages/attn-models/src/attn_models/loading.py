@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core.dtype import dtype_name
-from attn_core.errors import CheckpointInvalid, InvalidValue, WrongState
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, WrongState
 from torch import nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -120,6 +120,8 @@ def save_model(
         if model.weights is not None:
             raise WrongState(f"weights packed as {model.weights} cannot be written; load the model without packing")
         door = door_of(layout)
+        if model.config.lenders and layout != OwnDoor.model_type:
+            raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
         described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door)
     else:
         described, tensors = source_folders.described(model), dict(model.state_dict())

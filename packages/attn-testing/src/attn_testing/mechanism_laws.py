@@ -43,6 +43,7 @@ class MechanismLaws(
     laws.DecodeEqualsForward,
     laws.ChunkedPrefill,
     laws.BatchInvariance,
+    laws.Borrowing,
     laws.Gradients,
     laws.Precision,
     laws.StateBytes,

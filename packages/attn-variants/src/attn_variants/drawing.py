@@ -27,11 +27,11 @@ class PartWeights(nn.Module):
         return {name: getattr(self, name) for name in self.names}
 
 
-def part_weights(part: Part | None, heads: Heads) -> PartWeights | None:
-    """A module with fresh weights of the part; None where it has none."""
+def part_weights(part: Part | None, heads: Heads, *, without: str | None = None) -> PartWeights | None:
+    """A module with fresh weights of the part, but the one called `without`; None where it has none."""
     if part is None or not part.weights(heads):
         return None
-    return PartWeights(draw(part, heads))
+    return PartWeights({name: weight for name, weight in draw(part, heads).items() if name != without})
 
 
 def draw(part: Part, heads: Heads) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from attn_core import (
     Pack,
     RaggedBatch,
 )
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, WrongState
 from torch import Tensor, nn
 
 from attn_variants.compute.norm import normed
@@ -36,22 +36,35 @@ class SpecLayer(nn.Module):
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
     parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
-    module, computes what lies between projections and output.
+    module, computes what lies between projections and output. A layer that `borrows` attends to keys and values that
+    another one lends, and has no `key` and `value`.
     """
 
-    def __init__(self, spec: AttentionSpec, *, width: int, bias: bool, inner: InnerAttention | None = None) -> None:
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        *,
+        width: int,
+        bias: bool,
+        inner: InnerAttention | None = None,
+        borrows: bool = False,
+    ) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = spec
+        self.borrows = borrows
         self.query: nn.Module = nn.Linear(width, heads.query * heads.key_size, bias=bias)
-        self.key: nn.Module = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
-        self.value: nn.Module = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
+        self.key: nn.Module | None = None
+        self.value: nn.Module | None = None
+        if not borrows:
+            self.key = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
+            self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
         self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
         self.score = part_weights(spec.score, heads)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
         self.distribution = part_weights(spec.distribution, heads)
-        self.norm = part_weights(spec.norm, heads)
+        self.norm = part_weights(spec.norm, heads, without="key_gain" if borrows else None)
         self.inner: Any = inner
         self.joint: JointProjection | None = None
         self._counts = spec.cross and spec.located
@@ -68,8 +81,12 @@ class SpecLayer(nn.Module):
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving; those of one input as one."""
-        query, key, value, output = self._projections()
+        *inputs, output = self._projections()
         self.output = pack([output])
+        if self.borrows:
+            self.query = pack(inputs)
+            return
+        query, key, value = inputs
         if self.spec.cross:
             self.query, self.key, self.value = pack([query]), pack([key]), pack([value])
             return
@@ -93,22 +110,42 @@ class SpecLayer(nn.Module):
         self._last_plan = KernelPlan(last, name)
         self.last_needs_positions = last.located or self.inner is not None
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
         """Attend over whole sequences.
 
         `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None; `keep`
-        [batch, key], bool, True where a key is real. Returns [batch, query, width].
+        [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
+        Returns [batch, query, width].
         """
-        out = self.attend(query, self._operands(query, source, keep))
+        out = self.attend(query, self._operands(query, source, keep, borrowed))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        operands = self._operands(query, source, keep)
+        operands = self._operands(query, source, keep, borrowed)
         if self.inner is None:
             return attention_weights(self.spec, operands)
         weights: Tensor = self.inner.weights(query, operands, partial(attention_weights, self.spec))
         return weights
+
+    def lend(self, query: Tensor) -> Fields:
+        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width], turned."""
+        key, value = self.project_memory(query, self.turns_to(query.shape[-2], query))
+        return {"key": key, "value": value, **self.further(query)}
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
         """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
@@ -164,14 +201,18 @@ class SpecLayer(nn.Module):
     def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
         if self.joint is None:
-            query, (key, value) = self.project_query(rows), self._memory(rows)
-        else:
-            query, key, value = self._in_heads(self.joint(rows))
-        if turn is not None and self.spec.rotary is not None:
-            interleaved = self.spec.rotary.interleaved
-            query = rotate(query, turn, interleaved=interleaved)
-            key = rotate(key, turn, interleaved=interleaved)
-        return query, key, value
+            return self.project_turned(rows, turn), *self.project_memory(rows, turn)
+        query, key, value = self._in_heads(self.joint(rows))
+        return self._turned(query, turn), self._turned(key, turn), value
+
+    def project_turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
+        """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
+        return self._turned(self.project_query(rows), turn)
+
+    def project_memory(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor]:
+        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, width]."""
+        key, value = self._memory(rows)
+        return self._turned(key, turn), value
 
     def turns_to(self, length: int, like: Tensor) -> Turns | None:
         """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
@@ -196,6 +237,11 @@ class SpecLayer(nn.Module):
             return rows
         return normed(rows, self.norm.named()[gain], self.spec.norm)
 
+    def _turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
+        if turn is None or self.spec.rotary is None:
+            return rows
+        return rotate(rows, turn, interleaved=self.spec.rotary.interleaved)
+
     def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:
         if self.inner is None:
             return plan.run(operands)
@@ -203,10 +249,13 @@ class SpecLayer(nn.Module):
         return out.reshape(*rows.shape[:-1], self.spec.heads.query, self.spec.heads.value_size)
 
     def _projections(self) -> list[nn.Linear]:
-        return [cast("nn.Linear", module) for module in (self.query, self.key, self.value, self.output)]
+        own = (self.query, self.key, self.value, self.output)
+        return [cast("nn.Linear", module) for module in own if module is not None]
 
     def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
+        if self.key is None or self.value is None:
+            raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
         key = self.key(rows).unflatten(-1, (heads.key_value, heads.key_size))
         key = self._normed(key, "key_gain")
         return key, self.value(rows).unflatten(-1, (heads.key_value, heads.value_size))
@@ -219,16 +268,19 @@ class SpecLayer(nn.Module):
         key = self._normed(key.view(*key.shape[:-1], heads.key_value, heads.key_size), "key_gain")
         return query, key, value.view(*value.shape[:-1], heads.key_value, heads.value_size)
 
-    def _operands(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Operands:
+    def _operands(
+        self, query: Tensor, source: Tensor | None, keep: Tensor | None, borrowed: Fields | None = None
+    ) -> Operands:
         if self.spec.cross != (source is not None):
             allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
             raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
         if source is not None:
             key, value = self._memory(source)
-            projected = self.project_query(query), key, value
+            projected = self.project_query(query)
+            fields: Fields = {"key": key, "value": value, **self.further(source)}
         else:
-            projected = self.project(query, self.turns_to(query.shape[-2], query))
-        fields = {"key": projected[1], "value": projected[2], **self.further(query if source is None else source)}
+            fields = self.lend(query) if borrowed is None else borrowed
+            projected = self.project_turned(query, self.turns_to(query.shape[-2], query))
         # Queries of a source have no place among its keys, so theirs are counted from the first.
         places = torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
-        return self.operands(projected[0], fields, keep, (places, None))
+        return self.operands(projected, fields, keep, (places, None))

@@ -73,4 +73,4 @@ def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttenti
     """A fresh `SpecLayer` with random weights around `inner`."""
     from attn_variants.layer import SpecLayer
 
-    return SpecLayer(spec, width=config.width, bias=config.bias, inner=inner)
+    return SpecLayer(spec, width=config.width, bias=config.bias, inner=inner, borrows=config.borrows)

@@ -20,16 +20,20 @@ _TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torc
 
 
 def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """Outputs [tokens, heads, value_size] of the new rows [tokens, width]; remembers their keys and values.
+    """Outputs [tokens, heads, value_size] of the new rows [tokens, width]; remembers their keys and values, if its own.
 
     Requests that compute one token each go through the kernel together, the others one by one.
     """
     if layer.spec.cross:
         query, view, fresh = layer.project_query(rows), state["source"], None
     else:
-        query, key, value = layer.project(rows, turns_of(layer, rows, batch))
-        view = state["kv"]
-        fresh = view.append({"key": key, "value": value, **layer.further(rows)})
+        turn = turns_of(layer, rows, batch)
+        view, fresh = state["kv"], None
+        if layer.borrows:
+            query = layer.project_turned(rows, turn)
+        else:
+            query, key, value = layer.project(rows, turn)
+            fresh = view.append({"key": key, "value": value, **layer.further(rows)})
     if batch.decoding:
         return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
     out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)

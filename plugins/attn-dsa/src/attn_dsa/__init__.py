@@ -43,7 +43,7 @@ class Dsa(DeclaredMechanism):
         r" S_i = \mathrm{top}_{k,\, s \le i}\; I_{is},\quad"
         r" I_{is} = \sum_j w^I_{ij}\, \mathrm{ReLU}\left(q^I_{ij} \cdot k^I_s\right)"
     )
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.BORROWS}
     Config = DsaConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:

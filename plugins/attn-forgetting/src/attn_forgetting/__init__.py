@@ -39,7 +39,7 @@ class Forgetting(DeclaredMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + D + M\right) V,\quad"
         r" D_{ij} = \sum_{l=j+1}^{i} \log f_l,\quad f_l = \sigma(w_f^\top x_l + b_f)"
     )
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.BORROWS}
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal softmax attention that forgets; raises `InvalidValue` where the config is not causal."""

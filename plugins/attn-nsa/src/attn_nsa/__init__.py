@@ -69,7 +69,9 @@ class Nsa(DeclaredMechanism):
         return Branches(self.spec(config), options_of(config))
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values of all tokens: a later query may select any block."""
+        """Keys and values of all tokens, if its own: a later query may select any block."""
+        if config.borrows:
+            return {}
         heads = config.head_layout
         shapes = {"key": (heads.key_value, heads.key_size), "value": (heads.key_value, heads.value_size)}
         return {"kv": Paged({name: Field(shape) for name, shape in shapes.items()})}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any
+import functools
+import operator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NamedTuple
 
 import typer
-from attn_core import ModelShape, Shape, StateSpecs, installed, state_bytes
+from attn_core import Cost, ModelShape, Shape, StateSpecs, installed, state_bytes
 from attn_core.dtype import dtype_name
+from attn_core.lending import Lenders, checked_lenders, lender_of
 
 from attn_cli.options import Dtype, KeyValueHeads, Options, Sizes, parse_options
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
@@ -30,6 +33,13 @@ class Workload:
         return family.bytes({"layer": states}, tokens=self.seq, source=self.seq, dtype=self.dtype)
 
 
+class Attention(NamedTuple):
+    """What was asked for in place of the model's own; None is that."""
+
+    name: str | None
+    options: dict[str, Any]
+
+
 def cost_command(
     shape: Annotated[str, typer.Argument(help="A known model; `attn list shapes` names them.")],
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
@@ -39,16 +49,21 @@ def cost_command(
     attention: Annotated[str | None, typer.Option(help="Another mechanism than the model's own.")] = None,
     cache: Annotated[str | None, typer.Option(help="How states are kept; see `attn list caches`.")] = None,
     option: Options = None,
+    lenders: Annotated[
+        str, typer.Option(help="Layers that share keys and values: cla:N, N neighbours; yoco, the upper half.")
+    ] = "",
     json: Json = False,
 ) -> None:
     """Price attention at the size of a known model: cache, FLOPs and weights, before anything runs.
 
     Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB;
-    with `--kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--cache int8`, 1.33 GB.
+    with `--kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--cache int8`, 1.33 GB; with `--lenders cla:2`,
+    1.31 GB.
     """
     model = installed().shapes.get(shape)
     work = Workload(batch=batch, seq=seq, dtype=dtype_name(dtype), cache=cache)
-    facts = price(model, work, kv_heads, attention, parse_options(option))
+    shared = checked_lenders(lenders or (), model.layers)
+    facts = price(model, work, kv_heads, Attention(attention, parse_options(option)), shared)
     if json:
         print_json(facts)
         return
@@ -68,36 +83,46 @@ def price(
     model: ModelShape,
     work: Workload,
     kv_heads: int | None,
-    attention: str | None,
-    options: dict[str, Any],
+    attention: Attention,
+    lenders: Lenders,
 ) -> dict[str, Any]:
     """The prices of all attention layers together; FLOPs count only the pairs that the mask allows."""
-    mechanism = installed().mechanisms.get(attention or model.mechanism)
-    chosen = options if attention else {**(model.options or {}), **options}
+    mechanism = installed().mechanisms.get(attention.name or model.mechanism)
+    chosen = attention.options if attention.name else {**(model.options or {}), **attention.options}
     sizes = Sizes(
         width=model.width,
         heads=model.heads,
-        key_value_heads=kv_heads or (None if attention else model.key_value_heads),
+        key_value_heads=kv_heads or (None if attention.name else model.key_value_heads),
         head_size=model.head_size,
     )
     config = sizes.config(mechanism, chosen)
-    states = mechanism.state(config)
-    one = work.state_bytes(states)
-    prefill = mechanism.cost(config, Shape(batch=work.batch, query=work.seq, key=work.seq))
-    decode = mechanism.cost(config, Shape(batch=work.batch, query=1, key=work.seq))
+    own = sum(lender_of(lenders, layer, model.layers) == layer for layer in range(model.layers))
+    stack = [(own, config)]
+    if own < model.layers:
+        stack.append((model.layers - own, replace(sizes, borrows=True).config(mechanism, chosen)))
+
+    def cost(query: int) -> Cost:
+        """Of all layers for so many queries."""
+        shape = Shape(batch=work.batch, query=query, key=work.seq)
+        prices = [mechanism.cost(kind, shape) for number, kind in stack for _ in range(number)]
+        return functools.reduce(operator.add, prices)
+
+    prefill, decode = cost(work.seq), cost(1)
+    one = own * work.state_bytes(mechanism.state(config))
     facts = {
         "shape": model.name,
         "attention": mechanism.name,
         "layers": model.layers,
+        "layers_with_own_keys": own,
         "heads": model.heads,
         "kv_heads": config.key_value_heads or model.heads,
         "batch": work.batch,
         "seq": work.seq,
         "dtype": work.dtype,
-        "cache_bytes": model.layers * work.batch * one,
-        "cache_bytes_per_sequence": model.layers * one,
-        "attention_parameters": model.layers * prefill.parameters,
-        "prefill_flops": model.layers * prefill.allowed_flops,
-        "decode_step_flops": model.layers * decode.allowed_flops,
+        "cache_bytes": work.batch * one,
+        "cache_bytes_per_sequence": one,
+        "attention_parameters": prefill.parameters,
+        "prefill_flops": prefill.allowed_flops,
+        "decode_step_flops": decode.allowed_flops,
     }
     return facts if work.cache is None else {"cache": work.cache, **facts}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attn_core import Capability, Mechanism, MechanismConfig, Registry, StateSpecs, configure, installed
+from attn_core import Capability, Mechanism, MechanismConfig, Registry, Rotary, StateSpecs, configure, installed
 from attn_core.errors import Incompatible
 
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
@@ -19,6 +20,11 @@ class LayerAttention:
     config: MechanismConfig
 
     @property
+    def lends(self) -> StateSpecs:
+        """What a layer of this kind remembers where it does not borrow: what it needs of one that lends to it."""
+        return self.mechanism.state(dataclasses.replace(self.config, borrows=False))
+
+    @property
     def states(self) -> StateSpecs:
         """What the layer must remember between steps."""
         return self.mechanism.state(self.config)
@@ -29,23 +35,27 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
     `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for,
-    or that needs one key/value head per query head where fewer are asked for.
+    that needs one key/value head per query head where fewer are asked for, or that cannot borrow from its lender.
     """
     registry = installed().mechanisms
     attentions: list[LayerAttention] = []
     # Layers that repeat a choice share its config, so that a hundred layers are checked once.
-    known: list[tuple[AttentionChoice, LayerAttention]] = []
+    known: list[tuple[AttentionChoice, bool, LayerAttention]] = []
     for layer in range(config.layers):
-        choice = config.choice(layer)
-        found = next((attention for seen, attention in known if seen == choice), None)
+        choice, lender = config.choice(layer), config.lender(layer)
+        found = next((said for seen, borrows, said in known if (seen, borrows) == (choice, lender < layer)), None)
         if found is None:
-            found = _layer_attention(config, choice, registry)
-            known.append((choice, found))
+            found = _layer_attention(config, choice, registry, borrows=lender < layer)
+            known.append((choice, lender < layer, found))
+        if lender < layer:
+            require_loan(layer, found, lender, attentions[lender])
         attentions.append(found)
     return attentions
 
 
-def _layer_attention(config: DecoderConfig, choice: AttentionChoice, registry: Registry[Mechanism]) -> LayerAttention:
+def _layer_attention(
+    config: DecoderConfig, choice: AttentionChoice, registry: Registry[Mechanism], *, borrows: bool
+) -> LayerAttention:
     mechanism = registry.get(choice.mechanism)
     _require(mechanism, _needs(config, choice), registry)
     mechanism_config = configure(
@@ -59,6 +69,7 @@ def _layer_attention(config: DecoderConfig, choice: AttentionChoice, registry: R
         bias=config.bias,
         rotary=config.rotary,
         context=config.context,
+        borrows=borrows,
     )
     return LayerAttention(mechanism, mechanism_config)
 
@@ -84,3 +95,26 @@ def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Itera
         f"mechanism {mechanism.name!r} {', and '.join(complaints)}; these can: {', '.join(able) or 'none installed'}",
         mechanism=mechanism.name,
     )
+
+
+def require_loan(layer: int, borrower: LayerAttention, lender: int, lending: LayerAttention) -> None:
+    """Raises `Incompatible` where a layer would not find in its lender's state what its own would hold."""
+    mine, theirs = borrower.mechanism, lending.mechanism
+    who = f"layer {layer}, {mine.name!r}, cannot borrow from layer {lender}, {theirs.name!r}"
+    if not theirs.can(Capability.BORROWS):
+        raise Incompatible(f"{who}, which does not lend", mechanism=theirs.name)
+    needed, lent = borrower.lends, lending.lends
+    if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in lent.items()}:
+        raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
+    for name, spec in needed.items():
+        own, other = getattr(spec, "window", None), getattr(lent[name], "window", None)
+        if other is not None and (own is None or own > other):
+            reach = "all tokens" if own is None else f"{own} tokens"
+            raise Incompatible(f"{who}, which remembers {other} tokens: it looks back at {reach}", mechanism=mine.name)
+    if _rotary(borrower) != _rotary(lending):
+        raise Incompatible(f"{who}: their positions turn differently", mechanism=mine.name)
+
+
+def _rotary(attention: LayerAttention) -> Rotary | None:
+    spec = attention.mechanism.spec(attention.config)
+    return None if spec is None else spec.rotary

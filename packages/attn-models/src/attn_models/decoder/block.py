@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core import BlockParts, BlockStep, Capability, LayerState, RaggedBatch
+from attn_core import BlockParts, BlockStep, Capability, Fields, LayerState, RaggedBatch
 from attn_core.errors import Incompatible
 from torch import Tensor, nn
 
@@ -37,9 +37,14 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]."""
-        return self._around(hidden, self.attention(self.entering(hidden)))
+    def forward(self, hidden: Tensor, borrowed: Fields | None = None) -> Tensor:
+        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `borrowed` is what a block lent."""
+        return self._around(hidden, self.attention(self.entering(hidden), **given(borrowed)))
+
+    def lend(self, hidden: Tensor) -> Fields:
+        """What other blocks may attend to, field [batch, tokens, ...], of whole sequences [batch, tokens, width]."""
+        lent: Fields = self.attention.lend(self.entering(hidden))
+        return lent
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows of many requests, [tokens, width] to [tokens, width]."""
@@ -67,7 +72,7 @@ class Block(nn.Module):
             eps=norms[0].eps or 0.0,
         )
 
-    def weights(self, hidden: Tensor) -> Tensor:
+    def weights(self, hidden: Tensor, borrowed: Fields | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key] of whole sequences [batch, tokens, width].
 
         Raises `Incompatible` for a mechanism that has none.
@@ -75,7 +80,7 @@ class Block(nn.Module):
         if not self.mechanism.can(Capability.WEIGHTS):
             name = self.mechanism.name
             raise Incompatible(f"mechanism {name!r} returns no attention weights", mechanism=name)
-        weights: Tensor = self.attention.weights(self.entering(hidden))
+        weights: Tensor = self.attention.weights(self.entering(hidden), **given(borrowed))
         return weights
 
     def entering(self, hidden: Tensor) -> Tensor:
@@ -91,3 +96,8 @@ class Block(nn.Module):
         after = self.attention_norm(after)
         normed: Tensor = self.feed_forward_norm(after + self.dropout(self.feed_forward(after)))
         return normed
+
+
+def given(borrowed: Fields | None) -> dict[str, Fields]:
+    """The argument of an attention that borrows; none for others, which do not know it."""
+    return {} if borrowed is None else {"borrowed": borrowed}

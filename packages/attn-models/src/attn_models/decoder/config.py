@@ -10,6 +10,7 @@ from typing import Any
 
 from attn_core import Rotary, rotary_scaling
 from attn_core.errors import InvalidValue, UnknownName
+from attn_core.lending import Lenders, checked_lenders, lender_of
 
 from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, require_word, whole
 
@@ -66,7 +67,9 @@ class DecoderConfig:
     "none" leaves positions to the mechanism. `rotary_scaling` stretches rotary positions, as the option of `rope`
     does. `tied` uses the embedding as the unembedding; `scaled_embedding` multiplies embeddings by √width (Gemma).
     `logit_cap` c keeps logits within ±c by a tanh (Gemma 2). `bias` gives biases to projections, feed-forwards and
-    LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds.
+    LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds. Layer i
+    attends to the keys and values of layer `lenders[i]`, or every layer to its own where there are none; "cla:2" and
+    "yoco" say this of all layers (`attn_core.lending.Lenders`).
 
     Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
     """
@@ -96,6 +99,7 @@ class DecoderConfig:
     tied: bool = True
     bias: bool = False
     dropout: float = 0.0
+    lenders: Lenders = ()
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -113,6 +117,7 @@ class DecoderConfig:
         if self.logit_cap is not None:
             require_between("logit_cap", self.logit_cap, SMALLEST_CAP, math.inf)
         _ = self.rotary
+        object.__setattr__(self, "lenders", checked_lenders(self.lenders, self.layers))
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
 
@@ -136,6 +141,10 @@ class DecoderConfig:
             scaling=scaling,
         )
 
+    def lender(self, layer: int) -> int:
+        """The layer whose keys and values this one attends to: itself where it does not borrow."""
+        return lender_of(self.lenders, layer, self.layers)
+
     def choice(self, layer: int) -> AttentionChoice:
         """The mechanism and options of one layer."""
         if self.pattern:
@@ -146,7 +155,8 @@ class DecoderConfig:
         """The config as plain values, which `from_plain` turns back."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
-        return values | {"options": dict(self.options), "pattern": choices}
+        lenders = self.lenders if isinstance(self.lenders, str) else list(self.lenders)
+        return values | {"options": dict(self.options), "pattern": choices, "lenders": lenders}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> DecoderConfig:
@@ -163,6 +173,8 @@ class DecoderConfig:
             if needed and name not in values:
                 raise InvalidValue(f"{name}: a decoder needs it; none was given", field=name)
         plain = {name: whole(value) for name, value in values.items()}
+        if isinstance(plain.get("lenders"), list):
+            plain["lenders"] = [whole(lender) for lender in plain["lenders"]]
         return cls(
             **plain | {"pattern": tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())}
         )

@@ -15,6 +15,7 @@ from attn_models.decoder.attention import layer_attentions
 from attn_models.decoder.block import Block
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.initial import initialise
+from attn_models.decoder.loans import Loans
 from attn_models.decoder.norms import build_norm
 from attn_models.decoder.sinusoidal import sinusoidal
 
@@ -42,6 +43,7 @@ class Decoder(nn.Module):
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.head: nn.Module | None = None
         self.weights: str | None = None
+        self._lenders = [config.lender(layer) for layer in range(config.layers)]
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
         for module in (self.embedding, self.positions, self.unembedding):
             if module is not None:
@@ -53,15 +55,16 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
         hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        for block in self._blocks():
-            hidden = block(hidden)
+        loans = Loans(self._lenders)
+        for index, block in enumerate(self._blocks()):
+            hidden = block(hidden, loans.of(index, block, hidden))
         return self.logits(self.norm(hidden))
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)
         for index, block in enumerate(self._blocks()):
-            hidden = block.step(hidden, batch, state[layer_name(index)])
+            hidden = block.step(hidden, batch, state[layer_name(self._lenders[index])])
         normed: Tensor = self.norm(hidden)
         return normed
 
@@ -93,10 +96,12 @@ class Decoder(nn.Module):
                 raise InvalidValue.of("layers", layer, f"0 to {len(self.blocks) - 1}")
         maps = {}
         hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
+        loans = Loans(self._lenders)
         for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
+            borrowed = loans.of(index, block, hidden)
             if index in layers:
-                maps[index] = block.weights(hidden)[0]
-            hidden = block(hidden)
+                maps[index] = block.weights(hidden, borrowed)[0]
+            hidden = block(hidden, borrowed)
         return maps
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

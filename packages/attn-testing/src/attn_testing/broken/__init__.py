@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import forward, labels, numbers, padding, steps
+from attn_testing.broken import borrowing, forward, labels, numbers, padding, steps
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
@@ -23,6 +23,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.DecodeEqualsForward: steps.UnscaledStep(),
     laws.ChunkedPrefill: steps.TopLeft(),
     laws.BatchInvariance: padding.Rubbish(),
+    laws.Borrowing: borrowing.FirstRequest(),
     laws.Gradients: numbers.WrongBackward(),
     laws.Precision: numbers.Widens(),
     laws.StateBytes: steps.OverstatedState(),

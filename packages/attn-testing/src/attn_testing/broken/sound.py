@@ -112,7 +112,7 @@ class Sound(ComputedMechanism):
     summary = "Scaled dot-product attention, written out."
     paper = VASWANI
     equation = r"\mathrm{softmax}(q^\top k / \sqrt{d_k}) V"
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.ROTARY, Capability.BORROWS}
     layer: ClassVar[type[nn.Module]] = SoundLayer
 
     def build(self, config: MechanismConfig) -> nn.Module:

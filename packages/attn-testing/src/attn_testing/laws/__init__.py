@@ -5,6 +5,7 @@ from __future__ import annotations
 from attn_testing.law import MechanismLaw
 from attn_testing.laws.batch_invariance import BatchInvariance
 from attn_testing.laws.bidirectionality import Bidirectionality
+from attn_testing.laws.borrowing import Borrowing
 from attn_testing.laws.causality_by_gradient import CausalityByGradient
 from attn_testing.laws.causality_by_perturbation import CausalityByPerturbation
 from attn_testing.laws.chunked_prefill import ChunkedPrefill
@@ -35,6 +36,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     DecodeEqualsForward,
     ChunkedPrefill,
     BatchInvariance,
+    Borrowing,
     Gradients,
     Precision,
     StateBytes,
@@ -47,6 +49,7 @@ __all__ = [
     "MECHANISM_LAWS",
     "BatchInvariance",
     "Bidirectionality",
+    "Borrowing",
     "CausalityByGradient",
     "CausalityByPerturbation",
     "ChunkedPrefill",

@@ -15,7 +15,8 @@ from attn_testing.subject import CONTEXT, Subject
 
 
 class Undeclared(MechanismLaw):
-    """What is not declared is refused, never ignored: padding, sources, weights, causality, grouping, rotary."""
+    """What is not declared is refused, never ignored: padding, sources, weights, causality, grouping, rotary,
+    borrowing."""
 
     def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):
@@ -41,6 +42,10 @@ class Undeclared(MechanismLaw):
     def test_rotary_positions_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.ROTARY):
             refuses(lambda: build(subject, rotary=Rotary()), "ROTARY", "rotary positions")
+
+    def test_borrowing_is_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.BORROWS):
+            refuses(lambda: build(subject, borrows=True), "BORROWS", "a config that borrows keys and values")
 
     def test_a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can

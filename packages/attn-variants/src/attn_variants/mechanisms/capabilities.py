@@ -14,6 +14,7 @@ SELF = frozenset(
         Capability.NORMALISED,
         Capability.PADDING,
         Capability.ROTARY,
+        Capability.BORROWS,
     }
 )
 """Of every declared self-attention."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import AttentionSpec, LayerState, Operands, RaggedBatch
+from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
 from attn_core.pairs import positions
 from torch import Tensor
 
@@ -29,9 +29,16 @@ class SinkLayer(SpecLayer):
         self.sinks = sinks
         self.window = window
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return attention_weights(self.spec, self.in_cache(self._operands(query, source, keep)))
+        return attention_weights(self.spec, self.in_cache(self._operands(query, source, keep, borrowed)))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import (
+    Capability,
     ComputedMechanism,
     Cost,
     Field,
@@ -43,7 +44,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         r"c_j = \mathrm{RMSNorm}(W^{DKV} x_j),\quad k_j = [W^{UK} c_j; R_j W^{KR} x_j],\quad v_j = W^{UV} c_j,\quad"
         r" o_i = \sum_j \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d_n + d_R}}\right) v_j"
     )
-    capabilities = SELF
+    capabilities = SELF - {Capability.BORROWS}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import AttentionSpec, ComputedMechanism, Cost, Field, MechanismConfig, Paged, Paper, Shape, StateSpecs
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Shape,
+    StateSpecs,
+)
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.capabilities import SELF
@@ -32,7 +43,7 @@ class FactorisedAttention(ComputedMechanism):
         r"c_j = W^{D} x_j,\quad k_{hj} = R_j W^{K}_h c_j,\quad v_{hj} = W^{V}_h c_j,\quad"
         r" o_{hi} = \sum_j \mathrm{softmax}_j\left(\frac{(R_i q_{hi})^\top k_{hj}}{\sqrt{d}}\right) v_{hj}"
     )
-    capabilities = SELF
+    capabilities = SELF - {Capability.BORROWS}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

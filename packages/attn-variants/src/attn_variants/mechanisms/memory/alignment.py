@@ -19,7 +19,7 @@ from attn_core.errors import Incompatible
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.options import check_whole
 
-CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY} | {Capability.CROSS}
+CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ LUONG = Paper(
     year=2015,
     arxiv="1508.04025",
 )
-CAPABILITIES = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY} | {Capability.CROSS}
+CAPABILITIES = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
 WORDS = ("dot", "general", "concat", "location")
 UNKNOWN = 1024
 """Longest source of location-based scores where the model names no context."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from attn_core import (
     AttentionSpec,
+    Capability,
     Causal,
     Cost,
     DeclaredMechanism,
@@ -44,7 +45,7 @@ class AttentionSinks(DeclaredMechanism):
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i},\quad"
         r" A_i = \{j \le i : j < s \text{ or } i - j < w\}"
     )
-    capabilities = DECODER
+    capabilities = DECODER - {Capability.BORROWS}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

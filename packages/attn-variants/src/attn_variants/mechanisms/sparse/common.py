@@ -13,7 +13,7 @@ from attn_variants.mechanisms.capabilities import GROUPED_SELF
 DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}
 """Of patterns that only look back."""
 
-ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL}
+ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL, Capability.BORROWS}
 """Of patterns that have no causal form."""
 
 PATTERNS = ("union", "heads", "local", "column")
