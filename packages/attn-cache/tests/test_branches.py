@@ -148,3 +148,30 @@ def test_what_cannot_be_forked_or_rewound_is_refused(family):
     store.mark(1, 5)
     with pytest.raises(WrongState, match="4 tokens"):
         store.rewind(1, 4)
+
+
+def test_a_fork_of_coded_blocks_reads_what_a_request_alone_would_read():
+    from attn_cache.quantised.blocks import BlockLayout
+    from attn_cache.quantised.families import Kivi4
+
+    specs = {"layer": {"kv": Paged({"key": Field((2, 8)), "value": Field((2, 8))}, window=None)}}
+    store = Kivi4(BlockLayout(bits=4, group=8, block=8)).create(specs, SIZE)
+    rows = {name: torch.randn(23, 2, 8) for name in ("key", "value")}
+
+    def write(name: int, start: int, stop: int) -> dict[str, torch.Tensor]:
+        assert store.reserve(name, stop)
+        view = store.view(ragged([stop - start], [start]), [name])["layer"]["kv"]
+        view.append({field: tensor[start:stop] for field, tensor in rows.items()})
+        return {field: tensor[0] for field, tensor in view.rows([0]).fields.items()}
+
+    for name in (1, 3):
+        store.admit(name)
+        for start, stop in ((0, 8), (8, 16), (16, 20)):
+            write(name, start, stop)
+    assert store.fork(1, 2, 20)
+    for start in range(20, 23):
+        read = [write(name, start, start + 1) for name in (1, 2, 3)]
+        assert all(torch.equal(one[field], read[2][field]) for one in read for field in rows)
+    for name in (1, 2, 3):
+        store.release(name)
+    assert store.usage().tokens == 0

@@ -102,10 +102,11 @@ def test_generate_prints_each_of_several_completions_whole(shell: Shell, server:
 
 
 def test_generate_asks_for_a_beam_search(shell: Shell, server: Any) -> None:
-    options = ["--beams", "5", "--length-penalty", "0.5", "--completions", "2"]
+    options = ["--beams", "5", "--length-penalty", "0.5", "--completions", "2", "--guesses", "3"]
     assert shell.run("generate", "words", "hi", "-n", "1", *options)[0] == 0
     beams = server.words.requests[-1].sampling.beams
     assert (beams.width, beams.length_penalty) == (5, 0.5)
+    assert server.words.requests[-1].sampling.guesses == 3
 
 
 def test_generate_sends_every_option(shell: Shell, server: Any) -> None:

@@ -183,3 +183,14 @@ async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub)
         await complete(stub, ask(beams=inference_pb2.BeamSearch()))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "stopping", "9"):
         await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4, stopping=9)))
+
+
+async def test_guesses_change_no_token_and_are_counted(stub: InferenceServiceStub) -> None:
+    text = "to be or not to be or not to be"
+    plain, guessed = [await complete(stub, ask(text, max_new_tokens=60, guesses=n)) for n in (0, 6)]
+    assert plain == guessed
+    load = await stub.GetLoad(inference_pb2.GetLoadRequest(model="tiny"))
+    assert load.guessed_tokens >= load.accepted_tokens
+    assert load.guessed_tokens > 0
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "99"):
+        await complete(stub, ask(guesses=99))

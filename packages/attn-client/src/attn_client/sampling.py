@@ -70,7 +70,8 @@ class Sampling:
     `frequency_penalty` lowers a token's logit each time it was generated, `presence_penalty` once; `logit_bias` is
     added by token id. A `grammar` says what the completion must match, and where it ends. `completions` asks for so
     many of one prompt; number i is what a request with the seed `seed + i` gives. `beams` searches for the likeliest
-    completions instead of drawing tokens.
+    completions instead of drawing tokens. `guesses` is the most tokens guessed ahead at a step: it makes texts that
+    repeat themselves faster and changes none.
     """
 
     max_new_tokens: int | None = None
@@ -91,6 +92,7 @@ class Sampling:
     completions: int | None = None
     typical_p: float | None = None
     beams: Beams | None = None
+    guesses: int | None = None
 
     def message(self) -> pb.Sampling:
         """On the wire; raises `InvalidValue` for what the wire cannot hold."""

@@ -16,7 +16,8 @@ from attn_engine.group import Group
 from attn_engine.guide import Guides
 from attn_engine.hypotheses import Hypotheses
 from attn_engine.limits import EngineLimits, Load
-from attn_engine.progress import NOT_FINITE, Progress, advance, ended
+from attn_engine.outcome import Progress
+from attn_engine.progress import NOT_FINITE, advance, ended
 from attn_engine.request import ModelLimits, Request
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk, Scheduler
@@ -48,7 +49,7 @@ class Engine:
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
         self.limits = limits
         self._clock = clock
-        self._scheduler = Scheduler(store, limits.step_tokens)
+        self._scheduler = Scheduler(store, limits)
         self._fit = ModelLimits(
             vocabulary=model.vocabulary, context=model.context, source_context=self._forward.source_context
         )
@@ -58,6 +59,8 @@ class Engine:
         self._draining = False
         self._computed = 0
         self._generated = 0
+        self._guessed = 0
+        self._accepted = 0
 
     @property
     def idle(self) -> bool:
@@ -136,6 +139,8 @@ class Engine:
             computed_tokens=self._computed,
             generated_tokens=self._generated,
             shared_tokens=self._scheduler.shared_tokens,
+            guessed_tokens=self._guessed,
+            accepted_tokens=self._accepted,
         )
 
     def drain(self) -> None:
@@ -188,10 +193,11 @@ class Engine:
     def _compute(self, chunks: list[Chunk]) -> None:
         ordered, hidden = self._forward.run(chunks)
         for chunk in ordered:
-            self._computed += chunk.length
+            self._computed += chunk.rows
             sequence = chunk.sequence
-            sequence.computed_in_all += chunk.length
-            self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
+            sequence.computed_in_all += chunk.rows
+            if not chunk.guess:
+                self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
         for progress in advance(self._forward, ordered, hidden, self._end_ids, self._scheduler.fork):
             sequence = progress.sequence
             if sequence.id not in self._groups:
@@ -201,10 +207,20 @@ class Engine:
                 self._tell(progress)
             if progress.reason is FinishReason.FAILED and sequence.id in self._groups:
                 self._end(sequence.id, FinishReason.FAILED, progress.error)
+        self._remember_guessed(ordered)
         for request in {chunk.sequence.id: None for chunk in ordered}:
             group = self._groups.get(request)
             if group is not None and group.beams is not None and group.beams.ready:
                 self._search(request, group.members, group.beams)
+
+    def _remember_guessed(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if chunk.guess:
+                self._guessed += len(chunk.guess)
+                self._accepted += sequence.accepted - chunk.accepted_before
+                if self._scheduler.holds(sequence):
+                    self._scheduler.prefixes.remember(sequence, sequence.computed)
 
     def _search(self, request: str, members: list[Sequence], beams: Hypotheses) -> None:
         """Take a beam search one token further; tell what it has found when it ends."""

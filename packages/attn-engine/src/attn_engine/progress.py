@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from typing import cast
 
+from attn_core import BranchingStore
 from attn_core.errors import InternalError, UserError
 from torch import Tensor
 
 from attn_engine import sequence as sequences
 from attn_engine.adjust import Draw
 from attn_engine.event import FinishReason, ScoredToken
+from attn_engine.outcome import Progress
 from attn_engine.sampler import choose_tokens, log_probabilities
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
 from attn_engine.search import Hypothesis
 from attn_engine.step import Forward
+from attn_engine.verify import Guess, settle, verify
 
 NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or none of the vocabulary can continue what the grammar asks for"
@@ -23,17 +26,6 @@ NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or none of the vocabulary can
 
 Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
 """Lets others go on from the states of a sequence; returns them."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """News of one sequence; `reason` says why it ends, None while it goes on."""
-
-    sequence: sequences.Sequence
-    tokens: tuple[ScoredToken, ...]
-    text: str = ""
-    reason: FinishReason | None = None
-    error: Exception | None = field(default=None)
 
 
 def advance(
@@ -47,7 +39,7 @@ def advance(
     starts, at = [], 0
     for chunk in chunks:
         starts.append(at)
-        at += chunk.length
+        at += chunk.rows
     found = [
         _score(forward, chunk, hidden[start : start + chunk.length])
         for chunk, start in zip(chunks, starts, strict=True)
@@ -58,8 +50,11 @@ def advance(
         for chunk, start in zip(chunks, starts, strict=True)
         if chunk.completes and not chunk.sequence.scoring
     ]
-    for chunk in chunks:
+    guesses = []
+    for chunk, start in zip(chunks, starts, strict=True):
         chunk.sequence.computed += chunk.length
+        if chunk.guess:
+            guesses.append((chunk, start + chunk.length))
     pairs += [(follower, row) for sequence, row in pairs for follower in fork(sequence)]
     if pairs:
         logits = forward.logits(hidden, [row for _, row in pairs])
@@ -70,6 +65,28 @@ def advance(
             logits = logits[[place for place, _ in growing]]
         if growing:
             found += _generate([sequence for _, sequence in growing], logits, end_ids)
+    return _verified(forward, found, guesses, hidden, end_ids) if guesses else found
+
+
+def _verified(
+    forward: Forward,
+    found: Sequence[Progress],
+    chunks: Sequence[tuple[Chunk, int]],
+    hidden: Tensor,
+    end_ids: Collection[int],
+) -> list[Progress]:
+    """What was found and what comes of the guesses of these chunks, whose first rows of `hidden` are given."""
+    guesses: list[Guess] = []
+    rows: list[int] = []
+    for chunk, start in chunks:
+        guesses.append(Guess(chunk.sequence, chunk.guess, range(len(rows), len(rows) + len(chunk.guess))))
+        rows += range(start, start + len(chunk.guess))
+    logits = forward.logits(hidden, rows)
+    found = verify(found, guesses, logits, lambda growing, chosen: _generate(growing, chosen, end_ids))
+    ended = {progress.sequence.number for progress in found if progress.reason is not None}
+    for guess in guesses:
+        if guess.sequence.number not in ended:
+            settle(guess, cast("BranchingStore", forward.store))
     return found
 
 

@@ -11,6 +11,7 @@ from attn_core.errors import InvalidValue
 
 from attn_engine.beams import Beams
 from attn_engine.grammar import Grammar
+from attn_engine.limits import MOST_GUESSES
 
 MOST_STOPS = 16
 MOST_ALTERNATIVES = 20
@@ -42,6 +43,9 @@ class Sampling:
     `completions` asks for so many of one prompt. Each is the one that a request alone would give: with a `seed`, number
     i has the seed `seed + i`, modulo 2^64. With `beams` they are the best that a beam search finds: no token is drawn
     then, penalties and biases are applied to log-probabilities, and all is told at the end.
+
+    `guesses` is the most tokens that are guessed ahead at a step, from what followed the same words before, and checked
+    together: it changes how long the completion takes and nothing else. None leaves it to the engine.
     """
 
     max_new_tokens: int = 128
@@ -62,6 +66,7 @@ class Sampling:
     alternatives: int | None = None
     completions: int = 1
     beams: Beams | None = None
+    guesses: int | None = None
 
     def __post_init__(self) -> None:
         _whole("max_new_tokens", self.max_new_tokens, 1, None)
@@ -88,6 +93,8 @@ class Sampling:
         if self.alternatives is not None:
             _whole("alternatives", self.alternatives, 0, MOST_ALTERNATIVES)
         _whole("completions", self.completions, 1, MOST_COMPLETIONS)
+        if self.guesses is not None:
+            _whole("guesses", self.guesses, 0, MOST_GUESSES)
         self._check_stops()
         self._check_beams()
 

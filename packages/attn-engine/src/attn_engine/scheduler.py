@@ -7,16 +7,29 @@ from dataclasses import dataclass
 
 from attn_core import BranchingStore, StateStore
 
+from attn_engine.limits import EngineLimits
 from attn_engine.prefixes import Prefixes
 from attn_engine.sequence import Sequence
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next `length` tokens of a sequence."""
+    """The next `length` tokens of a sequence, and tokens that are guessed to follow."""
 
     sequence: Sequence
     length: int
+    guess: tuple[int, ...] = ()
+    accepted_before: int = 0
+
+    @property
+    def start(self) -> int:
+        """The position of its first token, as long as it is not computed."""
+        return self.sequence.computed
+
+    @property
+    def rows(self) -> int:
+        """Tokens to compute."""
+        return self.length + len(self.guess)
 
     @property
     def completes(self) -> bool:
@@ -32,10 +45,11 @@ class Scheduler:
     can always go on, as it was checked to fit alone, so two half-grown sequences cannot block each other.
     """
 
-    def __init__(self, store: StateStore, step_tokens: int) -> None:
+    def __init__(self, store: StateStore, limits: EngineLimits) -> None:
         self._store = store
         self._branches = store if isinstance(store, BranchingStore) else None
-        self._step_tokens = step_tokens
+        self._step_tokens = limits.step_tokens
+        self._guesses = limits.guesses
         self.prefixes = Prefixes(store)
         self.waiting: list[Sequence] = []
         self.running: dict[int, Sequence] = {}
@@ -80,8 +94,32 @@ class Scheduler:
             self._preempt(max(self.running.values(), key=_rank))
         self.add(copy)
 
+    def holds(self, sequence: Sequence) -> bool:
+        """Whether the states of a sequence are in the store."""
+        return sequence.number in self.running
+
     def plan(self) -> list[Chunk]:
-        """The chunks of the next step; reserves their room, preempts and admits."""
+        """The chunks of the next step; reserves their room, preempts and admits; what is left goes to guesses."""
+        chunks = self._plan()
+        left = self._step_tokens - sum(chunk.length for chunk in chunks)
+        for place, chunk in enumerate(chunks):
+            if left > 0 and self._branches is not None and chunk.sequence.pending == 1:
+                chunks[place] = self._with_guess(chunk, left, self._branches)
+                left -= len(chunks[place].guess)
+        return chunks
+
+    def _with_guess(self, chunk: Chunk, left: int, store: BranchingStore) -> Chunk:
+        """The chunk with what is guessed to follow, where there is room for it without throwing anybody out."""
+        sequence = chunk.sequence
+        most = min(left, sequence.most_guesses(self._guesses))
+        most = self.prefixes.chunk(sequence, 1 + most) - 1
+        guess = sequence.lookup.guess(sequence.tokens, most) if most > 0 else []
+        if not guess or not self._store.reserve(sequence.number, sequence.computed + 1 + len(guess)):
+            return chunk
+        store.mark(sequence.number, sequence.computed)
+        return Chunk(sequence, 1, tuple(guess), sequence.accepted)
+
+    def _plan(self) -> list[Chunk]:
         preemptions = self.preemptions
         running = sorted(self.running.values(), key=_rank)
         chunks = self._go_on([s for s in running if s.pending == 1], self._step_tokens)

@@ -13,6 +13,7 @@ from torch import Tensor
 from attn_engine.detokenize import Detokenizer, StopStrings
 from attn_engine.event import Finish, FinishReason, RequestUsage
 from attn_engine.guide import Guide
+from attn_engine.lookup import Lookup
 from attn_engine.request import Request, Scoring
 from attn_engine.sampling import SEED_LIMIT, Sampling
 
@@ -42,6 +43,9 @@ class Sequence:
     """Tokens whose states were found computed."""
     entered: bool = False
     """Whether the source is in the store."""
+    accepted: int = 0
+    """Guessed tokens that were right."""
+    lookup: Lookup = field(default_factory=Lookup)
     score: float | None = None
     """What a beam search gave it."""
     told: int = 0
@@ -100,6 +104,14 @@ class Sequence:
         if isinstance(self.request.task, Sampling):
             return self.request.task
         raise InternalError(f"request {self.id} is scored, not sampled")
+
+    def most_guesses(self, default: int) -> int:
+        """How many tokens may be guessed ahead: none past the last that may be generated."""
+        task = self.request.task
+        if isinstance(task, Scoring) or task.beams is not None or not self.generated:
+            return 0
+        wanted = default if task.guesses is None else task.guesses
+        return min(wanted, task.max_new_tokens - self.generated - 1)
 
     def text_of(self, token: int) -> str:
         """The text that is final now that this token has come."""

@@ -39,7 +39,7 @@ class Forward:
         tokens = [
             token
             for chunk in ordered
-            for token in chunk.sequence.tokens[chunk.sequence.computed : chunk.sequence.computed + chunk.length]
+            for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.guess)
         ]
         hidden = self.model.step(self._tensor(tokens), batch, self.store.view(batch, numbers))
         return ordered, hidden
@@ -51,8 +51,8 @@ class Forward:
         return self.model.logits(chosen)
 
     def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
-        lengths = [chunk.length for chunk in chunks]
-        contexts = [chunk.sequence.computed for chunk in chunks]
+        lengths = [chunk.rows for chunk in chunks]
+        contexts = [chunk.start for chunk in chunks]
         return RaggedBatch.of(lengths, contexts, self._tensor)
 
     def _tensor(self, values: list[int]) -> Tensor:

@@ -120,6 +120,7 @@ class Sampling(_message.Message):
     COMPLETIONS_FIELD_NUMBER: _builtins.int
     TYPICAL_P_FIELD_NUMBER: _builtins.int
     BEAMS_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
     """The most tokens to generate, at least 1; absent means the server's default."""
     temperature: _builtins.float
@@ -153,6 +154,10 @@ class Sampling(_message.Message):
     typical_p: _builtins.float
     """Keeps the smallest set of tokens whose probabilities reach this sum, in (0, 1], of those whose surprise is nearest
     to the entropy; absent keeps all.
+    """
+    guesses: _builtins.int
+    """The most tokens guessed ahead at a step, up to 32, from what followed the same words before. It changes how long the
+    completion takes and nothing else. 0 guesses none; absent means the model's setting.
     """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -193,15 +198,18 @@ class Sampling(_message.Message):
         completions: _builtins.int | None = ...,
         typical_p: _builtins.float | None = ...,
         beams: Global___BeamSearch | None = ...,
+        guesses: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_guesses", b"_guesses", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "guesses", b"guesses", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_guesses", b"_guesses", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "guesses", b"guesses", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__completions: _TypeAlias = _typing.Literal["completions"]  # noqa: Y015
     _WhichOneofArgType__completions: _TypeAlias = _typing.Literal["_completions", b"_completions"]  # noqa: Y015
     _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
     _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
+    _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
     _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
@@ -228,6 +236,8 @@ class Sampling(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__completions) -> _WhichOneofReturnType__completions | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guesses) -> _WhichOneofReturnType__guesses | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
@@ -680,6 +690,8 @@ class GetLoadResponse(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    GUESSED_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests in the current batch."""
     waiting: _builtins.int
@@ -694,6 +706,10 @@ class GetLoadResponse(_message.Message):
     """Prompt tokens reused since the model was loaded."""
     generated_tokens: _builtins.int
     """Tokens generated since the model was loaded."""
+    guessed_tokens: _builtins.int
+    """Tokens guessed ahead since the model was loaded."""
+    accepted_tokens: _builtins.int
+    """Those of them that were right: their share is the acceptance rate."""
     def __init__(
         self,
         *,
@@ -704,10 +720,12 @@ class GetLoadResponse(_message.Message):
         preemptions: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
+        guessed_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "preemptions", b"preemptions", "running", b"running", "state_tokens_total", b"state_tokens_total", "state_tokens_used", b"state_tokens_used", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "guessed_tokens", b"guessed_tokens", "preemptions", b"preemptions", "running", b"running", "state_tokens_total", b"state_tokens_total", "state_tokens_used", b"state_tokens_used", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,6 +148,7 @@ class EngineOptions(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
+    GUESSES_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """The element type to compute in, such as "float32" or "bfloat16"."""
     device: _builtins.str
@@ -164,6 +165,8 @@ class EngineOptions(_message.Message):
     """What the weights of linear layers are kept as: "float32", "bfloat16", "int8" or "int4"; empty: as `dtype`."""
     cache: _builtins.str
     """How states are remembered, by the name of a cache, such as "shared" or "int8"; `attn list caches` names them."""
+    guesses: _builtins.int
+    """Tokens guessed ahead at a step, at most 32, for requests that do not say; absent means 0."""
     def __init__(
         self,
         *,
@@ -175,17 +178,22 @@ class EngineOptions(_message.Message):
         state_bytes: _builtins.int | None = ...,
         weights: _builtins.str = ...,
         cache: _builtins.str = ...,
+        guesses: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "guesses", b"guesses", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "cache", b"cache", "device", b"device", "dtype", b"dtype", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "cache", b"cache", "device", b"device", "dtype", b"dtype", "guesses", b"guesses", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
+    _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
     _WhichOneofReturnType__max_batch_tokens: _TypeAlias = _typing.Literal["max_batch_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_batch_tokens: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_sequences: _TypeAlias = _typing.Literal["max_sequences"]  # noqa: Y015
     _WhichOneofArgType__max_sequences: _TypeAlias = _typing.Literal["_max_sequences", b"_max_sequences"]  # noqa: Y015
     _WhichOneofReturnType__state_bytes: _TypeAlias = _typing.Literal["state_bytes"]  # noqa: Y015
     _WhichOneofArgType__state_bytes: _TypeAlias = _typing.Literal["_state_bytes", b"_state_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__guesses) -> _WhichOneofReturnType__guesses | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_tokens) -> _WhichOneofReturnType__max_batch_tokens | None: ...
     @_typing.overload

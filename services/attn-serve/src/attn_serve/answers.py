@@ -111,6 +111,8 @@ class LoadAnswer:
     preemptions: int
     cached_tokens: int
     generated_tokens: int
+    guessed_tokens: int
+    accepted_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ OPTIONAL_SAMPLING = {
     "min_new_tokens": "min_new_tokens",
     "completions": "completions",
     "typical_p": "typical_p",
+    "guesses": "guesses",
 }
 """Fields of the wire's Sampling that may be absent, and their names in the engine's Sampling."""
 
@@ -116,7 +117,7 @@ def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:
         for name in ("dtype", "device", "kernel", "weights", "cache")
         if getattr(message, name)
     }
-    for name in ("max_sequences", "max_batch_tokens", "state_bytes"):
+    for name in ("max_sequences", "max_batch_tokens", "state_bytes", "guesses"):
         if message.HasField(name):
             given[name] = getattr(message, name)
     return EngineSettings(**given)

@@ -42,9 +42,8 @@ class EngineHost:
         self._reader = Reader(tokenizer, has_source=self._loaded.source_context is not None)
         family = installed().caches.get(settings.cache)
         store = family.create(model.state_specs(), store_size(model, family, settings))
-        limits = (
-            EngineLimits() if settings.max_batch_tokens is None else EngineLimits(step_tokens=settings.max_batch_tokens)
-        )
+        step_tokens = EngineLimits.step_tokens if settings.max_batch_tokens is None else settings.max_batch_tokens
+        limits = EngineLimits(step_tokens=step_tokens, guesses=settings.guesses)
         self._loop = EngineLoop(Engine(model, store, tokenizer, limits), self._listen)
 
     @property
@@ -103,6 +102,8 @@ class EngineHost:
             preemptions=load.preemptions,
             cached_tokens=load.shared_tokens,
             generated_tokens=load.generated_tokens,
+            guessed_tokens=load.guessed_tokens,
+            accepted_tokens=load.accepted_tokens,
         )
 
     def stop(self, grace: float) -> None:

@@ -55,6 +55,7 @@ class EngineSettings:
     `state_bytes` bounds the memory for the states of all requests, which the cache of that name keeps; `threads` are
     those of tensor operations. `weights` packs those of linear layers in one of `attn_core.WEIGHT_FORMATS`; else they
     are kept as `dtype`.
+    `guesses` are tokens guessed ahead for requests that do not say.
     """
 
     dtype: str = "float32"
@@ -66,3 +67,4 @@ class EngineSettings:
     state_bytes: int | None = None
     threads: int | None = None
     weights: str | None = None
+    guesses: int = 0

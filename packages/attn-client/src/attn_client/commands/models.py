@@ -39,6 +39,7 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
     device: Annotated[str, typer.Option(help="Where to compute, such as cpu or cuda:0.")] = "",
     kernel: Annotated[str, typer.Option(help="Attention kernel, by name.")] = "",
     weights: Annotated[str, typer.Option(help="Keep weights as float32, bfloat16, int8 or int4.")] = "",
+    guesses: Annotated[int | None, typer.Option(help="Tokens to guess ahead where a request does not say.")] = None,
     address: Address = ADDRESS,
     token_file: TokenFile = None,
     certificates: Certificates = None,
@@ -46,7 +47,7 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
     """Load a model; returns when it answers requests."""
     # The server does not know this shell's folder.
     place = str(Path(source).resolve()) if source and Path(source).is_dir() else source
-    engine = EngineOptions(dtype=dtype, device=device, kernel=kernel, weights=weights)
+    engine = EngineOptions(dtype=dtype, device=device, kernel=kernel, weights=weights, guesses=guesses)
     with connect(address, token_file, certificates) as client:
         model = client.models.load(name, place, engine=engine)
     typer.echo(f"{model.name} is {model.state}: {model.parameters:,} parameters, context {model.context_length}")

@@ -215,6 +215,8 @@ class Load:
     preemptions: int
     cached_tokens: int
     generated_tokens: int
+    guessed_tokens: int
+    accepted_tokens: int
 
     @classmethod
     def of(cls, message: pb.GetLoadResponse) -> Load:

@@ -78,4 +78,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             preemptions=load.preemptions,
             cached_tokens=load.cached_tokens,
             generated_tokens=load.generated_tokens,
+            guessed_tokens=load.guessed_tokens,
+            accepted_tokens=load.accepted_tokens,
         )

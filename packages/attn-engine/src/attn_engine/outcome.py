@@ -1,0 +1,24 @@
+"""What a step brings to one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_engine.event import FinishReason, ScoredToken
+from attn_engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Progress:
+    """News of one sequence; `reason` says why it ends, None while it goes on."""
+
+    sequence: Sequence
+    tokens: tuple[ScoredToken, ...]
+    text: str = ""
+    reason: FinishReason | None = None
+    error: Exception | None = None
+
+    def then(self, later: Progress) -> Progress:
+        """Both together."""
+        tokens, text = self.tokens + later.tokens, self.text + later.text
+        return Progress(self.sequence, tokens, text, later.reason, later.error)
