@@ -1,8 +1,9 @@
 """How fast does the engine decode on a CPU, beside the systems people would use instead?
 
 One workload for all: greedy decoding of short prompts, a fixed number of new tokens, the end token ignored, at several
-batch sizes. Peers run in the same sitting, each in its own virtual environment (they pin different libraries), through
-the scripts of a folder given with --peers:
+batch sizes. Of ours also: a prompt of 1000 tokens, the time to a first token, and a step's share outside the model.
+Peers run in the same sitting, each in its own virtual environment (they pin different libraries), through the scripts
+of a folder given with --peers:
 
     python benchmarks/engine_cpu.py MODEL_FOLDER --peers ../shared/peers --transformers PYTHON --vllm PYTHON
 
@@ -22,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from engine_measures import LONG_PROMPT, first_token, load_form, new_tokens, outside, prefill
 from report import write_report
 
 NEW_TOKENS = 128
@@ -38,8 +40,15 @@ def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=Path, help="model folder in the Hugging Face layout")
     p.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
-    p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    p.add_argument("--caches", nargs="+", default=["contiguous"])
+    p.add_argument(
+        "--forms",
+        nargs="+",
+        default=["float32", "weights=float32", "weights=bfloat16", "weights=int8", "weights=int4"],
+        help="our forms of weights: an element type, or weights=FORMAT for packed ones",
+    )
+    p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], help="the peers' element types")
+    p.add_argument("--cache", default="shared")
+    p.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="the peers' scripts must make as many")
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--peers", type=Path, help="folder with the scripts of the peers")
@@ -50,26 +59,20 @@ def arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def measure_ours(args: argparse.Namespace, dtype: str, cache: str) -> Iterator[dict[str, Any]]:
-    import torch
-    from attn_engine import Request, Sampling, build_engine
-    from attn_models.loading import load_model
-
-    torch.set_num_threads(args.threads)
-    loaded = load_model(args.model, dtype)
+def measure_ours(args: argparse.Namespace, form: str) -> Iterator[dict[str, Any]]:
+    """Throughput at every batch size, a long prompt, first tokens and what a step costs outside the model."""
+    loaded, seconds = load_form(args, form)
+    facts = {"system": "attn", "form": form, "cache": args.cache}
+    yield facts | {"seconds_to_load": seconds}
 
     def run(batch: int) -> int:
-        engine = build_engine(loaded.model, loaded.tokenizer, cache=cache, requests=batch, tokens=batch * 256)
-        task = Sampling(max_new_tokens=NEW_TOKENS, ignore_end=True)
-        for i, prompt in enumerate(prompts(batch)):
-            engine.submit(Request(id=str(i), token_ids=tuple(loaded.tokenizer.encode(prompt)), task=task))
-        tokens = 0
-        while not engine.idle:
-            tokens += sum(len(event.tokens) for event in engine.step())
-        return tokens
+        return new_tokens(loaded, args.cache, prompts(batch), args.new_tokens)
 
     for batch in args.batches:
-        yield {"system": "attn", "dtype": dtype, "cache": cache, "batch": batch} | timed(run, batch, args.repeats)
+        yield facts | {"batch": batch} | timed(run, batch, args.repeats)
+    yield facts | {"prompt": LONG_PROMPT} | timed(lambda _: prefill(loaded, args.cache), 1, args.repeats)
+    yield facts | first_token(loaded, args)
+    yield facts | outside(loaded, args.cache, args.batches[-1])
 
 
 def timed(run: Any, batch: int, repeats: int) -> dict[str, float]:
@@ -101,11 +104,11 @@ def measure_peer(args: argparse.Namespace, peer: str, dtype: str) -> Iterator[di
 
 
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    for dtype in args.dtypes:
-        for cache in args.caches:
-            yield from measure_ours(args, dtype, cache)
-        for peer in PEERS:
-            if getattr(args, peer) is not None:
+    for form in args.forms:
+        yield from measure_ours(args, form)
+    for peer in PEERS:
+        if getattr(args, peer) is not None:
+            for dtype in ("Q4_1",) if peer == "llamacpp" else args.dtypes:
                 yield from measure_peer(args, peer, dtype)
 
 
@@ -114,7 +117,7 @@ def main() -> None:
     facts = {
         "question": "tokens a second while decoding greedily on a CPU",
         "threads": args.threads,
-        "new_tokens": NEW_TOKENS,
+        "new_tokens": args.new_tokens,
     }
     write_report("engine_cpu", facts, rounds(args), args.out)
 

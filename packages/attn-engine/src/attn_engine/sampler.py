@@ -61,7 +61,9 @@ def _likeliest(logits: Tensor) -> list[int]:
     The maximum of each block, then the place in the best block: on a CPU, torch finds a maximum ten times faster than
     its place.
     """
-    padded = torch.nn.functional.pad(logits, (0, -logits.shape[-1] % BLOCK), value=-torch.inf)
+    missing = -logits.shape[-1] % BLOCK
+    # Padding copies all logits, even with nothing.
+    padded = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
     blocks = padded.view(len(logits), -1, BLOCK)
     best = blocks.amax(-1).argmax(-1)
     values, places = blocks[torch.arange(len(logits), device=logits.device), best].max(-1)

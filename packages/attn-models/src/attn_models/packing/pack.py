@@ -20,7 +20,8 @@ def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.floa
 
     Feed-forwards, the unembedding (a tied one too) and the attentions that have a method `pack` are packed, each by
     the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks are computed by
-    a `BlockKernel` where one can. Embeddings keep the type they have, norms and what is not packed become `dtype`.
+    a `BlockKernel` where one can. With `int4` the unembedding is kept as int8: it is where fewer bits hurt most.
+    Embeddings keep the type they have, norms and what is not packed become `dtype`.
     Afterwards the model can be run, but neither trained nor saved.
 
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
@@ -31,7 +32,7 @@ def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.floa
     if model.weights is not None:
         raise WrongState(f"the model's weights are packed already, as {model.weights}")
 
-    def pack(layers: Sequence[nn.Linear]) -> nn.Module:
+    def pack(layers: Sequence[nn.Linear], form: str = weights) -> nn.Module:
         matrices = [layer.weight.detach() for layer in layers]
         weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
         # torch's stubs say that a layer always has a bias.
@@ -40,12 +41,12 @@ def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.floa
         shape = LinearShape(
             inputs=weight.shape[1], outputs=weight.shape[0], dtype=str(weight.dtype).removeprefix("torch.")
         )
-        chosen = choose_linear(installed().linears, weights, shape, kernel)
+        chosen = choose_linear(installed().linears, form, shape, kernel if form == weights else None)
         packed: nn.Module = chosen.pack(weight, bias)
         return packed
 
     with torch.no_grad():
-        model.head = pack([model.unembedding or _tied(model)])
+        model.head = pack([model.unembedding or _tied(model)], "int8" if weights == "int4" else weights)
         for block in cast("Sequence[Block]", model.blocks):
             for part in (block.attention, block.feed_forward):
                 if hasattr(part, "pack"):

@@ -1,0 +1,136 @@
+"""What `engine_cpu.py` measures of our engine."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+from attn_engine import Engine, EngineLimits, Request, Sampling, build_engine
+from attn_models.loading import LoadedModel, load_model
+
+LONG_PROMPT = 1000
+"""Tokens of the prompt that is computed to measure prefill."""
+RUNNING = 16
+"""Streams that run while the time to a first token is taken."""
+
+
+def load_form(args: argparse.Namespace, form: str) -> tuple[LoadedModel, float]:
+    """The model in an element type, or packed where the form is `weights=FORMAT`, and the seconds it took."""
+    torch.set_num_threads(args.threads)
+    dtype, _, weights = form.partition("weights=")
+    given = {"dtype": dtype or "float32", "weights": weights or None}
+    load_model(args.model, verify="sizes", **given)  # kernels are compiled once, files come into memory
+    start = time.perf_counter()
+    loaded = load_model(args.model, verify="sizes", **given)
+    return loaded, round(time.perf_counter() - start, 2)
+
+
+def engine_of(loaded: LoadedModel, cache: str, requests: int, tokens: int) -> Engine:
+    limits = EngineLimits(step_tokens=max(2048, requests))
+    return build_engine(loaded.model, loaded.tokenizer, cache=cache, requests=requests, tokens=tokens, limits=limits)
+
+
+def submit(engine: Engine, name: str, ids: list[int], new: int) -> None:
+    engine.submit(Request(id=name, token_ids=tuple(ids), task=Sampling(max_new_tokens=new, ignore_end=True)))
+
+
+def drained(engine: Engine) -> int:
+    """The number of tokens until the engine is idle."""
+    tokens = 0
+    while not engine.idle:
+        tokens += sum(len(event.tokens) for event in engine.step())
+    return tokens
+
+
+def new_tokens(loaded: LoadedModel, cache: str, prompts: list[str], new: int) -> int:
+    """Tokens made for all prompts together."""
+    engine = engine_of(loaded, cache, len(prompts), len(prompts) * 256)
+    for i, prompt in enumerate(prompts):
+        submit(engine, str(i), loaded.tokenizer.encode(prompt), new)
+    return drained(engine)
+
+
+def long_ids(loaded: LoadedModel, count: int) -> list[int]:
+    return [7 + 13 * i % (loaded.model.vocabulary - 20) for i in range(count)]
+
+
+def prefill(loaded: LoadedModel, cache: str) -> int:
+    """Tokens of a long prompt, computed in one step."""
+    engine = engine_of(loaded, cache, 1, LONG_PROMPT + 64)
+    submit(engine, "long", long_ids(loaded, LONG_PROMPT), 1)
+    drained(engine)
+    return LONG_PROMPT
+
+
+def first_token(loaded: LoadedModel, args: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds from submission to the first token of a prompt of 64, alone and under running streams."""
+    found = {}
+    for running in (0, RUNNING):
+        times = []
+        for _ in range(args.repeats):
+            engine = engine_of(loaded, args.cache, running + 1, (running + 1) * 256)
+            for i in range(running):
+                submit(engine, str(i), long_ids(loaded, 20 + i), 64)
+            for _ in range(4):
+                engine.step()
+            start = time.perf_counter()
+            submit(engine, "new", long_ids(loaded, 64), 4)
+            while not any(event.request == "new" and event.tokens for event in engine.step()):
+                pass
+            times.append(time.perf_counter() - start)
+        found[f"first_token_ms_beside_{running}"] = round(statistics.median(times) * 1e3, 1)
+    return found
+
+
+def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
+    """The share of a decoding step that is not spent in the model, with `batch` streams, in percent of CPU time."""
+    inside = [0.0]
+    model = loaded.model
+    kept = model.step, model.logits
+
+    def timed(call: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            start = time.thread_time()
+            answer = call(*arguments)
+            inside[0] += time.thread_time() - start
+            return answer
+
+        return run
+
+    engine = engine_of(loaded, cache, batch, batch * 256)
+    for i in range(batch):
+        submit(engine, str(i), long_ids(loaded, 20), 64)
+    for _ in range(4):
+        engine.step()
+    model.step, model.logits = map(timed, kept)
+    start = time.thread_time()
+    for _ in range(20):
+        engine.step()
+    whole = time.thread_time() - start
+    model.step, model.logits = kept
+    return {"batch": batch, "percent_outside_the_model": round(100 * (1 - inside[0] / whole), 1)}
+
+
+def slope(loaded: LoadedModel, cache: str, contexts: tuple[int, ...]) -> dict[str, float]:
+    """Milliseconds a decoded token takes at each context, and what a thousand tokens of context add (least squares)."""
+    times = []
+    for context in contexts:
+        engine = engine_of(loaded, cache, 1, context + 64)
+        submit(engine, "one", long_ids(loaded, context), 16)
+        while engine.step() == []:
+            pass
+        steps = []
+        while not engine.idle:
+            start = time.perf_counter()
+            engine.step()
+            steps.append(time.perf_counter() - start)
+        times.append(statistics.median(steps) * 1e3)
+    middle, mean = statistics.mean(contexts), statistics.mean(times)
+    top = sum((c - middle) * (t - mean) for c, t in zip(contexts, times, strict=True))
+    per_thousand = 1000 * top / sum((c - middle) ** 2 for c in contexts)
+    return {f"ms_at_{c}": round(t, 2) for c, t in zip(contexts, times, strict=True)} | {
+        "ms_per_1000_tokens": round(per_thousand, 3)
+    }

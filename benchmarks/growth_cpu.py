@@ -1,0 +1,61 @@
+"""How does the time of one decoded token grow with the context, for each kind of state?
+
+Random models of one shape that differ in their attention, served by the engine; full attention should grow linearly,
+windows, linear attention and Performer not at all:
+
+    python benchmarks/growth_cpu.py
+
+The result, with slopes fitted by least squares, goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from engine_measures import slope
+from report import write_report
+
+CONTEXTS = (512, 1024, 2048, 4096)
+SHAPE = {"vocabulary": 256, "context": 8192, "width": 256, "layers": 4, "heads": 4, "norm": "rms"}
+SHAPE |= {"feed_forward": "swiglu"}
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "mha": {"positions": "rotary"},
+    "sliding_window": {"positions": "rotary", "options": {"window": 256}},
+    "linear": {"positions": "none"},
+    "performer": {"positions": "none"},
+}
+
+
+def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    import torch
+    from attn_models.decoder.config import DecoderConfig
+    from attn_models.decoder.decoder import Decoder
+    from attn_models.packing.pack import pack_weights
+
+    torch.set_num_threads(args.threads)
+    for name, fields in MECHANISMS.items():
+        for weights in (None, "float32"):
+            torch.manual_seed(0)
+            model = Decoder(DecoderConfig.from_plain(SHAPE | {"mechanism": name} | fields)).eval()
+            if weights is not None:
+                pack_weights(model, weights)
+            loaded: Any = SimpleNamespace(model=model, tokenizer=None)
+            yield {"mechanism": name, "weights": weights or "not packed"} | slope(loaded, "shared", CONTEXTS)
+
+
+def main() -> None:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    p.add_argument("--out", type=Path)
+    args = p.parse_args()
+    facts = {"question": "milliseconds of one decoded token by length of context", "shape": SHAPE}
+    write_report("growth_cpu", facts, rounds(args), args.out)
+
+
+if __name__ == "__main__":
+    main()
