@@ -9,7 +9,7 @@ import sys
 import pytest
 from attn_core import LinearShape, choose_linear, installed
 from attn_core.errors import KernelRefused, Unavailable
-from attn_kernels_cpu import chip, compiling
+from attn_kernels_cpu import chip, compiling, library
 
 
 def test_a_machine_without_a_compiler_is_told_so_and_served_by_torch(monkeypatch):
@@ -21,6 +21,22 @@ def test_a_machine_without_a_compiler_is_told_so_and_served_by_torch(monkeypatch
     assert choose_linear(installed().linears, "int8", shape).name == "torch_int8"
     with pytest.raises(KernelRefused, match=r"cpu_int8 \(no C\+\+ compiler is found"):
         choose_linear(installed().linears, "int8", shape, "cpu_int8")
+
+
+def test_a_compiler_that_fails_is_quoted_and_torch_serves(monkeypatch, tmp_path):
+    def fails():
+        raise Unavailable("g++ cannot compile kernels: no space left")
+
+    monkeypatch.setattr(chip, "lacking", lambda _flags: None)
+    monkeypatch.setattr(library, "library", fails)
+    library.trouble.cache_clear()
+    try:
+        shape = LinearShape(inputs=64, outputs=64)
+        assert choose_linear(installed().linears, "int8", shape).name == "torch_int8"
+        with pytest.raises(KernelRefused, match="no space left"):
+            choose_linear(installed().linears, "int8", shape, "cpu_int8")
+    finally:
+        library.trouble.cache_clear()
 
 
 def test_a_chip_that_lacks_an_instruction_set_is_told_which():

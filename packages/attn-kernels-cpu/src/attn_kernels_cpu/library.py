@@ -81,6 +81,16 @@ SIGNATURES = {
 
 
 @cache
+def trouble() -> str | None:
+    """Why the kernels cannot be compiled or loaded, tried once; None if they are at hand."""
+    try:
+        library()
+    except Unavailable as error:
+        return error.message
+    return None
+
+
+@cache
 def library() -> ctypes.CDLL:
     """The functions of native/kernels.cpp; compiles them where that was not done yet.
 

@@ -25,6 +25,12 @@ class CpuLinear(LinearKernel):
         """Why the kernels cannot run here, or None."""
         return why_not()
 
+    def refuses(self, shape: LinearShape) -> str | None:  # noqa: ARG002 -- any shape
+        """Why the kernels could not be compiled, which is tried here; None where they are."""
+        from attn_kernels_cpu.library import trouble
+
+        return trouble()
+
     def cost(self) -> float:
         """See `LinearKernel.cost`."""
         return self.price
@@ -59,7 +65,9 @@ class QuantizedCpuLinear(CpuLinear):
 
     def refuses(self, shape: LinearShape) -> str | None:
         """Inputs come in groups of 32."""
-        return f"{shape.inputs} inputs are not a multiple of {GROUP}" if shape.inputs % GROUP else None
+        return (
+            f"{shape.inputs} inputs are not a multiple of {GROUP}" if shape.inputs % GROUP else super().refuses(shape)
+        )
 
 
 class CpuInt8(QuantizedCpuLinear):

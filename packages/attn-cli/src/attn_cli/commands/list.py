@@ -17,6 +17,8 @@ class Kind(StrEnum):
 
     MECHANISMS = "mechanisms"
     KERNELS = "kernels"
+    LINEARS = "linears"
+    BLOCKS = "blocks"
     CACHES = "caches"
     MODELS = "models"
     SHAPES = "shapes"
@@ -69,6 +71,22 @@ def kernels(catalog: Catalog) -> list[dict[str, Any]]:
     ]
 
 
+def linears(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per kernel of linear layers, with the format it keeps weights in."""
+    return [
+        {"name": item.name, "weights": item.weights, **_use(item, owner)} for item, owner in _owned(catalog.linears)
+    ]
+
+
+def blocks(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per kernel of whole blocks."""
+    return [{"name": item.name, **_use(item, owner)} for item, owner in _owned(catalog.blocks)]
+
+
+def _use(item: Any, owner: str) -> dict[str, Any]:
+    return {"summary": item.summary, "here": item.available() or "yes", "package": owner}
+
+
 def _summaries(registry: Registry[Any]) -> list[dict[str, Any]]:
     return [{"name": item.name, "summary": item.summary, "package": owner} for item, owner in _owned(registry)]
 
@@ -80,6 +98,8 @@ def _owned(registry: Registry[Any]) -> list[tuple[Any, str]]:
 ROWS: dict[Kind, Callable[[Catalog], list[dict[str, Any]]]] = {
     Kind.MECHANISMS: mechanisms,
     Kind.KERNELS: kernels,
+    Kind.LINEARS: linears,
+    Kind.BLOCKS: blocks,
     Kind.CACHES: lambda catalog: _summaries(catalog.caches),
     Kind.MODELS: lambda catalog: _summaries(catalog.models),
     Kind.SHAPES: lambda catalog: _summaries(catalog.shapes),

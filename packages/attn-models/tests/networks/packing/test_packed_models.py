@@ -152,3 +152,13 @@ def test_packed_weights_are_neither_packed_again_nor_saved(tiny, tmp_path):
     with pytest.raises(WrongState, match="int8"):
         save_model(tmp_path / "model", model)
     assert not (tmp_path / "model").exists()
+
+
+def test_the_unembedding_of_four_bits_keeps_eight(tiny):
+    plain, four, eight = built(tiny, LLAMA), built(tiny, LLAMA), built(tiny, LLAMA)
+    pack_weights(four, "int4")
+    pack_weights(eight, "int8")
+    hidden = torch.randn(5, 64)
+    with torch.no_grad():
+        assert torch.equal(four.logits(hidden), eight.logits(hidden))
+        assert not torch.equal(four.logits(hidden), plain.logits(hidden))
