@@ -90,6 +90,9 @@ def load_model(
     if weights is not None:
         pack_weights(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
+    if tokenizer is not None and isinstance(model, Decoder) and tokenizer.vocabulary > model.vocabulary:
+        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {model.vocabulary} rows in the embedding"
+        raise CheckpointInvalid.of(checkpoint.path, rule)
     return LoadedModel(
         path=checkpoint.path,
         model=model.eval(),

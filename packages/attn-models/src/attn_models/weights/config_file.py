@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from attn_models.weights.strict_json import read_json_object
 CONFIG_LIMIT = 4 << 20
 """Bytes. Tokenizer configurations with hundreds of special tokens reach some hundred kilobytes."""
 
+log = logging.getLogger(__name__)
 CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"})
 """Keys by which a Hugging Face configuration names Python code; none of them is ever followed."""
 
@@ -19,7 +21,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises CheckpointInvalid when the file is no JSON object.
     """
-    config: dict[str, Any] = without_code(read_json_object(path, CONFIG_LIMIT))
+    given = read_json_object(path, CONFIG_LIMIT)
+    if asked := sorted(CODE_KEYS & given.keys()):
+        log.warning("%s asks for code of its own (%s), which is never run", path, ", ".join(asked))
+    config: dict[str, Any] = without_code(given)
     return config
 
 

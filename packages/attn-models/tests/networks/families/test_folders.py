@@ -70,6 +70,19 @@ def test_a_folder_says_what_must_be_installed_to_build_its_model(tiny, tmp_path)
     assert said["decoder"]["pattern"][1] == {"mechanism": "attn-variants/sliding_window", "options": {"window": 4}}
 
 
+def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tiny, tmp_path):
+    save_model(tmp_path / "model", Decoder(tiny(vocabulary=5)), character_tokenizer("abcdef"))
+    with pytest.raises(CheckpointInvalid, match="6 tokens in the vocabulary, 5 rows"):
+        load_model(tmp_path / "model")
+
+
+def test_code_that_a_folder_asks_for_is_not_run_and_that_is_said(saved, caplog):
+    (saved / "modeling.py").write_text("raise SystemExit('ran')")
+    change_config(saved, auto_map={"AutoModelForCausalLM": "modeling.Model"})
+    load_model(saved)
+    assert "auto_map" in caplog.text
+
+
 def test_tokenizer_and_generation_settings_travel_with_the_model(tiny, tmp_path):
     tokenizer = character_tokenizer("to be, or not")
     save_model(tmp_path / "model", Decoder(tiny()), tokenizer, generation={"temperature": 0.5})
