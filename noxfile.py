@@ -93,7 +93,12 @@ def install_everything(session: nox.Session, packages: list[workspace.Package], 
 
 def run_in_dev(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
     """Run a program of the environment that the session `dev` made."""
-    folder = Path(session.cache_dir).parent / "dev"
+    run_in("dev", session, program, *arguments, **env)
+
+
+def run_in(other: str, session: nox.Session, program: str, *arguments: str, **env: str) -> None:
+    """Run a program of the environment that another session made."""
+    folder = Path(session.cache_dir).parent / other
     scripts = folder / ("Scripts" if os.name == "nt" else "bin")
     path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
     session.run(str(scripts / program), *arguments, env={**ENVIRONMENT, "PATH": path, **env}, external=True)
@@ -148,7 +153,22 @@ def protos(session: nox.Session) -> None:
 def oracles(session: nox.Session) -> None:
     """Tests that compare with independent implementations too rare to install every time."""
     install_everything(session, list(PACKAGES.values()), "test", "peers", "oracles")
+    session.install("-qq", "--no-deps", *group("oracles-alone"))
     session.run("python", "-m", "pytest", "-m", "oracle", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(venv_backend="none", requires=["oracles"], default=False)
+def proof(session: nox.Session) -> None:
+    """Run all tests of mechanisms beside all oracles, and write what they prove: docs/proof.md and the pages.
+
+    Tests given after -- renew only what they prove: nox -s proof -- plugins/attn-moba/tests.
+    """
+    report = Path(session.create_tmp()).resolve() / "report.xml"
+    tests = session.posargs or ["packages/attn-variants/tests", *map(str, sorted(ROOT.glob("plugins/*/tests")))]
+    options = ["-m", "", "-n", "2", "--junitxml", str(report), "-o", "junit_family=xunit1"]
+    run_in("oracles", session, "python", "-m", "pytest", *options, *tests)
+    run_in("oracles", session, "python", "tools/proof.py", "record", str(report))
+    run_in("oracles", session, "python", "tools/mechanism_pages.py")
 
 
 @nox.session(python=PYTHON)

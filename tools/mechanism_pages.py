@@ -12,6 +12,8 @@ import sys
 from dataclasses import MISSING
 from enum import Enum
 
+import proof_page
+import proof_records
 import workspace
 from attn_cli.facts import verdicts, weights_statement
 from attn_core import (
@@ -71,6 +73,7 @@ def page(mechanism: Mechanism) -> str:
         parts.append("## Kernels\n\n" + kernels(mechanism, config))
     if spec is not None:
         parts.append("## Mask\n\n" + mask_text(spec, config))
+    parts.append("## Proof\n\n" + proof_page.section(mechanism.name, proof_records.load()))
     return NOTE + "\n\n".join(parts) + "\n"
 
 

@@ -1,6 +1,9 @@
+from functools import partial
+
 import pytest
 import torch
 from attn_core import configure, installed
+from attn_testing import Agreement
 
 
 @pytest.fixture(autouse=True)
@@ -17,3 +20,9 @@ def build():
         return mechanism.build(configure(mechanism, options, **shared)).double()
 
     return build_layer
+
+
+@pytest.fixture
+def agrees(record_property):
+    """Compares a mechanism with an oracle, and keeps the errors for docs/proof.md."""
+    return partial(Agreement, record_property)

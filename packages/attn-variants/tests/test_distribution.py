@@ -17,10 +17,10 @@ def projection(scores):
     raise ValueError("no support")
 
 
-def test_sparsemax_is_the_projection_onto_the_simplex():
+def test_sparsemax_is_the_projection_onto_the_simplex(agrees):
     scores = torch.randn(20, 9, dtype=torch.float64) * 2
     expected = torch.tensor([projection(row) for row in scores.tolist()], dtype=torch.float64)
-    assert torch.allclose(sparsemax(scores, None), expected, rtol=0, atol=1e-14)
+    agrees("sparsemax", paper="every support size tried").outputs(sparsemax(scores, None), expected, 1e-14)
 
 
 def test_sparsemax_shares_between_equal_scores():
@@ -74,14 +74,14 @@ def test_an_unknown_distribution_is_refused_by_name():
 
 
 @pytest.mark.oracle
-def test_sparsemax_and_its_gradient_are_those_of_entmax():
-    import entmax
+@pytest.mark.parametrize("package", ["entmax", "sparsemax"])
+def test_sparsemax_and_its_gradient_are_those_of_two_packages(agrees, package):
+    if package == "entmax":
+        from entmax import sparsemax as theirs
+    else:
+        from sparsemax import Sparsemax
 
-    scores = torch.randn(40, 17, dtype=torch.float64, requires_grad=True)
-    other = scores.detach().clone().requires_grad_()
-    upstream = torch.randn(40, 17, dtype=torch.float64)
-    ours, theirs = sparsemax(scores, None), entmax.sparsemax(other, dim=-1)
-    (ours * upstream).sum().backward()
-    (theirs * upstream).sum().backward()
-    assert torch.allclose(ours, theirs, rtol=0, atol=1e-14)
-    assert torch.allclose(scores.grad, other.grad, rtol=0, atol=1e-14)
+        theirs = Sparsemax(dim=-1)
+    scores = torch.randn(40, 17, dtype=torch.float64)
+    oracle = agrees("sparsemax", package=f"{package} sparsemax")
+    oracle.functions(lambda s: sparsemax(s, None), lambda s: theirs(s), scores, tolerance=1e-14)

@@ -33,10 +33,12 @@ def rows(values):
         (ScaledDot(), Causal(), CAUSAL),
     ],
 )
-def test_the_worked_example_of_three_tokens(attend, score, mask, expected):
+def test_the_worked_example_of_three_tokens(agrees, attend, score, mask, expected):
     spec = AttentionSpec(heads=ONE_HEAD, score=score, mask=mask)
     out = attend(spec, Operands(query=rows(QUERY), key=rows(KEY), value=rows(VALUE)))
-    assert torch.allclose(out[0, :, 0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-9)
+    agrees("mha", paper="the worked example of three tokens").outputs(
+        out[0, :, 0], torch.tensor(expected, dtype=torch.float64), 5e-9
+    )
 
 
 def test_the_weights_of_the_worked_example():
@@ -59,10 +61,10 @@ def test_cl_47_the_look_ahead_mask_of_the_lecture():
     assert torch.allclose(softmax(scores, allowed), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-5)
 
 
-def test_sparsemax_of_four_scores():
+def test_sparsemax_of_four_scores(agrees):
     weights = sparsemax(torch.tensor([1.0, 0.5, -1.0, 0.9], dtype=torch.float64), None)
     expected = torch.tensor([8 / 15, 1 / 30, 0, 13 / 30], dtype=torch.float64)
-    assert torch.allclose(weights, expected, rtol=0, atol=1e-15)
+    agrees("sparsemax", paper="golden weights of four scores").outputs(weights, expected, 1e-15)
 
 
 def test_alibi_slopes_of_eight_and_of_six_heads():

@@ -19,41 +19,67 @@ def copied_into_torch(layer, width, heads):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_multi_head_attention_is_that_of_torch(build, causal):
+def test_multi_head_attention_is_that_of_torch(build, agrees, causal):
     layer = build("mha", width=24, heads=3, causal=causal, bias=True)
     for bias in (layer.query.bias, layer.key.bias, layer.value.bias, layer.output.bias):
         nn.init.normal_(bias)
     rows = torch.randn(2, 6, 24, dtype=torch.float64)
     keep = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     dropped = torch.ones(6, 6).triu(1).bool() if causal else None
-    out, weights = copied_into_torch(layer, 24, 3)(
-        rows, rows, rows, key_padding_mask=~keep, attn_mask=dropped, average_attn_weights=False
+    peer, options = copied_into_torch(layer, 24, 3), {"key_padding_mask": ~keep, "attn_mask": dropped}
+    agrees("mha", package="torch nn.MultiheadAttention").functions(
+        lambda given: layer(given, keep=keep),
+        lambda given: peer(given, given, given, **options)[0],
+        rows,
+        weights=[(layer.output.weight, peer.out_proj.weight), (layer.output.bias, peer.out_proj.bias)],
+        tolerance=1e-12,
     )
-    assert torch.allclose(layer(rows, keep=keep), out, rtol=0, atol=1e-13)
+    _, weights = peer(rows, rows, rows, average_attn_weights=False, **options)
     assert torch.allclose(layer.weights(rows, keep=keep), weights, rtol=0, atol=1e-13)
 
 
-def test_cross_attention_is_that_of_torch(build):
+def test_cross_attention_is_that_of_torch(build, agrees):
     layer = build("cross", width=24, heads=3, bias=True)
     rows, source = torch.randn(2, 4, 24, dtype=torch.float64), torch.randn(2, 7, 24, dtype=torch.float64)
     keep = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
-    out, weights = copied_into_torch(layer, 24, 3)(
-        rows, source, source, key_padding_mask=~keep, average_attn_weights=False
+    peer = copied_into_torch(layer, 24, 3)
+    agrees("cross", package="torch nn.MultiheadAttention").functions(
+        lambda query, memory: layer(query, memory, keep=keep),
+        lambda query, memory: peer(query, memory, memory, key_padding_mask=~keep)[0],
+        rows,
+        source,
+        tolerance=1e-12,
     )
-    assert torch.allclose(layer(rows, source, keep=keep), out, rtol=0, atol=1e-13)
+    _, weights = peer(rows, source, source, key_padding_mask=~keep, average_attn_weights=False)
     assert torch.allclose(layer.weights(rows, source, keep=keep), weights, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("name", "key_value_heads"), [("gqa", 2), ("mqa", 1), ("gqa", 4)])
-def test_grouped_heads_are_multi_head_attention_with_copied_keys_and_values(build, name, key_value_heads):
+def test_grouped_heads_are_multi_head_attention_with_copied_keys_and_values(build, agrees, name, key_value_heads):
     grouped = build(name, width=16, heads=4, key_value_heads=key_value_heads)
     whole = build("mha", width=16, heads=4)
     state = grouped.state_dict()
     for part in ("key.weight", "value.weight"):
         state[part] = state[part].view(key_value_heads, 4, 16).repeat_interleave(4 // key_value_heads, 0).flatten(0, 1)
     whole.load_state_dict(state)
-    rows = torch.randn(2, 5, 16, dtype=torch.float64)
-    assert torch.allclose(grouped(rows), whole(rows), rtol=0, atol=1e-13)
+    same = agrees(name, identity="mha with copied keys and values")
+    same.functions(grouped, whole, torch.randn(2, 5, 16, dtype=torch.float64), tolerance=1e-12)
+
+
+@pytest.mark.parametrize(("name", "key_value_heads"), [("gqa", 2), ("mqa", 1)])
+def test_grouped_heads_are_those_of_torchs_attention(build, agrees, name, key_value_heads):
+    layer = build(name, width=16, heads=4, key_value_heads=key_value_heads)
+
+    def theirs(rows):
+        query, key, value = (
+            linear(rows).unflatten(-1, (-1, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)
+        )
+        out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return layer.output(out.transpose(1, 2).flatten(-2))
+
+    layer.use_kernel("plain")
+    oracle = agrees(name, package="torch scaled_dot_product_attention, enable_gqa")
+    oracle.functions(layer, theirs, torch.randn(2, 5, 16, dtype=torch.float64), tolerance=1e-12)
 
 
 def test_gqa_without_a_number_of_key_value_heads_shares_among_as_few_as_it_can():
@@ -62,11 +88,12 @@ def test_gqa_without_a_number_of_key_value_heads_shares_among_as_few_as_it_can()
     assert counts == {1: 1, 4: 2, 9: 3, 12: 6}
 
 
-def test_a_window_as_long_as_the_sequence_is_causal_attention(build):
+def test_a_window_as_long_as_the_sequence_is_causal_attention(build, agrees):
     windowed, whole = build("sliding_window", {"window": 6}, width=16, heads=2), build("mha", width=16, heads=2)
     whole.load_state_dict(windowed.state_dict())
     rows = torch.randn(1, 6, 16, dtype=torch.float64)
-    assert torch.allclose(windowed(rows), whole(rows), rtol=0, atol=1e-13)
+    same = agrees("sliding_window", identity="a window as long as the sequence is mha")
+    same.functions(windowed, whole, rows, tolerance=1e-12)
     longer = torch.randn(1, 9, 16, dtype=torch.float64)
     assert (windowed(longer) - whole(longer)).abs().amax(-1)[0, 6:].min() > 1e-6
 
@@ -77,16 +104,16 @@ def test_a_window_of_one_sees_itself_only(build):
     assert torch.allclose(layer(rows), layer.output(layer.value(rows)), rtol=0, atol=1e-13)
 
 
-def test_general_attention_with_the_identity_is_unscaled_dot_attention(build):
+def test_general_attention_with_the_identity_is_unscaled_dot_attention(build, agrees):
     general, dot = build("general", width=16, heads=2), build("mha", width=16, heads=2)
     with torch.no_grad():
         general.score.weight.copy_(torch.eye(8, dtype=torch.float64).expand(2, 8, 8) * 8**-0.5)
     dot.load_state_dict({name: weight for name, weight in general.state_dict().items() if "score" not in name})
-    rows = torch.randn(2, 5, 16, dtype=torch.float64)
-    assert torch.allclose(general(rows), dot(rows), rtol=0, atol=1e-13)
+    same = agrees("general", identity="a scaled identity is mha")
+    same.functions(general, dot, torch.randn(2, 5, 16, dtype=torch.float64), tolerance=1e-12)
 
 
-def test_additive_attention_is_its_network_pair_by_pair(build):
+def test_additive_attention_is_its_network_pair_by_pair(build, agrees):
     layer = build("additive", {"hidden": 5}, width=8, heads=2, key_value_heads=1, causal=False)
     for parameter in layer.score.parameters():
         nn.init.normal_(parameter)
@@ -100,7 +127,9 @@ def test_additive_attention_is_its_network_pair_by_pair(build):
                 for j in range(4)
             ]
             energies = torch.stack([score.vector[head] @ torch.tanh(units) for units in hidden])
-            assert torch.allclose(weights[head, i], torch.softmax(energies, 0), rtol=0, atol=1e-13)
+            agrees("additive", paper="the network, pair by pair").outputs(
+                weights[head, i], torch.softmax(energies, 0), 1e-13
+            )
 
 
 SCORE = {"score.query_weight", "score.key_weight", "score.bias", "score.vector"}
@@ -215,3 +244,17 @@ def test_prompts_and_new_tokens_of_several_requests_go_together(build, name):
         done = [start + count for start, count in zip(done, lengths, strict=True)]
     for found, whole in zip(outs, expected, strict=True):
         assert torch.allclose(torch.cat(found), whole[: len(torch.cat(found))], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("nope", None), ("dot", 1.0)])
+def test_products_scaled_or_not_are_those_of_torchs_attention(build, agrees, name, scale):
+    layer = build(name, width=16, heads=4)
+
+    def theirs(rows):
+        parts = (linear(rows).unflatten(-1, (4, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))
+        out = nn.functional.scaled_dot_product_attention(*parts, is_causal=True, scale=scale)
+        return layer.output(out.transpose(1, 2).flatten(-2))
+
+    layer.use_kernel("plain")
+    oracle = agrees(name, package="torch scaled_dot_product_attention")
+    oracle.functions(layer, theirs, torch.randn(2, 5, 16, dtype=torch.float64), tolerance=1e-12)

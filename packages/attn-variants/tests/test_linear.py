@@ -17,12 +17,12 @@ def by_pairs(layer, rows):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("chunk", [1, 2, 3, 11, 64])
-def test_sums_of_features_equal_all_pairs(build, chunk, causal):
+def test_sums_of_features_equal_all_pairs(build, agrees, chunk, causal):
     layer = build("linear", {"chunk": chunk}, width=8, heads=2, causal=causal)
     rows = torch.randn(2, 11, 8, dtype=torch.float64)
-    expected, weights = by_pairs(layer, rows)
-    assert torch.allclose(layer(rows), expected, rtol=0, atol=1e-13)
-    assert torch.allclose(layer.weights(rows), weights, rtol=0, atol=1e-13)
+    pairs = agrees("linear", paper="equations 4 to 7 over all pairs")
+    pairs.functions(layer, lambda given: by_pairs(layer, given)[0], rows, tolerance=1e-12)
+    pairs.outputs(layer.weights(rows), by_pairs(layer, rows)[1], 1e-13)
 
 
 def test_features_are_positive_and_at_least_float32():

@@ -23,10 +23,10 @@ def by_complex_numbers(rows, base):
 
 
 @pytest.mark.parametrize("base", [10000.0, 500000.0])
-def test_neighbours_turn_as_complex_numbers(base):
+def test_neighbours_turn_as_complex_numbers(agrees, base):
     rows = torch.randn(9, 2, SIZE, dtype=torch.float64)
     ours = turned(rows, Rotary(base=base, interleaved=True))
-    assert torch.allclose(ours, by_complex_numbers(rows, base), rtol=0, atol=1e-14)
+    agrees("rope", paper="complex numbers").outputs(ours, by_complex_numbers(rows, base), 1e-14)
 
 
 def test_the_two_layouts_differ_by_a_permutation_of_the_elements():
@@ -75,14 +75,35 @@ def test_swapping_twice_changes_nothing():
 
 
 @pytest.mark.oracle
-def test_halves_turn_as_in_the_llama_of_transformers():
+def test_halves_turn_as_in_the_llama_of_transformers(agrees):
     from transformers.models.llama.configuration_llama import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     parameters = {"rope_type": "default", "rope_theta": 100000.0}
     config = LlamaConfig(hidden_size=2 * SIZE, num_attention_heads=2, head_dim=SIZE, rope_parameters=parameters)
-    rows = torch.randn(1, 64, 2, SIZE, dtype=torch.float64)
+    rows = torch.randn(64, 2, SIZE, dtype=torch.float64)
     cosines, sines = LlamaRotaryEmbedding(config)(rows, torch.arange(64)[None])
-    theirs, _ = apply_rotary_pos_emb(rows.transpose(1, 2), rows.transpose(1, 2), cosines, sines)
+
+    def theirs(given):
+        by_head = given.transpose(0, 1)[None]
+        return apply_rotary_pos_emb(by_head, by_head, cosines, sines)[0][0].transpose(0, 1)
+
     # transformers takes its angles in float32, whatever the rows are.
-    assert torch.allclose(turned(rows[0], Rotary(base=100000.0)), theirs[0].transpose(0, 1), rtol=0, atol=1e-5)
+    oracle = agrees("rope", package="transformers LlamaRotaryEmbedding")
+    oracle.functions(lambda given: turned(given, Rotary(base=100000.0)), theirs, rows, tolerance=1e-5)
+
+
+@pytest.mark.oracle
+def test_neighbours_turn_as_in_the_package_rotary_embedding_torch(agrees):
+    from rotary_embedding_torch import RotaryEmbedding
+
+    peer = RotaryEmbedding(dim=SIZE, theta=10000.0, cache_if_possible=False).double()
+    with torch.no_grad():  # theirs makes its frequencies in float32
+        peer.freqs.copy_(10000.0 ** (-torch.arange(0, SIZE, 2, dtype=torch.float64) / SIZE))
+    oracle = agrees("rope", package="rotary-embedding-torch RotaryEmbedding")
+    oracle.functions(
+        lambda rows: turned(rows, LAYOUTS[1]),
+        lambda rows: peer.rotate_queries_or_keys(rows.transpose(0, 1)).transpose(0, 1),
+        torch.randn(64, 2, SIZE, dtype=torch.float64),
+        tolerance=1e-6,  # theirs turns in float32
+    )

@@ -5,6 +5,7 @@ import pytest
 import torch
 from attn_core import Rotary, configure
 from attn_core.errors import InvalidValue
+from attn_testing import Agreement
 
 DIFFERENTIAL = attn_differential.Differential()
 
@@ -38,20 +39,20 @@ def by_loops(layer, rows, heads, groups, size, initial):
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (2, 2), (2, 1), (4, 2)])
-def test_it_equals_a_loop_over_the_equations_forward_and_gradient(heads, groups):
+def test_it_equals_a_loop_over_the_equations_forward_and_gradient(record_property, heads, groups):
     layer = build({"depth": 2}, width=12, heads=2 * heads, key_value_heads=2 * groups, head_size=3)
     rows = torch.randn(6, 12, dtype=torch.float64, requires_grad=True)
     expected = by_loops(layer, rows, heads, groups, 3, 0.8 - 0.6 * math.exp(-0.6))
     out = layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    loops = Agreement(record_property, "differential", paper="equations 1 to 3 in loops")
+    loops.outputs(out, expected, 1e-12)
     probe = torch.randn_like(out)
     wanted = [rows, layer.query.weight, layer.value.weight, layer.inner.lambdas, layer.inner.norm.weight]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-11)
+    loops.gradients(ours, theirs, 1e-11)
 
 
-def test_it_equals_diffllama_whose_pairs_are_the_halves_of_the_heads():
+def test_it_equals_diffllama_whose_pairs_are_the_halves_of_the_heads(record_property):
     pytest.importorskip("transformers")
     from transformers import DiffLlamaConfig
     from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention, DiffLlamaRotaryEmbedding
@@ -69,15 +70,12 @@ def test_it_equals_diffllama_whose_pairs_are_the_halves_of_the_heads():
         ours.output.weight.copy_(theirs.o_proj.weight)
         ours.inner.lambdas.copy_(torch.stack([theirs.lambda_q1, theirs.lambda_k1, theirs.lambda_q2, theirs.lambda_k2]))
         ours.inner.norm.weight.fill_(1.0)
-    rows = torch.randn(2, 7, 16, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(2, 7, 16, dtype=torch.float64)
     mask = torch.full((7, 7), float("-inf"), dtype=torch.float64).triu(1)[None, None]
     turns = DiffLlamaRotaryEmbedding(settings).double()(rows, torch.arange(7)[None])
-    expected, _ = theirs(rows, turns, mask)
-    out = ours(rows)
-    assert torch.allclose(out, expected, rtol=0, atol=2e-6)  # their softmax and their turns are float32
-    probe = torch.randn_like(out)
-    gradients = [torch.autograd.grad((made * probe).sum(), rows)[0] for made in (out, expected)]
-    assert torch.allclose(*gradients, rtol=0, atol=2e-5)
+    oracle = Agreement(record_property, "differential", package="transformers DiffLlamaAttention")
+    # Their softmax and their turns are float32.
+    oracle.functions(ours, lambda given: theirs(given, turns, mask)[0], rows, tolerance=1e-5)
 
 
 def test_weights_sum_to_one_minus_lambda():

@@ -1,10 +1,13 @@
 import math
+import runpy
+from importlib.metadata import distribution
 
 import attn_forgetting
 import pytest
 import torch
 from attn_core import configure, installed, state_bytes
 from attn_core.errors import InvalidValue
+from attn_testing import Agreement
 
 FORGETTING = attn_forgetting.Forgetting()
 
@@ -33,16 +36,16 @@ def by_loops(layer, rows, heads, groups, size):
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 2)])
-def test_it_equals_a_loop_over_the_equations_forward_and_gradient(heads, groups):
+def test_it_equals_a_loop_over_the_equations_forward_and_gradient(record_property, heads, groups):
     layer = build(width=8, heads=heads, key_value_heads=groups, head_size=3)
     rows = torch.randn(7, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, heads, groups, 3), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    loops = Agreement(record_property, "forgetting", paper="equations 4 to 7 in loops")
+    loops.outputs(out, expected, 1e-13)
     probe = torch.randn_like(out)
     wanted = [rows, layer.query.weight, layer.value.weight, layer.inner.gate.weight, layer.inner.gate.bias]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+    loops.gradients(ours, theirs, 1e-12)
 
 
 def test_gates_that_stay_open_forget_nothing():
@@ -56,7 +59,7 @@ def test_gates_that_stay_open_forget_nothing():
     assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-14)
 
 
-def test_a_constant_gate_is_a_linear_bias_of_its_logarithm():
+def test_a_constant_gate_is_a_linear_bias_of_its_logarithm(record_property):
     layer = build(width=8, heads=2)
     alibi = installed().mechanisms.get("alibi")
     biased = alibi.build(configure(alibi, width=8, heads=2)).double()
@@ -65,8 +68,8 @@ def test_a_constant_gate_is_a_linear_bias_of_its_logarithm():
     with torch.no_grad():
         layer.inner.gate.weight.zero_()
         layer.inner.gate.bias.copy_(torch.logit(torch.exp(-slopes)))
-    rows = torch.randn(2, 9, 8, dtype=torch.float64)
-    assert torch.allclose(layer(rows), biased(rows), rtol=0, atol=1e-13)
+    same = Agreement(record_property, "forgetting", identity="a constant gate is alibi")
+    same.functions(layer, biased, torch.randn(2, 9, 8, dtype=torch.float64), tolerance=1e-12)
 
 
 def test_a_closed_gate_hides_everything_before_it():
@@ -89,3 +92,19 @@ def test_a_token_remembers_one_gate_a_head_besides_its_key_and_value():
 def test_it_refuses_to_look_ahead():
     with pytest.raises(InvalidValue, match="causal: False"):
         build(width=8, causal=False)
+
+
+@pytest.mark.oracle
+def test_it_equals_the_plain_function_of_fla_core_forward_and_gradient(record_property):
+    path = distribution("fla-core").locate_file("fla/ops/forgetting_attn/naive.py")  # importing fla needs triton
+    theirs = runpy.run_path(str(path))["naive_forgetting_attn"]
+    layer = build(width=8, heads=4, key_value_heads=2).float()
+
+    def by_fla(rows):
+        query = layer.query(rows).unflatten(-1, (4, 2))
+        key, value = (linear(rows).unflatten(-1, (2, 2)) for linear in (layer.key, layer.value))
+        gate = torch.nn.functional.logsigmoid(layer.inner.gate(rows))
+        return layer.output(theirs(query, key, value, gate).flatten(-2))
+
+    oracle = Agreement(record_property, "forgetting", package="fla-core naive_forgetting_attn")
+    oracle.functions(layer, by_fla, torch.randn(2, 9, 8), tolerance=1e-5)

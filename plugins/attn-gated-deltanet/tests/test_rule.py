@@ -4,6 +4,7 @@ from attn_core import Shape, configure
 from attn_core.errors import InvalidValue
 from attn_gated_deltanet import GatedDeltaNet
 from attn_gated_deltanet.rule import Rule, by_chunks, weights
+from attn_testing import Agreement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -46,6 +47,16 @@ def test_chunks_equal_the_equation_token_by_token(tokens, chunk, seed):
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(after, memory, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(weights(rule) @ rule.value, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_chunks_are_those_of_the_equation(record_property):
+    loops = Agreement(record_property, "gated_deltanet", paper="equation 10, token by token")
+    loops.functions(
+        lambda *parts: by_chunks(Rule(*parts), empty(), 5)[0],
+        lambda *parts: by_tokens(Rule(*parts), empty())[0],
+        *draw(13),
+        tolerance=1e-12,
+    )
 
 
 def test_without_decay_and_with_strength_one_a_key_replaces_what_was_held_for_it():

@@ -1,6 +1,7 @@
 import torch
 from attn_core import configure
 from attn_gated_deltanet import GatedDeltaNet
+from attn_testing import Agreement
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
@@ -42,14 +43,8 @@ def pair():
     return ours, theirs
 
 
-def test_the_layer_and_its_gradient_are_those_of_qwen3_next():
+def test_the_layer_and_its_gradient_are_those_of_qwen3_next(record_property):
     torch.manual_seed(0)
     ours, theirs = pair()
-    rows = torch.randn(2, 70, WIDTH)
-    found = []
-    for layer in (ours, theirs):
-        given = rows.clone().requires_grad_()
-        out = layer(given)
-        found.append((out, *torch.autograd.grad(out.square().sum(), given)))
-    for mine, other in zip(*found, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
+    oracle = Agreement(record_property, "gated_deltanet", package="transformers Qwen3NextGatedDeltaNet")
+    oracle.functions(ours, theirs, torch.randn(2, 70, WIDTH), tolerance=1e-4)  # theirs is float32 inside

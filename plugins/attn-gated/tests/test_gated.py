@@ -3,6 +3,7 @@ import pytest
 import torch
 from attn_core import Rotary, configure, installed
 from attn_core.errors import InvalidValue
+from attn_testing import Agreement
 
 GATED = attn_gated.Gated()
 
@@ -13,7 +14,7 @@ def build(options=None, **shared):
 
 
 @pytest.mark.parametrize("per", ["element", "head"])
-def test_the_output_equals_a_loop_over_the_equation(per):
+def test_the_output_equals_a_loop_over_the_equation(record_property, per):
     layer = build({"per": per}, width=6, heads=2)
     rows = torch.randn(5, 6, dtype=torch.float64)
     query, key, value, gate = (
@@ -27,10 +28,11 @@ def test_the_output_equals_a_loop_over_the_equation(per):
             read = sum(share * value[past, head] for past, share in enumerate(shares))
             expected[token, head] = read / (1 + torch.exp(-gate[token, head]))
     out = layer(rows[None])[0]
-    assert torch.allclose(out, expected.flatten(1) @ layer.output.weight.T, rtol=0, atol=1e-13)
+    loops = Agreement(record_property, "gated", paper="equation 5 in loops")
+    loops.outputs(out, expected.flatten(1) @ layer.output.weight.T, 1e-13)
 
 
-def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient():
+def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient(record_property):
     pytest.importorskip("transformers")
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention, Qwen3NextRotaryEmbedding
@@ -48,18 +50,15 @@ def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient():
         ours.inner.gate.weight.copy_(gate.flatten(0, 1))
         for mine, name in ((ours.key, "k_proj"), (ours.value, "v_proj"), (ours.output, "o_proj")):
             mine.weight.copy_(getattr(theirs, name).weight)
-    rows = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
+    rows = torch.randn(2, 7, 12, dtype=torch.float64)
     mask = torch.full((7, 7), float("-inf"), dtype=torch.float64).triu(1)[None, None]
     turns = Qwen3NextRotaryEmbedding(settings).double()(rows, torch.arange(7)[None])
-    expected, _ = theirs(rows, turns, mask)
-    out = ours(rows)
-    assert torch.allclose(out, expected, rtol=0, atol=1e-6)  # their softmax and their turns are float32
-    probe = torch.randn_like(out)
-    gradients = [torch.autograd.grad((made * probe).sum(), rows)[0] for made in (out, expected)]
-    assert torch.allclose(*gradients, rtol=0, atol=1e-5)
+    oracle = Agreement(record_property, "gated", package="transformers Qwen3NextAttention")
+    # Their softmax and their turns are float32.
+    oracle.functions(ours, lambda given: theirs(given, turns, mask)[0], rows, tolerance=1e-5)
 
 
-def test_gates_that_are_wide_open_leave_the_attention_as_it_is():
+def test_gates_that_are_wide_open_leave_the_attention_as_it_is(record_property):
     layer = build({"per": "head"}, width=8, heads=2, bias=True)
     mha = installed().mechanisms.get("mha")
     plain = mha.build(configure(mha, width=8, heads=2, bias=True)).double()
@@ -67,7 +66,8 @@ def test_gates_that_are_wide_open_leave_the_attention_as_it_is():
     with torch.no_grad():
         layer.inner.gate.bias.fill_(100.0)
     rows = torch.randn(2, 5, 8, dtype=torch.float64)
-    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-14)
+    same = Agreement(record_property, "gated", identity="wide open gates are mha")
+    same.functions(layer, plain, rows, tolerance=1e-13)
     assert torch.equal(layer.weights(rows), plain.weights(rows))
 
 

@@ -4,6 +4,7 @@ from attn_core import Shape, configure
 from attn_core.errors import InvalidValue
 from attn_mamba2 import Mamba2
 from attn_mamba2.duality import System, by_chunks, weights
+from attn_testing import Agreement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -26,15 +27,12 @@ def empty():
 
 def by_tokens(system, memory):
     """The state space model, one token after the other, each head with the B and C of its group."""
-    outs = torch.zeros_like(system.value)
-    memory = memory.clone()
+    groups, outs = [head * GROUPS // HEADS for head in range(HEADS)], []
     for t in range(system.value.shape[2]):
-        for head in range(HEADS):
-            group = head * GROUPS // HEADS
-            new = system.writing[:, group, t, :, None] * system.value[:, head, t, None]
-            memory[:, head] = system.decay[:, head, t, :, None].exp() * memory[:, head] + new
-            outs[:, head, t] = torch.einsum("bs,bsv->bv", system.reading[:, group, t], memory[:, head])
-    return outs, memory
+        new = system.writing[:, groups, t, :, None] * system.value[:, :, t, None]
+        memory = system.decay[:, :, t, :, None].exp() * memory + new
+        outs.append(torch.einsum("bhs,bhsv->bhv", system.reading[:, groups, t], memory))
+    return torch.stack(outs, 2) if outs else system.value, memory
 
 
 @given(tokens=st.sampled_from([0, 1, 2, 3, 7, 13, 31]), chunk=st.integers(1, 33), seed=st.integers(0, 99))
@@ -46,6 +44,16 @@ def test_chunks_equal_the_state_space_model_token_by_token(tokens, chunk, seed):
     torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(after, memory, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(weights(system) @ system.value, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_chunks_are_those_of_the_state_space_model(record_property):
+    loops = Agreement(record_property, "mamba2", paper="the state space model, token by token")
+    loops.functions(
+        lambda *parts: by_chunks(System(*parts), empty(), 5)[0],
+        lambda *parts: by_tokens(System(*parts), empty())[0],
+        *draw(13),
+        tolerance=1e-12,
+    )
 
 
 def test_without_decay_it_is_linear_attention():

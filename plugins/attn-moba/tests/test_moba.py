@@ -4,6 +4,7 @@ import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
 from attn_moba import blocks
+from attn_testing import Agreement
 
 MOBA = attn_moba.Moba()
 
@@ -33,16 +34,16 @@ def by_loops(layer, rows, block, top):
 
 @pytest.mark.parametrize(("block", "top"), [(4, 1), (4, 2), (3, 3), (2, 9), (64, 2)])
 @pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
-def test_it_equals_a_loop_over_queries_forward_and_gradient(block, top, heads, groups):
+def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, block, top, heads, groups):
     layer = build({"block": block, "top": top}, width=8, heads=heads, key_value_heads=groups)
     rows = torch.randn(17, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, block, top), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    loops = Agreement(record_property, "moba", paper="section 2 in loops")
+    loops.outputs(out, expected, 1e-13)
     probe = torch.randn_like(out)
     wanted = [rows, layer.query.weight, layer.key.weight, layer.value.weight]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+    loops.gradients(ours, theirs, 1e-12)
 
 
 def test_pieces_change_nothing(monkeypatch):
@@ -63,13 +64,14 @@ def test_pieces_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"block": 4, "top": 9}, {"block": 64, "top": 1}])
-def test_all_blocks_or_one_that_holds_all_is_causal_attention(options):
+def test_all_blocks_or_one_that_holds_all_is_causal_attention(record_property, options):
     layer = build(options, width=8, heads=2)
     mha = installed().mechanisms.get("mha")
     plain = mha.build(configure(mha, width=8, heads=2)).double()
     plain.load_state_dict(layer.state_dict())
     rows = torch.randn(2, 30, 8, dtype=torch.float64)
-    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-13)
+    same = Agreement(record_property, "moba", identity="all blocks are mha")
+    same.functions(layer, plain, rows, tolerance=1e-12)
     assert torch.allclose(layer.weights(rows), plain.weights(rows), rtol=0, atol=1e-13)
 
 

@@ -5,6 +5,7 @@ from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
 from attn_nsa import branches, selection
 from attn_nsa.options import NsaConfig
+from attn_testing import Agreement
 
 NSA = attn_nsa.Nsa()
 SMALL = {"compress": 4, "stride": 2, "select": 4, "top": 3, "window": 3}
@@ -70,17 +71,17 @@ def by_loops(layer, rows, options):
     "changed", [{}, {"top": 1}, {"top": 2}, {"stride": 4}, {"select": 8, "top": 2}, {"compress": 2}]
 )
 @pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
-def test_it_equals_a_loop_over_queries_forward_and_gradient(changed, heads, groups):
+def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, changed, heads, groups):
     options = SMALL | changed
     layer = build(options, width=8, heads=heads, key_value_heads=groups)
     rows = torch.randn(22, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    loops = Agreement(record_property, "nsa", paper="equations 5 to 12 in loops")
+    loops.outputs(out, expected, 1e-12)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-11)
+    loops.gradients(ours, theirs, 1e-11)
 
 
 def test_with_equal_blocks_a_selected_block_is_worth_its_compressed_share():
@@ -109,7 +110,7 @@ def test_pieces_change_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize(("branch", "options"), [(1, {"top": 9}), (2, {"window": 64})])
-def test_a_branch_that_reads_everything_is_causal_attention(branch, options):
+def test_a_branch_that_reads_everything_is_causal_attention(record_property, branch, options):
     layer = build(SMALL | options, width=8, heads=2)
     mha = installed().mechanisms.get("mha")
     plain = mha.build(configure(mha, width=8, heads=2)).double()
@@ -118,8 +119,8 @@ def test_a_branch_that_reads_everything_is_causal_attention(branch, options):
         layer.inner.gates.weight.zero_()
         layer.inner.gates.bias.fill_(-1000.0)
         layer.inner.gates.bias[2 * branch : 2 * branch + 2] = 1000.0
-    rows = torch.randn(2, 30, 8, dtype=torch.float64)
-    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-13)
+    same = Agreement(record_property, "nsa", identity="a branch that reads everything is mha")
+    same.functions(layer, plain, torch.randn(2, 30, 8, dtype=torch.float64), tolerance=1e-12)
 
 
 def test_pairs_of_a_query_grow_with_the_blocks_and_the_strides_only():

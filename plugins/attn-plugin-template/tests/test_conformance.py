@@ -5,7 +5,7 @@ import pytest
 import torch
 from attn_core import Causal, configure
 from attn_core.errors import InvalidValue
-from attn_testing import MechanismLaws
+from attn_testing import Agreement, MechanismLaws
 
 
 class TestKerple(MechanismLaws):
@@ -18,6 +18,24 @@ def test_the_bias_is_that_of_the_paper():
     scores = bias(torch.zeros(1, 1, 4, 4, dtype=torch.float64), 0, torch.arange(4)[:, None], torch.arange(4))
     expected = [[-2.0 * math.log(1 + 3.0 * abs(i - j)) for j in range(4)] for i in range(4)]
     assert torch.allclose(scores[0, 0], torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def test_outputs_and_gradients_are_those_of_the_equation(record_property):
+    kerple = attn_plugin_template.Kerple()
+    layer = kerple.build(configure(kerple, {"r1": 0.5, "r2": 2.0}, width=12, heads=3)).double()
+
+    def by_loops(rows):
+        query, key, value = ((rows @ part.weight.T).view(7, 3, 4) for part in (layer.query, layer.key, layer.value))
+        out = []
+        for i in range(7):
+            for h in range(3):
+                fall = torch.tensor([0.5 * math.log(1 + 2.0 * (i - j)) for j in range(i + 1)], dtype=rows.dtype)
+                out.append((key[: i + 1, h] @ query[i, h] / 2 - fall).softmax(0) @ value[: i + 1, h])
+        return torch.stack(out).view(7, 12) @ layer.output.weight.T
+
+    oracle = Agreement(record_property, "kerple_log", paper="equation 6 in loops")
+    rows = torch.randn(7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    oracle.functions(lambda given: layer(given[None])[0], by_loops, rows, tolerance=1e-12)
 
 
 def test_a_larger_strength_moves_weight_to_near_keys():

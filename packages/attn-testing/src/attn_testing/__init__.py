@@ -1,6 +1,7 @@
 """The conformance kit: laws that a mechanism, kernel, cache or model must keep."""
 
 from attn_testing import laws
+from attn_testing.agreement import Agreement
 from attn_testing.cache_laws import CacheLaws, CacheSuite
 from attn_testing.check import LawResult, check
 from attn_testing.expect import LawBroken
@@ -13,6 +14,7 @@ from attn_testing.subject import SETTINGS, Subject
 
 __all__ = [
     "SETTINGS",
+    "Agreement",
     "CacheLaws",
     "CacheSuite",
     "DictionaryStore",

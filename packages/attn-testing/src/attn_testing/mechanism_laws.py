@@ -28,6 +28,11 @@ class MechanismSuite(Suite):
         """The mechanism with its options and settings."""
         return Subject(cls.mechanism, cls.options, cls.settings)
 
+    @classmethod
+    def reported(cls) -> str:
+        """The mechanism's own name."""
+        return str(cls.subject().mechanism.name)
+
 
 class MechanismLaws(
     MechanismSuite,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -45,6 +47,17 @@ class Suite:
             metafunc.parametrize("case", [pytest.param(case, id=case.label) for case in cases] or skipped)
         elif "subject" in metafunc.fixturenames:
             metafunc.parametrize("subject", [self.subject()], ids=["all"])
+
+    @pytest.fixture(autouse=True)
+    def _named_in_reports(self, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+        test = getattr(request.node, "originalname", GUARD)
+        if test != GUARD and (name := self.reported()):
+            record_property("law", json.dumps({"mechanism": name, "law": law_of(type(self), test).title()}))
+
+    @classmethod
+    def reported(cls) -> str:
+        """The mechanism under whose name reports count the laws that passed; empty for what is none."""
+        return ""
 
     def test_no_law_is_dropped_or_replaced(self) -> None:
         """Deviations are overrides marked `xfail` with a reason, which call the law; nothing else is admitted."""

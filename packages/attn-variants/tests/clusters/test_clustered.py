@@ -14,12 +14,12 @@ def clustered(**changed):
 
 
 @pytest.mark.parametrize("top", [0, 3])
-def test_as_many_groups_as_queries_are_softmax_attention(build, top):
+def test_as_many_groups_as_queries_are_softmax_attention(build, agrees, top):
     layer = build("clustered", {"clusters": 7, "top": top}, width=12, heads=3, causal=False)
     full = build("mha", width=12, heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
-    inputs = rows(2, 7, 12)
-    assert torch.allclose(layer(inputs), full(inputs), rtol=0, atol=1e-12)
+    same = agrees("clustered", identity="as many groups as queries are mha")
+    same.functions(layer, full, rows(2, 7, 12), tolerance=1e-12)
 
 
 def test_with_every_key_among_the_best_it_is_softmax_attention_however_few_the_groups(build):
@@ -31,20 +31,23 @@ def test_with_every_key_among_the_best_it_is_softmax_attention_however_few_the_g
 
 
 @pytest.mark.parametrize("top", [0, 2])
-def test_each_output_equals_the_equations_of_the_paper_in_loops(top):
-    layer, (query, key, value) = clustered(top=top), (rows(1, 1, 8, 5) for _ in range(3))
-    group = layer.groups(query, None)[0, 0]
-    q, k, v = query[0, 0], key[0, 0], value[0, 0]
-    expected = torch.zeros(8, 5, dtype=torch.float64)
-    for i in range(8):
-        mean = q[group == group[i]].mean(0)
-        weights = (k @ mean / 5**0.5).softmax(0)
-        best = weights.topk(top).indices
-        expected[i] = weights @ v - weights[best] @ v[best]
-        if top:
-            expected[i] += weights[best].sum() * ((k[best] @ q[i] / 5**0.5).softmax(0) @ v[best])
-    assert torch.allclose(layer(query, key, value, None)[0, 0], expected, rtol=0, atol=1e-13)
+def test_each_output_equals_the_equations_of_the_paper_in_loops(agrees, top):
+    layer, given = clustered(top=top), [rows(1, 1, 8, 5) for _ in range(3)]
+    group = layer.groups(given[0], None)[0, 0]
     assert len(set(group.tolist())) > 1
+
+    def by_loops(query, key, value):
+        q, k, v = query[0, 0], key[0, 0], value[0, 0]
+        out = []
+        for i in range(8):
+            weights = (k @ q[group == group[i]].mean(0) / 5**0.5).softmax(0)
+            best = weights.topk(top).indices
+            anew = weights[best].sum() * ((k[best] @ q[i] / 5**0.5).softmax(0) @ v[best]) if top else 0.0
+            out.append(weights @ v - weights[best] @ v[best] + anew)
+        return torch.stack(out)[None, None]
+
+    loops = agrees("clustered", paper="equations 4 to 9 in loops")
+    loops.functions(lambda *tensors: layer(*tensors, None), by_loops, *given, tolerance=1e-12)
 
 
 def test_groups_are_those_of_lloyds_algorithm_on_signs():

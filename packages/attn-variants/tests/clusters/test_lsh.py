@@ -23,11 +23,13 @@ def shared_softmax(query, value, allowed):
     return scores.masked_fill(~(others | alone), -torch.inf).softmax(-1) @ value
 
 
-def test_two_chunks_that_see_each_other_are_full_attention_with_shared_keys():
+def test_two_chunks_that_see_each_other_are_full_attention_with_shared_keys(agrees):
     query, value = rows(2, 3, 8, 6), rows(2, 3, 8, 5)
     everything = torch.ones(8, 8, dtype=torch.bool)
-    out = hashed(within="chunks")(query, query, value, None)
-    assert torch.allclose(out, shared_softmax(query, value, everything), rtol=0, atol=1e-12)
+    layer, same = hashed(within="chunks"), agrees("lsh", identity="two chunks that see each other are full attention")
+    same.functions(
+        lambda q, v: layer(q, q, v, None), lambda q, v: shared_softmax(q, v, everything), query, value, tolerance=1e-12
+    )
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -40,7 +42,7 @@ def test_where_chunks_hold_every_bucket_a_token_sees_all_that_ever_shared_its_bu
     assert torch.allclose(out, shared_softmax(query, value, met), rtol=0, atol=1e-12)
 
 
-def test_each_pair_is_computed_as_the_definition_says_in_loops():
+def test_each_pair_is_computed_as_the_definition_says_in_loops(agrees):
     layer = hashed(rounds=2, chunk=2)
     query, value = rows(1, 1, 7, 6), rows(1, 1, 7, 3)
     buckets, out = layer.buckets(query)[0, 0], torch.zeros(7, 3, dtype=torch.float64)
@@ -58,7 +60,8 @@ def test_each_pair_is_computed_as_the_definition_says_in_loops():
         places = sorted(seen) or [i]
         keys = query[0, 0, places] / query[0, 0, places].norm(dim=-1, keepdim=True)
         out[i] = (keys @ query[0, 0, i] / 6**0.5).softmax(0) @ value[0, 0, places]
-    assert torch.allclose(layer(query, query, value, None)[0, 0], out, rtol=0, atol=1e-12)
+    loops = agrees("lsh", paper="buckets, sorted chunks and rounds in loops")
+    loops.outputs(layer(query, query, value, None)[0, 0], out, 1e-12)
 
 
 def test_the_bucket_is_the_direction_that_is_nearest():
@@ -95,7 +98,9 @@ def test_a_bad_option_is_refused(options):
 @pytest.mark.oracle
 @pytest.mark.parametrize("duplicates", ["corrected", "counted"])
 @pytest.mark.parametrize(("within", "rounds"), [("bucket", 3), ("chunks", 1)])
-def test_outputs_and_gradients_equal_those_of_the_package_reformer_pytorch(monkeypatch, within, rounds, duplicates):
+def test_outputs_and_gradients_equal_those_of_the_package_reformer_pytorch(
+    agrees, monkeypatch, within, rounds, duplicates
+):
     from reformer_pytorch.reformer_pytorch import LSHAttention
 
     tokens = 16
@@ -111,14 +116,10 @@ def test_outputs_and_gradients_equal_those_of_the_package_reformer_pytorch(monke
     monkeypatch.setattr(torch, "randn", lambda *shape, **options: drawn.clone())
     generator = torch.Generator().manual_seed(0)
     query, value = (torch.empty(3, tokens, 6, dtype=torch.float64).normal_(generator=generator) for _ in range(2))
-    found = []
-    for attend in (
+    agrees("lsh", package="reformer-pytorch LSHAttention").functions(
         lambda q, v: layer(q[:, None], q[:, None], v[:, None], None)[:, 0],
         lambda q, v: their(q, v)[0],
-    ):
-        inputs = query.clone().requires_grad_(), value.clone().requires_grad_()
-        out = attend(*inputs)
-        found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
-    for ours, expected in zip(*found, strict=True):
-        # Theirs adds 1e-9 to the number of meetings.
-        assert torch.allclose(ours, expected, rtol=1e-7, atol=1e-7)
+        query,
+        value,
+        tolerance=1e-7,  # theirs adds 1e-9 to the number of meetings
+    )

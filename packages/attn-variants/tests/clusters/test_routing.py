@@ -15,15 +15,15 @@ def routing(**changed):
     return Routing(**options | changed).double().eval()
 
 
-def test_one_cluster_as_wide_as_the_sequence_is_softmax_attention(build):
+def test_one_cluster_as_wide_as_the_sequence_is_softmax_attention(build, agrees):
     layer = build("routing", {"clusters": 1, "window": 9}, width=12, heads=3, causal=False)
     full = build("mha", width=12, heads=3, causal=False)
     full.load_state_dict({name: weight for name, weight in layer.state_dict().items() if "centroids" not in name})
-    inputs = rows(2, 7, 12)
-    assert torch.allclose(layer.eval()(inputs), full(inputs), rtol=0, atol=1e-13)
+    same = agrees("routing", identity="one cluster as wide as the sequence is mha")
+    same.functions(layer.eval(), full, rows(2, 7, 12), tolerance=1e-12)
 
 
-def test_a_token_gets_the_mean_of_its_clusters_and_without_any_nothing():
+def test_a_token_gets_the_mean_of_its_clusters_and_without_any_nothing(agrees):
     layer, (query, key, value) = routing(clusters=2, window=2), (rows(1, 2, 6, 5) for _ in range(3))
     out, expected = layer(query, key, value, None), torch.zeros(2, 6, 5, dtype=torch.float64)
     for head in range(2):
@@ -35,7 +35,7 @@ def test_a_token_gets_the_mean_of_its_clusters_and_without_any_nothing():
             counts[near[0]] += 1
         expected[head] /= counts.clamp(min=1)[:, None]
         assert (counts == 0).any()
-    assert torch.allclose(out[0], expected, rtol=0, atol=1e-13)
+    agrees("routing", paper="clusters one by one").outputs(out[0], expected, 1e-13)
     assert torch.equal(out[0].any(-1), expected.any(-1))
 
 
@@ -72,19 +72,16 @@ def test_a_bad_option_is_refused(options):
 
 
 @pytest.mark.oracle
-def test_outputs_and_gradients_equal_those_of_the_package_routing_transformer():
+def test_outputs_and_gradients_equal_those_of_the_package_routing_transformer(agrees):
     from routing_transformer.routing_transformer import KmeansAttention
 
     layer = routing()
     their = KmeansAttention(3, 4, 2, 5).double().eval()
     their.kmeans.means.copy_(layer.centroids)
     their.kmeans.initted.fill_(value=True)
-    tensors = [rows(2, 2, 9, 5) for _ in range(3)]
-    found = []
-    for attend in (lambda q, k, v: layer(q, k, v, None), lambda q, k, v: their(q, k, v)[0]):
-        inputs = [tensor.clone().requires_grad_() for tensor in tensors]
-        out = attend(*inputs)
-        found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
-    for ours, expected in zip(*found, strict=True):
-        # Theirs adds 1e-5 to the number of clusters that a token is in.
-        assert torch.allclose(ours, expected, rtol=5e-5, atol=5e-5)
+    agrees("routing", package="routing-transformer KmeansAttention").functions(
+        lambda q, k, v: layer(q, k, v, None),
+        lambda q, k, v: their(q, k, v)[0],
+        *(rows(2, 2, 9, 5) for _ in range(3)),
+        tolerance=5e-5,  # theirs adds 1e-5 to the number of clusters that a token is in
+    )

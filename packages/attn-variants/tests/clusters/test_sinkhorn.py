@@ -9,12 +9,11 @@ def rows(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def test_one_block_is_softmax_attention(build):
+def test_one_block_is_softmax_attention(build, agrees):
     layer = build("sinkhorn", {"block": 9}, width=12, heads=3, causal=False)
     full = build("mha", width=12, heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
-    inputs = rows(2, 7, 12)
-    assert torch.allclose(layer(inputs), full(inputs), rtol=0, atol=1e-12)
+    agrees("sinkhorn", identity="one block is mha").functions(layer, full, rows(2, 7, 12), tolerance=1e-12)
 
 
 def test_rows_and_columns_of_the_mixture_sum_to_one_over_the_real_blocks():
@@ -37,7 +36,7 @@ def test_a_low_temperature_sorts_blocks_to_where_they_are_alike():
     assert torch.allclose(mix[0, 0], torch.eye(4, dtype=torch.float64)[order].T, rtol=0, atol=1e-12)
 
 
-def test_outputs_and_gradients_equal_the_definition_in_loops():
+def test_outputs_and_gradients_equal_the_definition_in_loops(agrees):
     layer = SortedBlocks(block=2, iterations=3, temperature=0.5)
     given = [rows(1, 1, 5, 4) for _ in range(3)]
 
@@ -60,16 +59,28 @@ def test_outputs_and_gradients_equal_the_definition_in_loops():
             out.append((keys @ q[token] / 2).softmax(0) @ values)
         return torch.stack(out)[None, None]
 
-    found = []
-    for attend in (lambda *tensors: layer(*tensors, None), by_hand):
-        inputs = [tensor.clone().requires_grad_() for tensor in given]
-        out = attend(*inputs)
-        found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
-    for ours, expected in zip(*found, strict=True):
-        assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
+    loops = agrees("sinkhorn", paper="blocks and normalisations in loops")
+    loops.functions(lambda *tensors: layer(*tensors, None), by_hand, *given, tolerance=1e-12)
 
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"iterations": 0}, {"temperature": 0.0}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
         configure(installed().mechanisms.get("sinkhorn"), options, width=12, heads=3, causal=False)
+
+
+@pytest.mark.oracle
+def test_the_mixture_is_that_of_the_package_sinkhorn_transformer_without_its_noise(agrees):
+    from sinkhorn_transformer.sinkhorn_transformer import sinkhorn_sorting_operator
+
+    layer = SortedBlocks(block=3, iterations=5, temperature=0.75)
+    real = torch.ones(2, 4, 3, dtype=torch.bool)
+
+    def theirs(query, key):
+        means = [given.flatten(0, 1).mean(2) for given in (query, key)]
+        pairs = torch.einsum("bie,bje->bij", *means) * 5**-0.5
+        return sinkhorn_sorting_operator(pairs / 0.75, 5).view(2, 2, 4, 4)
+
+    oracle = agrees("sinkhorn", package="sinkhorn-transformer sinkhorn_sorting_operator")
+    given = rows(2, 2, 4, 3, 5), rows(2, 2, 4, 3, 5)
+    oracle.functions(lambda query, key: layer.mixture(query, key, real), theirs, *given, tolerance=1e-12)

@@ -18,19 +18,17 @@ def test_a_sink_is_one_more_key_whose_value_is_zero():
     assert torch.allclose(softmax_with_sink(scores, None, logit), expected, rtol=0, atol=1e-15)
 
 
-def test_softmax_off_by_one_is_a_sink_of_logit_zero(build):
+def test_softmax_off_by_one_is_a_sink_of_logit_zero(build, agrees):
     one, sink = build("softmax_one", width=16, heads=4), build("sink", width=16, heads=4)
     sink.load_state_dict({**one.state_dict(), "distribution.logit": torch.zeros(4, dtype=torch.float64)})
-    rows = doubles(2, 6, 16)
-    assert torch.allclose(one(rows), sink(rows), rtol=0, atol=1e-14)
+    agrees("softmax_one", identity="a sink of logit 0").functions(one, sink, doubles(2, 6, 16), tolerance=1e-13)
 
 
-def test_a_sink_without_weight_is_softmax(build):
+def test_a_sink_without_weight_is_softmax(build, agrees):
     sink, mha = build("sink", width=16, heads=4), build("mha", width=16, heads=4)
     state = mha.state_dict()
     sink.load_state_dict({**state, "distribution.logit": torch.full((4,), -1e4, dtype=torch.float64)})
-    rows = doubles(2, 6, 16)
-    assert torch.allclose(sink(rows), mha(rows), rtol=0, atol=1e-14)
+    agrees("sink", identity="a sink without weight is mha").functions(sink, mha, doubles(2, 6, 16), tolerance=1e-13)
 
 
 @pytest.mark.parametrize("largest", [800.0, -800.0])
@@ -40,25 +38,33 @@ def test_neither_large_nor_small_scores_overflow(largest):
     assert torch.allclose(weights, torch.full((3,), 1 / 3 if largest > 0 else 0.0, dtype=torch.float64))
 
 
-def test_sigmoid_weighs_every_key_alone_by_the_closed_form():
+def test_sigmoid_weighs_every_key_alone_by_the_closed_form(agrees):
     scores = doubles(4, 6)
     allowed = torch.ones(4, 6, dtype=torch.bool).tril()
     expected = [[1 / (1 + (i + 1) * math.exp(-scores[i, j])) if j <= i else 0.0 for j in range(6)] for i in range(4)]
-    assert torch.allclose(sigmoid(scores, allowed), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-15)
+    closed = agrees("sigmoid", paper="the closed form, pair by pair")
+    closed.outputs(sigmoid(scores, allowed), torch.tensor(expected, dtype=torch.float64), 1e-15)
 
 
 @pytest.mark.oracle
-def test_the_sink_is_that_of_gpt_oss_in_transformers(build):
+@pytest.mark.parametrize("name", ["sink", "softmax_one"])
+def test_the_sink_is_that_of_gpt_oss_in_transformers(build, agrees, name):
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-    layer = build("sink", width=32, heads=4, key_value_heads=2)
-    torch.nn.init.normal_(layer.distribution.logit)
-    rows = doubles(2, 6, 32)
-    query, key, value = (part.transpose(1, 2) for part in layer.project(rows, None))
+    layer = build(name, width=32, heads=4, key_value_heads=2)
+    sinks = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    if name == "sink":
+        torch.nn.init.normal_(layer.distribution.logit)
+        sinks.data.copy_(layer.distribution.logit)
     module = torch.nn.Module()
-    module.num_key_value_groups, module.sinks = 2, layer.distribution.logit
+    module.num_key_value_groups, module.sinks = 2, sinks
     module.training = False
     mask = torch.full((6, 6), float("-inf"), dtype=torch.float64).triu(1)[None, None]
-    theirs, weights = eager_attention_forward(module, query, key, value, mask, scaling=8**-0.5)
-    assert torch.allclose(layer.weights(rows), weights, rtol=0, atol=1e-14)
-    assert torch.allclose(layer(rows), layer.output(theirs.flatten(-2)), rtol=0, atol=1e-14)
+
+    def theirs(rows):
+        query, key, value = (part.transpose(1, 2) for part in layer.project(rows, None))
+        return layer.output(eager_attention_forward(module, query, key, value, mask, scaling=8**-0.5)[0].flatten(-2))
+
+    pairs = [(layer.distribution.logit, sinks)] if name == "sink" else []
+    oracle = agrees(name, package="transformers GptOss eager_attention_forward")
+    oracle.functions(layer, theirs, doubles(2, 6, 32), weights=pairs, tolerance=1e-13)

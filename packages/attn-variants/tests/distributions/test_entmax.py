@@ -25,9 +25,9 @@ def test_sorting_and_bisection_agree_at_one_and_a_half():
     assert torch.allclose(entmax15(scores, None), at(1.5)(scores), rtol=0, atol=1e-14)
 
 
-def test_alpha_two_is_sparsemax_and_alpha_near_one_is_softmax():
+def test_alpha_two_is_sparsemax_and_alpha_near_one_is_softmax(agrees):
     scores = doubles(30, 9)
-    assert torch.allclose(at(2.0)(scores), sparsemax(scores, None), rtol=0, atol=1e-14)
+    agrees("entmax", identity="alpha 2 is sparsemax").outputs(at(2.0)(scores), sparsemax(scores, None), 1e-14)
     assert torch.allclose(at(1 + 1e-6)(scores), softmax(scores, None), rtol=0, atol=1e-5)
 
 
@@ -64,31 +64,27 @@ def test_large_scores_neither_overflow_nor_lose_the_sum(largest):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("alpha", [1.05, 1.25, 1.5, 1.75, 2.0])
-def test_weights_and_gradients_are_those_of_entmax(alpha):
+def test_weights_and_gradients_are_those_of_entmax(agrees, alpha):
     import entmax as peer
 
-    ours, theirs = 2 * doubles(40, 17).requires_grad_(), None
-    ours = ours.detach().requires_grad_()
-    theirs = ours.detach().clone().requires_grad_()
-    upstream = doubles(40, 17)
-    own_alpha = torch.full((40, 1), alpha, dtype=torch.float64, requires_grad=True)
-    peer_alpha = own_alpha.detach().clone().requires_grad_()
-    found, expected = entmax(ours, None, own_alpha), peer.entmax_bisect(theirs, peer_alpha, dim=-1, n_iter=60)
-    (found * upstream).sum().backward()
-    (expected * upstream).sum().backward()
-    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
-    assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-11)
-    assert torch.allclose(own_alpha.grad, peer_alpha.grad, rtol=0, atol=1e-8)
+    scores, alphas = 2 * doubles(40, 17), torch.full((40, 1), alpha, dtype=torch.float64)
+    for name in ("entmax", "adaptive_entmax"):
+        oracle = agrees(name, package="entmax entmax_bisect")
+        oracle.functions(
+            lambda s, a: entmax(s, None, a),
+            lambda s, a: peer.entmax_bisect(s, a, dim=-1, n_iter=60),
+            scores,
+            alphas,
+            tolerance=1e-8,
+        )
+        oracle.outputs(entmax(scores, None, alphas), peer.entmax_bisect(scores, alphas, dim=-1, n_iter=60), 1e-13)
 
 
 @pytest.mark.oracle
-def test_the_exact_form_is_entmax15_of_entmax():
+def test_the_exact_form_is_entmax15_of_entmax(agrees):
     import entmax as peer
 
-    ours = (2 * doubles(40, 17)).requires_grad_()
-    theirs, upstream = ours.detach().clone().requires_grad_(), doubles(40, 17)
-    found, expected = entmax15(ours, None), peer.entmax15(theirs, dim=-1)
-    (found * upstream).sum().backward()
-    (expected * upstream).sum().backward()
-    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
-    assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+    oracle = agrees("entmax", package="entmax entmax15")
+    oracle.functions(
+        lambda s: entmax15(s, None), lambda s: peer.entmax15(s, dim=-1), 2 * doubles(40, 17), tolerance=1e-12
+    )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.reinforce import MovingBaseline, drawn_from, reinforce_loss
+from attn_variants.reinforce import Draw, MovingBaseline, drawn_from, reinforce_loss
 
 KEYS = 4
 DRAWS = 40000
@@ -23,12 +23,12 @@ def test_all_weight_is_on_the_largest_score(build):
     assert torch.equal(weights.argmax(-1), mha.weights(rows).argmax(-1))
 
 
-def test_sharp_softmax_is_hard_attention(build):
+def test_sharp_softmax_is_hard_attention(build, agrees):
     hard, mha = build("hard", width=16, heads=2), build("mha", width=16, heads=2)
     state = hard.state_dict()
     mha.load_state_dict({**state, "query.weight": 1e5 * state["query.weight"]})
     rows = doubles(1, 6, 16)
-    assert torch.allclose(hard(rows), mha(rows), rtol=0, atol=1e-12)
+    agrees("hard", identity="mha with queries 100,000 times as long").outputs(hard(rows), mha(rows), 1e-12)
 
 
 def gradients(baseline, scores, rewards):
@@ -84,11 +84,11 @@ def test_masked_keys_are_never_drawn(build):
     assert drawn_from(shares)[0][..., ~keep[0]].sum() == 0
 
 
-def test_the_expectation_taken_in_training_is_softmax_attention(build):
+def test_the_expectation_taken_in_training_is_softmax_attention(build, agrees):
     layer, mha = build("sampled", {"expected": 1.0}, width=16, heads=2), build("mha", width=16, heads=2)
     mha.load_state_dict(layer.state_dict())
-    rows = doubles(1, 6, 16)
-    assert torch.allclose(layer.train()(rows), mha(rows), rtol=0, atol=1e-13)
+    same = agrees("sampled", identity="its expectation is mha")
+    same.functions(layer.train(), mha, doubles(1, 6, 16), tolerance=1e-12)
     assert layer.inner.drawn is None
 
 
@@ -96,3 +96,30 @@ def test_the_expectation_taken_in_training_is_softmax_attention(build):
 def test_a_share_that_is_no_probability_is_refused(expected):
     with pytest.raises(InvalidValue, match="expected"):
         configure(installed().mechanisms.get("sampled"), {"expected": expected}, width=8)
+
+
+def test_the_mean_over_every_draw_is_the_gradient_of_the_expected_reward(agrees):
+    scores, rewards = doubles(KEYS).requires_grad_(), torch.tensor([5.0, 6.0, 7.0, 4.0], dtype=torch.float64)
+    (exact,) = torch.autograd.grad((scores.softmax(-1) * rewards).sum(), scores)
+    mean = torch.zeros(KEYS, dtype=torch.float64)
+    for place in range(KEYS):
+        chance = scores.softmax(-1)[place]
+        draw = Draw(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
+        loss = reinforce_loss([draw], rewards[place].view(1), baseline=5.5)
+        mean -= chance.detach() * torch.autograd.grad(loss, scores)[0]
+    agrees("sampled", paper="REINFORCE over every possible draw").gradients([mean], [exact], 1e-14)
+
+
+def test_out_of_training_it_is_hard_attention(build, agrees):
+    sampled, hard = build("sampled", width=16, heads=4).eval(), build("hard", width=16, heads=4)
+    hard.load_state_dict(sampled.state_dict())
+    rows = doubles(2, 6, 16)
+    agrees("sampled", identity="out of training it is hard").functions(sampled, hard, rows, tolerance=1e-13)
+    query, key, value = (linear(rows).unflatten(-1, (4, 4)) for linear in (sampled.query, sampled.key, sampled.value))
+    best = [
+        [[int((key[b, : i + 1, h] @ query[b, i, h]).argmax()) for h in range(4)] for i in range(6)] for b in range(2)
+    ]
+    read = torch.stack([torch.stack([value[b, best[b][i], range(4)] for i in range(6)]) for b in range(2)])
+    agrees("sampled", paper="the key of the largest score").outputs(
+        sampled(rows), sampled.output(read.flatten(-2)), 1e-13
+    )

@@ -42,15 +42,16 @@ def neighbours_of(edges, tokens, self_loops, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("merge", ["concat", "mean"])
-def test_outputs_equal_the_equations_in_loops(build, merge, self_loops, causal):
+def test_outputs_equal_the_equations_in_loops(build, agrees, merge, self_loops, causal):
     rows = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
     along = graph(build, edges=EDGES, merge=merge, self_loops=self_loops, causal=causal)
     expected = by_hand(along, rows, neighbours_of(EDGES, TOKENS, self_loops, causal))
-    assert torch.allclose(along(rows[None])[0], expected, rtol=0, atol=1e-13)
+    loops = agrees("gat", paper="equations 1 to 6 in loops")
+    loops.outputs(along(rows[None])[0], expected, 1e-13)
     every = [(j, i) for i in range(TOKENS) for j in range(TOKENS) if i != j]
     full = graph(build, merge=merge, self_loops=self_loops, causal=causal)
     expected = by_hand(full, rows, neighbours_of(every, TOKENS, self_loops, causal))
-    assert torch.allclose(full(rows[None])[0], expected, rtol=0, atol=1e-13)
+    loops.outputs(full(rows[None])[0], expected, 1e-13)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -106,7 +107,7 @@ def test_a_bad_option_is_refused(options):
 @pytest.mark.oracle
 @pytest.mark.parametrize("merge", ["concat", "mean"])
 @pytest.mark.parametrize("self_loops", [True, False])
-def test_outputs_and_gradients_equal_those_of_torch_geometric(build, merge, self_loops):
+def test_outputs_and_gradients_equal_those_of_torch_geometric(build, agrees, merge, self_loops):
     from torch_geometric.nn import GATConv
 
     size = WIDTH if merge == "mean" else WIDTH // HEADS
@@ -123,10 +124,5 @@ def test_outputs_and_gradients_equal_those_of_torch_geometric(build, merge, self
     )
     rows = torch.randn(TOKENS, WIDTH, dtype=torch.float64)
     index = torch.tensor(sorted(set(EDGES))).T
-    found = []
-    for attend in (lambda x: layer(x[None])[0], lambda x: their(x, index)):
-        inputs = rows.clone().requires_grad_()
-        out = attend(inputs)
-        found.append((out, *torch.autograd.grad(out.square().sum(), inputs)))
-    for ours, expected in zip(*found, strict=True):
-        assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
+    geometric = agrees("gat", package="torch-geometric GATConv")
+    geometric.functions(lambda x: layer(x[None])[0], lambda x: their(x, index), rows, tolerance=1e-12)

@@ -42,10 +42,10 @@ def by_hand(layer, rows):
     return out @ weight["output.weight"].T
 
 
-def test_the_layer_equals_the_equations_of_the_paper_in_loops(build):
+def test_the_layer_equals_the_equations_of_the_paper_in_loops(build, agrees):
     layer = build("mla", OPTIONS, width=WIDTH, heads=HEADS)
     rows = torch.randn(6, WIDTH, dtype=torch.float64)
-    assert torch.allclose(layer(rows[None])[0], by_hand(layer, rows), rtol=0, atol=1e-13)
+    agrees("mla", paper="section 2.1 in loops").outputs(layer(rows[None])[0], by_hand(layer, rows), 1e-13)
 
 
 def test_absorbed_attention_equals_expanded_attention(build):

@@ -12,17 +12,18 @@ def softmax_attention(build, layer, rows):
     return full(rows)
 
 
-def test_where_the_projections_are_the_identity_it_is_softmax_attention(build):
+def test_where_the_projections_are_the_identity_it_is_softmax_attention(build, agrees):
     layer = build("linformer", {"rank": LENGTH, "length": LENGTH}, width=WIDTH, heads=HEADS, causal=False)
     with torch.no_grad():
         for weight in layer.inner.parameters():
             weight.copy_(torch.eye(LENGTH)[None])
     rows = torch.randn(2, LENGTH, WIDTH, dtype=torch.float64)
-    assert torch.allclose(layer(rows), softmax_attention(build, layer, rows), rtol=0, atol=1e-13)
+    expected = softmax_attention(build, layer, rows)
+    agrees("linformer", identity="projections by the identity are mha").outputs(layer(rows), expected, 1e-13)
 
 
 @pytest.mark.parametrize("sharing", ["none", "heads", "keys_values"])
-def test_each_output_equals_the_equation_in_loops(build, sharing):
+def test_each_output_equals_the_equation_in_loops(build, agrees, sharing):
     options = {"rank": 4, "length": LENGTH, "sharing": sharing}
     layer = build("linformer", options, width=WIDTH, heads=HEADS, causal=False)
     rows = torch.randn(6, WIDTH, dtype=torch.float64)
@@ -38,7 +39,8 @@ def test_each_output_equals_the_equation_in_loops(build, sharing):
         values = torch.stack([sum(into_value[n, k] * value[n] for n in range(tokens)) for k in range(4)])
         for token in range(tokens):
             out[token, part] = (keys @ query[token] / size**0.5).softmax(0) @ values
-    assert torch.allclose(layer(rows[None])[0], out @ layer.output.weight.T, rtol=0, atol=1e-13)
+    loops = agrees("linformer", paper="equation 7 in loops")
+    loops.outputs(layer(rows[None])[0], out @ layer.output.weight.T, 1e-13)
 
 
 def test_more_tokens_than_it_is_built_for_are_refused(build):
@@ -60,7 +62,7 @@ def test_a_bad_option_is_refused(options):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("tokens", [LENGTH, 6])
-def test_outputs_and_gradients_equal_those_of_the_package_linformer(build, tokens):
+def test_outputs_and_gradients_equal_those_of_the_package_linformer(build, agrees, tokens):
     from linformer.linformer import LinformerSelfAttention
 
     their = LinformerSelfAttention(WIDTH, LENGTH, k=4, heads=HEADS).double()
@@ -81,12 +83,9 @@ def test_outputs_and_gradients_equal_those_of_the_package_linformer(build, token
         }
     )
     rows = torch.randn(2, tokens, WIDTH, dtype=torch.float64)
-    found = []
+    pairs = [(layer.query.weight, their.to_q.weight), (layer.output.weight, their.to_out.weight)]
+    oracle = agrees("linformer", package="linformer LinformerSelfAttention")
+    oracle.functions(layer, their, rows, weights=pairs, tolerance=1e-12)
     for attention in (layer, their):
-        inputs = rows.clone().requires_grad_()
-        out = attention(inputs)
-        out.square().sum().backward()
-        found.append((out, inputs.grad))
-    assert torch.allclose(layer.inner.key_weight.grad[0], their.proj_k.grad, rtol=0, atol=1e-12)
-    for ours, expected in zip(*found, strict=True):
-        assert torch.allclose(ours, expected, rtol=0, atol=1e-12)
+        attention(rows).square().sum().backward()
+    oracle.gradients([layer.inner.key_weight.grad[0]], [their.proj_k.grad], 1e-12)

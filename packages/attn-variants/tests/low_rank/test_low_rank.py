@@ -18,15 +18,14 @@ def test_what_is_lost_is_the_sum_of_the_squares_of_the_other_singular_values(ran
     assert torch.allclose(lost, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_at_the_full_rank_it_is_softmax_attention(build):
+def test_at_the_full_rank_it_is_softmax_attention(build, agrees):
     layer = build("low_rank", {"rank": 4}, width=12, heads=3, causal=False)
     full = build("mha", width=12, heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
-    inputs = rows(2, 7, 12)
-    assert torch.allclose(layer(inputs), full(inputs), rtol=0, atol=1e-12)
+    agrees("low_rank", identity="the full rank is mha").functions(layer, full, rows(2, 7, 12), tolerance=1e-9)
 
 
-def test_each_output_is_softmax_attention_over_truncated_singular_values():
+def test_each_output_is_softmax_attention_over_truncated_singular_values(agrees):
     query, key, value = rows(1, 2, 6, 5), rows(1, 2, 6, 5), rows(1, 2, 6, 5)
 
     def truncated(matrix):
@@ -35,10 +34,11 @@ def test_each_output_is_softmax_attention_over_truncated_singular_values():
         return left @ torch.diag_embed(values) @ right
 
     weights = (query @ truncated(key).mT / 5**0.5).softmax(-1)
-    assert torch.allclose(LowRank(3)(query, key, value, None), weights @ truncated(value), rtol=0, atol=1e-12)
+    oracle = agrees("low_rank", package="torch linalg.svd")
+    oracle.outputs(LowRank(3)(query, key, value, None), weights @ truncated(value), 1e-12)
 
 
-def test_gradients_equal_those_through_torchs_singular_values():
+def test_gradients_equal_those_through_torchs_singular_values(agrees):
     inputs = [rows(1, 1, 6, 4).requires_grad_() for _ in range(3)]
 
     def by_svd(query, key, value, keep):
@@ -52,8 +52,7 @@ def test_gradients_equal_those_through_torchs_singular_values():
     for attend in (LowRank(2), by_svd):
         out = attend(*inputs, None)
         found.append(torch.autograd.grad((out * torch.arange(24.0).view_as(out)).sum(), inputs))
-    for ours, theirs in zip(*found, strict=True):
-        assert torch.allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+    agrees("low_rank", package="torch linalg.svd").gradients(*found, 1e-9)
 
 
 def test_gradients_are_finite_where_the_rank_is_more_than_the_tokens():

@@ -12,13 +12,13 @@ def test_the_iteration_finds_the_inverse_of_moore_and_penrose():
     assert torch.allclose(pseudoinverse(matrix, 30), torch.linalg.pinv(matrix), rtol=1e-6, atol=1e-6)
 
 
-def test_with_a_landmark_for_every_token_it_is_softmax_attention(build):
+def test_with_a_landmark_for_every_token_it_is_softmax_attention(build, agrees):
     options = {"landmarks": 7, "iterations": 60, "kernel": 0}
     layer = build("nystrom", options, width=WIDTH, heads=HEADS, causal=False)
     full = build("mha", width=WIDTH, heads=HEADS, causal=False)
     full.load_state_dict(layer.state_dict())
     rows = 2 * torch.randn(2, 7, WIDTH, dtype=torch.float64)
-    assert torch.allclose(layer(rows), full(rows), rtol=0, atol=1e-6)
+    agrees("nystrom", identity="a landmark for every token is mha").outputs(layer(rows), full(rows), 1e-6)
     assert torch.allclose(layer(rows[:, :4]), full(rows[:, :4]), rtol=0, atol=1e-6)
 
 
@@ -50,7 +50,7 @@ def test_a_bad_option_is_refused(options):
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("kernel", [0, 5])
-def test_outputs_and_gradients_equal_those_of_the_package_nystrom_attention(build, kernel):
+def test_outputs_and_gradients_equal_those_of_the_package_nystrom_attention(build, agrees, kernel):
     # Theirs divides by the largest sums of all heads and sequences, so one of each is compared; nothing is padded.
     from nystrom_attention import NystromAttention
 
@@ -73,11 +73,4 @@ def test_outputs_and_gradients_equal_those_of_the_package_nystrom_attention(buil
     }
     layer.load_state_dict(weights | ({"inner.kernel": their.res_conv.weight} if kernel else {}))
     rows = torch.randn(1, 12, WIDTH, dtype=torch.float64)
-    found = []
-    for attention in (layer, their):
-        inputs = rows.clone().requires_grad_()
-        out = attention(inputs)
-        out.square().sum().backward()
-        found.append((out, inputs.grad))
-    for ours, expected in zip(*found, strict=True):
-        assert torch.allclose(ours, expected, rtol=1e-7, atol=1e-7)
+    agrees("nystrom", package="nystrom-attention NystromAttention").functions(layer, their, rows, tolerance=1e-7)

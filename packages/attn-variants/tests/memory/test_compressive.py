@@ -33,30 +33,30 @@ def by_loops(layer, rows, options):
     "changed", [{}, {"memory": 8}, {"compressed": 1}, {"rate": 4}, {"segment": 2}, {"segment": 32}]
 )
 @pytest.mark.parametrize("pooling", ["convolution", "mean"])
-def test_it_equals_the_papers_algorithm_forward_and_gradient(build, changed, pooling):
+def test_it_equals_the_papers_algorithm_forward_and_gradient(build, agrees, changed, pooling):
     options = SMALL | changed | {"pooling": pooling}
     layer = build("compressive", options, width=6, heads=2)
     rows = torch.randn(23, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    loops = agrees("compressive", paper="algorithm 1 in loops")
+    loops.outputs(out, expected, 1e-13)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]
     ours, theirs = (
         torch.autograd.grad((made * probe).sum(), wanted, allow_unused=True, materialize_grads=True)
         for made in (out, expected)
     )
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+    loops.gradients(ours, theirs, 1e-12)
 
 
 @pytest.mark.parametrize(
     "options", [{"segment": 64}, {"segment": 4, "memory": 64}, SMALL | {"rate": 1, "compressed": 64, "pooling": "mean"}]
 )
-def test_a_memory_of_everything_is_causal_attention(build, options):
+def test_a_memory_of_everything_is_causal_attention(build, agrees, options):
     layer, plain = build("compressive", options, width=8, heads=2), build("mha", width=8, heads=2)
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "mix" not in name})
-    rows = torch.randn(2, 30, 8, dtype=torch.float64)
-    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-13)
+    same = agrees("compressive", identity="a memory of everything is mha")
+    same.functions(layer, plain, torch.randn(2, 30, 8, dtype=torch.float64), tolerance=1e-12)
 
 
 def test_the_state_stops_growing():

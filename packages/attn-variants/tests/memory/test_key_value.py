@@ -23,16 +23,16 @@ def by_loops(layer, rows, window, parts):
 
 @pytest.mark.parametrize(("name", "parts"), [("key_value", 2), ("key_value_predict", 3)])
 @pytest.mark.parametrize("window", [1, 3, 20])
-def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, name, parts, window):
+def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees, name, parts, window):
     layer = build(name, {"window": window}, width=6, heads=2)
     rows = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, window, parts), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-14)
+    loops = agrees(name, paper="equations 3 to 10 in loops")
+    loops.outputs(out, expected, 1e-14)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-13)
+    loops.gradients(ours, theirs, 1e-13)
 
 
 def test_a_token_weighs_only_the_window_before_it(build):

@@ -31,19 +31,19 @@ def by_loops(layer, rows):
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, heads):
+def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees, heads):
     layer = build("lstmn", width=6, heads=heads)
     rows = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-14)
+    loops = agrees("lstmn", paper="equations 6 to 11 in loops")
+    loops.outputs(out, expected, 1e-14)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-13)
+    loops.gradients(ours, theirs, 1e-13)
 
 
-def test_attention_to_the_last_token_alone_makes_it_an_lstm(build, monkeypatch):
+def test_attention_to_the_last_token_alone_makes_it_an_lstm(build, agrees, monkeypatch):
     layer = build("lstmn", width=4, heads=1)
     monkeypatch.setattr(
         layer, "_shares", lambda query, keys, allowed: torch.eye(keys.shape[2], dtype=keys.dtype)[-1:].expand(2, 1, -1)
@@ -59,7 +59,8 @@ def test_attention_to_the_last_token_alone_makes_it_an_lstm(build, monkeypatch):
     for token in range(7):
         state = cell(rows[:, token], state)
         hidden.append(state[0])
-    assert torch.allclose(layer(rows), torch.stack(hidden, 1) @ layer.output.weight.T, rtol=0, atol=1e-15)
+    expected = torch.stack(hidden, 1) @ layer.output.weight.T
+    agrees("lstmn", package="torch nn.LSTMCell, all attention on the last token").outputs(layer(rows), expected, 1e-15)
 
 
 def test_weights_are_shares_of_the_tokens_before(build):

@@ -22,12 +22,12 @@ def test_content_is_found_by_its_angle(strength, expected):
     assert torch.allclose(weights[0], of(*expected), rtol=0, atol=1e-5)
 
 
-def test_content_equals_torchs_cosine_and_a_zero_vector_is_like_nothing():
+def test_content_equals_torchs_cosine_and_a_zero_vector_is_like_nothing(agrees):
     key, memory = torch.randn(2, 3, 5, dtype=F64), torch.randn(2, 7, 5, dtype=F64)
     strength = torch.rand(2, 3, dtype=F64) * 9
     cosines = torch.cosine_similarity(key[:, :, None], memory[:, None], dim=-1)
     expected = (strength[..., None] * cosines).softmax(-1)
-    assert torch.allclose(by_content(key, memory, strength), expected, rtol=0, atol=1e-7)
+    agrees("ntm", package="torch cosine_similarity").outputs(by_content(key, memory, strength), expected, 1e-7)
     zero = torch.zeros(1, 5, dtype=F64, requires_grad=True)
     weights = by_content(zero, memory[0], of(3.0))
     assert torch.allclose(weights, torch.full((1, 7), 1 / 7, dtype=F64))
@@ -109,11 +109,12 @@ def by_loops(layer, rows):
 
 
 @pytest.mark.parametrize(("heads", "slots", "shift"), [(1, 5, 1), (2, 6, 2), (2, 1, 0)])
-def test_it_equals_a_loop_over_slots_and_elements(build, heads, slots, shift):
+def test_it_equals_a_loop_over_slots_and_elements(build, agrees, heads, slots, shift):
     layer = build("ntm", {"slots": slots, "shift": shift}, width=6, heads=heads)
     rows = torch.randn(5, 6, dtype=F64)
     with torch.no_grad():
-        assert torch.allclose(layer(rows[None])[0], by_loops(layer, rows), rtol=0, atol=1e-12)
+        loops = agrees("ntm", paper="sections 3.1 to 3.3 in loops over numbers")
+        loops.outputs(layer(rows[None])[0], by_loops(layer, rows), 1e-12)
 
 
 def test_gradients_equal_finite_differences_through_several_writes(build):
@@ -135,3 +136,44 @@ def test_the_state_weighs_the_same_at_any_length():
 def test_a_memory_too_small_is_refused_by_name(options, message):
     with pytest.raises(InvalidValue, match=message):
         configure(installed().mechanisms.get("ntm"), options, width=8)
+
+
+@pytest.mark.oracle
+def test_content_is_found_as_in_the_package_dnc(agrees):
+    from dnc.memory import Memory
+
+    theirs = Memory(input_size=6, mem_size=7, cell_size=5, read_heads=3).content_weightings
+    memory, key, strength = (
+        torch.randn(2, 7, 5, dtype=F64),
+        torch.randn(2, 3, 5, dtype=F64),
+        torch.rand(2, 3, dtype=F64),
+    )
+    oracle = agrees("ntm", package="dnc content_weightings")
+    # Theirs adds 1e-6 to the product of the norms.
+    oracle.functions(lambda m, k, s: by_content(k, m, s), theirs, memory, key, strength, tolerance=1e-5)
+
+
+def test_the_gradient_of_addressing_equals_that_through_the_definition_in_loops(agrees):
+    def by_definition(key, memory, strength, gate, shifts, power, before):
+        norms = [(row @ row).sqrt() * (key @ key).sqrt() + 1e-8 for row in memory]
+        raw = [torch.exp(strength * (row @ key) / norm) for row, norm in zip(memory, norms, strict=True)]
+        mixed = [gate * one / sum(raw) + (1 - gate) * old for one, old in zip(raw, before, strict=True)]
+        moved = [sum(shifts[o + 1] * mixed[(i - o) % 4] for o in (-1, 0, 1)) for i in range(4)]
+        sharp = [one**power for one in moved]
+        return torch.stack([one / sum(sharp) for one in sharp])
+
+    def ours(key, memory, strength, gate, shifts, power, before):
+        content = by_content(key[None], memory, strength[None])
+        return sharpened(shifted(interpolated(content, before[None], gate[None]), shifts[None]), power[None])[0]
+
+    shares = torch.rand(3, dtype=F64).softmax(-1), torch.rand(4, dtype=F64).softmax(-1)
+    given = (
+        torch.randn(5, dtype=F64),
+        torch.randn(4, 5, dtype=F64),
+        of(2.5)[0],
+        of(0.7)[0],
+        shares[0],
+        of(1.8)[0],
+        shares[1],
+    )
+    agrees("ntm", paper="equations 5 to 9, slot by slot").functions(ours, by_definition, *given, tolerance=1e-7)

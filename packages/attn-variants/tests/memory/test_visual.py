@@ -27,32 +27,33 @@ def lively(layer):
 
 
 @pytest.mark.parametrize("name", ["visual_soft", "visual_hard"])
-def test_it_equals_the_equation_forward_and_gradient(build, name):
+def test_it_equals_the_equation_forward_and_gradient(build, agrees, name):
     layer = lively(build(name, width=5, heads=1)).eval()
     query = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     source = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     found = scores(layer, query, source)
     weights = found.softmax(-1) if name == "visual_soft" else torch.eye(4, dtype=found.dtype)[found.argmax(-1)]
     expected, out = seen(layer, query, source, weights), layer(query[None], source[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
+    equation = agrees(name, paper="section 4, from the projected rows")
+    equation.outputs(out, expected, 1e-12)
     probe = torch.randn_like(out)
     wanted = [query, source, layer.value.weight, layer.inner.gate.weight]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-11)
+    equation.gradients(ours, theirs, 1e-11)
 
 
-def test_alignment_equals_soft_attention_without_its_gate(build):
+def test_alignment_equals_soft_attention_without_its_gate(build, agrees):
     soft, plain = lively(build("visual_soft", width=6, heads=2)), build("alignment", width=6, heads=2)
     plain.load_state_dict({name: value for name, value in soft.state_dict().items() if "inner" not in name})
     with torch.no_grad():
         soft.inner.gate.weight.zero_()
         soft.inner.gate.bias.fill_(100.0)
     query, source = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
-    assert torch.allclose(soft(query, source), plain(query, source), rtol=0, atol=1e-13)
+    same = agrees("visual_soft", identity="an open gate is alignment")
+    same.functions(soft, plain, query, source, tolerance=1e-12)
 
 
-def test_the_gradient_of_samples_is_on_average_that_of_the_expected_reward():
+def test_the_gradient_of_samples_is_on_average_that_of_the_expected_reward(agrees):
     shares = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log().requires_grad_()
     rewards = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     (exact,) = torch.autograd.grad((shares.softmax(0) * rewards).sum(), shares)
@@ -65,7 +66,7 @@ def test_the_gradient_of_samples_is_on_average_that_of_the_expected_reward():
         glimpses = Glimpses(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
         loss = reinforce_loss(glimpses, rewards[place].view(1, 1), baseline)
         mean -= chance.detach() * torch.autograd.grad(loss, shares)[0]
-    assert torch.allclose(mean, exact, rtol=0, atol=1e-15)
+    agrees("visual_hard", paper="REINFORCE over every possible draw").gradients([mean], [exact], 1e-15)
 
 
 def test_a_baseline_near_the_mean_reward_lowers_the_variance():

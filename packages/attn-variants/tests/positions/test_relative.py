@@ -16,18 +16,18 @@ def doubles(*shape):
 @pytest.mark.oracle
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("buckets", "longest"), [(32, 128), (16, 40)])
-def test_buckets_are_those_of_the_t5_of_transformers(bidirectional, buckets, longest):
+def test_buckets_are_those_of_the_t5_of_transformers(agrees, bidirectional, buckets, longest):
     from transformers.models.t5.modeling_t5 import T5Attention
 
     distance = torch.arange(-400, 401)
     theirs = T5Attention._relative_position_bucket(distance, bidirectional, buckets, longest)
     ours = t5_buckets(T5Bias(buckets=buckets, max_distance=longest, bidirectional=bidirectional), distance)
-    assert torch.equal(ours, theirs)
+    agrees("t5_bias", package="transformers T5Attention").outputs(ours, theirs, 0)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_and_its_gradients_are_those_of_the_t5_of_transformers(build, causal):
+def test_attention_and_its_gradients_are_those_of_the_t5_of_transformers(build, agrees, causal):
     from transformers.models.t5.configuration_t5 import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -45,17 +45,16 @@ def test_attention_and_its_gradients_are_those_of_the_t5_of_transformers(build, 
     with torch.no_grad():
         for name, weight in pairs.items():
             ours[name if "table" in name else f"{name}.weight"].copy_(weight)
-    rows, upstream = doubles(2, 150, 24), doubles(2, 150, 24)
     mask = torch.full((150, 150), -1e300, dtype=torch.float64).triu(1)[None, None] if causal else None
-    bias = peer.compute_bias(150, 150)
-    expected = peer(rows, mask=mask, position_bias=bias if mask is None else bias + mask)[0]
-    found = layer(rows)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
-    (found * upstream).sum().backward()
-    (expected * upstream).sum().backward()
-    assert torch.allclose(layer.query.weight.grad, peer.q.weight.grad, rtol=0, atol=1e-10)
-    table = peer.relative_attention_bias.weight.grad
-    assert torch.allclose(layer.modifiers["t5_bias"].table.grad, table, rtol=0, atol=1e-10)
+
+    def theirs(rows):
+        bias = peer.compute_bias(150, 150)
+        return peer(rows, mask=mask, position_bias=bias if mask is None else bias + mask)[0]
+
+    tables = layer.modifiers["t5_bias"].table, peer.relative_attention_bias.weight
+    agrees("t5_bias", package="transformers T5Attention").functions(
+        layer, theirs, doubles(2, 150, 24), weights=[(layer.query.weight, peer.q.weight), tables], tolerance=1e-10
+    )
 
 
 def shaw_by_loops(layer, rows, clip):
@@ -74,30 +73,29 @@ def shaw_by_loops(layer, rows, clip):
 
 
 @pytest.mark.parametrize("options", [{"clip": 2}, {"clip": 9}, {"clip": 3, "share": True}], ids=str)
-def test_shaw_is_the_equations_of_the_paper_forward_and_backward(build, options):
+def test_shaw_is_the_equations_of_the_paper_forward_and_backward(build, agrees, options):
     layer = build("shaw", options, width=12, heads=2)
     rows = doubles(6, 12)
     found, expected, upstream = layer(rows[None])[0], shaw_by_loops(layer, rows, options["clip"]), doubles(6, 12)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
+    loops = agrees("shaw", paper="equations 3 and 4 in loops")
+    loops.outputs(found, expected, 1e-13)
     weights = list(layer.parameters())
     ours, theirs = (torch.autograd.grad((out * upstream).sum(), weights) for out in (found, expected))
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    loops.gradients(ours, theirs, 1e-12)
 
 
-def test_without_distances_the_vectors_are_one_bias_of_the_values(build):
+def test_without_distances_the_vectors_are_one_bias_of_the_values(build, agrees):
     layer, mha = build("shaw", {"clip": 0}, width=12, heads=2), build("mha", width=12, heads=2)
     state = layer.state_dict()
     table = state.pop("modifiers.relative_values.table")
     state.pop("modifiers.relative_keys.table")
     mha.load_state_dict(state)
-    rows = doubles(1, 7, 12)
-    expected = mha(rows) + layer.output(table.flatten())
-    assert torch.allclose(layer(rows), expected, rtol=0, atol=1e-13)
+    same = agrees("shaw", identity="without distances it is mha with one bias of the values")
+    same.functions(layer, lambda rows: mha(rows) + layer.output(table.flatten()), doubles(1, 7, 12), tolerance=1e-12)
 
 
 @pytest.mark.oracle
-def test_relative_keys_are_those_of_wav2vec2_bert_in_transformers(build):
+def test_relative_keys_are_those_of_wav2vec2_bert_in_transformers(build, agrees):
     from transformers.models.wav2vec2_bert.configuration_wav2vec2_bert import Wav2Vec2BertConfig
     from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import Wav2Vec2BertSelfAttention
 
@@ -118,11 +116,11 @@ def test_relative_keys_are_those_of_wav2vec2_bert_in_transformers(build):
             getattr(layer, name).bias.copy_(linear.bias)
         layer.modifiers["relative_keys"].table[0].copy_(peer.distance_embedding.weight)
         layer.modifiers["relative_values"].table.zero_()
-    rows = doubles(2, 11, 24)
-    assert torch.allclose(layer(rows), peer(rows)[0], rtol=0, atol=1e-12)
+    oracle = agrees("shaw", package="transformers Wav2Vec2BertSelfAttention, keys only")
+    oracle.functions(layer, lambda rows: peer(rows)[0], doubles(2, 11, 24), tolerance=1e-12)
 
 
-def test_a_bias_of_minus_the_distance_is_alibi(build):
+def test_a_bias_of_minus_the_distance_is_alibi(build, agrees):
     layer, alibi = build("relative_bias", {"clip": 20}, width=16, heads=4), build("alibi", width=16, heads=4)
     state = layer.state_dict()
     state.pop("modifiers.relative_bias.table")
@@ -130,8 +128,8 @@ def test_a_bias_of_minus_the_distance_is_alibi(build):
     distance = torch.arange(-20, 21, dtype=torch.float64).abs()
     with torch.no_grad():
         layer.modifiers["relative_bias"].table.copy_(-distance[:, None] * 2.0 ** -torch.arange(2, 9, 2))
-    rows = doubles(1, 9, 16)
-    assert torch.allclose(layer(rows), alibi(rows), rtol=0, atol=1e-13)
+    same = agrees("relative_bias", identity="a bias of minus the distance is alibi")
+    same.functions(layer, alibi, doubles(1, 9, 16), tolerance=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +153,24 @@ def test_a_bias_of_minus_the_distance_is_alibi(build):
 def test_bad_options_are_refused_by_name(mechanism, options, named):
     with pytest.raises(InvalidValue, match=named):
         configure(installed().mechanisms.get(mechanism), options, width=8)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("heads", [4, 6])
+def test_linear_biases_are_those_of_bloom_in_transformers(build, agrees, heads):
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    layer = build("alibi", width=24, heads=heads)
+    bias = build_alibi_tensor(torch.ones(1, 9), heads, torch.float64)[None]  # per key: a softmax sees no shift of a row
+    mask = bias + torch.full((9, 9), float("-inf"), dtype=torch.float64).triu(1)
+
+    def theirs(rows):
+        parts = (linear(rows).unflatten(-1, (heads, -1)) for linear in (layer.query, layer.key, layer.value))
+        out = torch.nn.functional.scaled_dot_product_attention(
+            *(part.transpose(1, 2) for part in parts), attn_mask=mask
+        )
+        return layer.output(out.transpose(1, 2).flatten(-2))
+
+    agrees("alibi", package="transformers Bloom build_alibi_tensor").functions(
+        layer, theirs, doubles(2, 9, 24), tolerance=1e-12
+    )

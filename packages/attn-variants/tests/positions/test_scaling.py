@@ -67,7 +67,7 @@ PEERS = {
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", PEERS)
-def test_frequencies_and_attention_factor_are_those_of_transformers(name):
+def test_frequencies_and_attention_factor_are_those_of_transformers(agrees, name):
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.llama.configuration_llama import LlamaConfig
 
@@ -86,6 +86,9 @@ def test_frequencies_and_attention_factor_are_those_of_transformers(name):
     found = torch.tensor(rotary.frequencies(SIZE), dtype=torch.float64)
     # transformers takes its frequencies in float32.
     assert torch.allclose(found, expected.double(), rtol=1e-6, atol=0)
+    agrees("rope", package=f"transformers rotary frequencies, {theirs['rope_type']}").outputs(
+        found, expected.double(), 1e-6
+    )
     if name != "longrope":
         assert rotary.attention_factor == pytest.approx(factor, rel=1e-12)
 

@@ -32,7 +32,7 @@ def test_the_slopes_of_lightning_attention_are_those_of_alibi():
     assert slopes_of(8, like)[:, 0].tolist() == [2.0**-h for h in range(1, 9)]
 
 
-def test_retention_is_the_loop_of_the_paper():
+def test_retention_is_the_loop_of_the_paper(agrees):
     layer = made("retnet", {"base": None, "chunk": 4})
     given = rows(11)
     query, key, value = (linear(given).unflatten(-1, (2, -1)) for linear in (layer.query, layer.key, layer.value))
@@ -44,7 +44,7 @@ def test_retention_is_the_loop_of_the_paper():
             out[:, t, head] = torch.einsum("bk,bkv->bv", query[:, t, head], memory)
     out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     expected = layer.output(silu(layer.gate(given)) * out.flatten(-2))
-    torch.testing.assert_close(layer(given), expected, rtol=1e-12, atol=1e-12)
+    agrees("retnet", paper="equations 1 and 8, token by token").outputs(layer(given), expected, 1e-12)
 
 
 def test_rotary_positions_of_retention_depend_on_distances_only():
@@ -69,13 +69,14 @@ def test_a_gate_of_gla_that_is_open_forgets_nothing():
     torch.testing.assert_close(layer.weights(rows(9)), pairs, rtol=1e-12, atol=1e-12)
 
 
-def test_kda_whose_memory_does_not_fade_is_deltanet():
+def test_kda_whose_memory_does_not_fade_is_deltanet(agrees):
     kda, delta = made("kda"), made("deltanet")
     with torch.no_grad():
         kda.rate.fill_(-800.0)
     shared = delta.state_dict()
     kda.load_state_dict(shared, strict=False)
-    torch.testing.assert_close(kda.weights(rows(9)), delta.weights(rows(9)), rtol=1e-12, atol=1e-12)
+    same = agrees("kda", identity="without decay it is deltanet")
+    same.outputs(kda.weights(rows(9)), delta.weights(rows(9)), 1e-12)
 
 
 def test_a_convolution_of_one_tap_of_one_is_none():

@@ -43,48 +43,44 @@ def by_head(part):
     return part.transpose(1, 2)
 
 
-def same(steps, expected):
+def same(oracle, steps, expected):
     """Outputs and all gradients, in float32: the oracles know no other type."""
     ours = chunked(steps, None, 16)[0]
     given = [part for part in steps if part is not None]
-    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
+    oracle.outputs(ours, expected, 1e-4)
     probe = torch.linspace(-1, 1, ours.numel()).view_as(ours)
-    for one, other in zip(
-        torch.autograd.grad((ours * probe).sum(), given),
-        torch.autograd.grad((expected * probe).sum(), given),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    oracle.gradients(*(torch.autograd.grad((out * probe).sum(), given) for out in (ours, expected)), 1e-3)
 
 
-def test_linear_attention(steps):
-    same(steps, naive("linear_attn").naive_chunk_linear_attn(*steps[:3], scale=1.0))
+def test_linear_attention_without_its_features(agrees, steps):
+    oracle = agrees("linear", package="fla-core naive_chunk_linear_attn")
+    same(oracle, steps, naive("linear_attn").naive_chunk_linear_attn(*steps[:3], scale=1.0))
 
 
-def test_retention(steps):
+def test_retention(agrees, steps):
     from attn_variants.recurrences.layers.retnet import log_retention
 
     decay = log_retention(HEADS, steps.key)[None, None].expand(1, TOKENS, -1, 1)
     ours = chunked(steps._replace(query=steps.query * KEY**-0.5, decay=decay), None, 16)[0]
     theirs = naive("retention").naive_retention(*(by_head(part) for part in steps[:3]))
-    torch.testing.assert_close(ours, by_head(theirs), rtol=1e-4, atol=1e-4)
-    for part in steps[:3]:
-        gradients = [torch.autograd.grad(out.square().sum(), part, retain_graph=True)[0] for out in (ours, theirs)]
-        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+    oracle = agrees("retnet", package="fla-core naive_retention")
+    oracle.outputs(ours, by_head(theirs), 1e-4)
+    oracle.gradients(*(torch.autograd.grad(out.square().sum(), steps[:3]) for out in (ours, theirs)), 1e-3)
 
 
-def test_gated_linear_attention(steps):
+def test_gated_linear_attention(agrees, steps):
     decay = fading(KEY)
     theirs, _ = naive("gla").naive_recurrent_gla(steps.query * KEY**0.5, steps.key, steps.value, decay)
-    same(steps._replace(decay=decay), theirs)
+    same(agrees("gla", package="fla-core naive_recurrent_gla"), steps._replace(decay=decay), theirs)
 
 
-def test_one_decay_a_head_and_its_weights(steps):
+def test_one_decay_a_head_and_its_weights(agrees, steps):
     decay = fading(1)
     full = steps._replace(decay=decay)
     theirs, weights = naive("simple_gla").naive_parallel_simple_gla(*steps[:3], decay[..., 0], scale=1.0)
-    same(full, theirs)
-    torch.testing.assert_close(effective_weights(full), weights, rtol=1e-4, atol=1e-4)
+    oracle = agrees("lightning", package="fla-core naive_parallel_simple_gla")
+    same(oracle, full, theirs)
+    oracle.outputs(effective_weights(full), weights, 1e-4)
 
 
 def corrected(steps):
@@ -92,32 +88,32 @@ def corrected(steps):
     return steps._replace(key=torch.nn.functional.normalize(steps.key, dim=-1), strength=strength)
 
 
-def test_the_delta_rule(steps):
+def test_the_delta_rule(agrees, steps):
     full = corrected(steps)
     parts = (by_head(part) for part in (full.query * KEY**0.5, full.key, full.value, full.strength))
     theirs, _ = naive("delta_rule").delta_rule_recurrence(*parts)
-    same(full, by_head(theirs))
+    same(agrees("deltanet", package="fla-core delta_rule_recurrence"), full, by_head(theirs))
 
 
-def test_the_gated_delta_rule(steps):
+def test_the_gated_delta_rule(agrees, steps):
     decay = fading(1)
     full = corrected(steps)
     theirs, _ = naive("gated_delta_rule").naive_recurrent_gated_delta_rule(
         full.query, full.key, full.value, full.strength, decay[..., 0], scale=1.0
     )
-    same(full._replace(decay=decay), theirs)
+    same(agrees("kda", package="fla-core naive_recurrent_gated_delta_rule"), full._replace(decay=decay), theirs)
 
 
-def test_kimi_delta_attention(steps):
+def test_kimi_delta_attention(agrees, steps):
     decay = fading(KEY)
     full = corrected(steps)
     theirs, _ = naive("kda").naive_recurrent_kda(full.query, full.key, full.value, decay, full.strength, scale=1.0)
-    same(full._replace(decay=decay), theirs)
+    same(agrees("kda", package="fla-core naive_recurrent_kda"), full._replace(decay=decay), theirs)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("epsilon", [1e-12])
-def test_performer_softmax_features_with_the_same_directions(epsilon):
+def test_performer_softmax_features_with_the_same_directions(agrees, epsilon):
     from performer_pytorch.performer_pytorch import causal_linear_attention_noncuda, linear_attention, softmax_kernel
 
     query, key, value = (rows(size, seed).double() for size, seed in ((KEY, 0), (KEY, 1), (VALUE, 2)))
@@ -133,14 +129,20 @@ def test_performer_softmax_features_with_the_same_directions(epsilon):
         for part, is_query in ((query, True), (key, False))
     ]
     full = favor.quotient(favor.full_sums(*parts, epsilon))
-    torch.testing.assert_close(full, by_head(linear_attention(*theirs, by_head(value))), rtol=1e-8, atol=1e-8)
+    oracle = agrees("performer", package="performer-pytorch softmax_kernel and linear_attention")
+    expected = by_head(linear_attention(*theirs, by_head(value)))
+    oracle.outputs(full, expected, 1e-8)
+    leaves = (query, key, value)
+    oracle.gradients(
+        *(torch.autograd.grad(out.square().sum(), leaves, retain_graph=True) for out in (full, expected)), 1e-6
+    )
     causal = favor.quotient(favor.causal_sums(*parts, None, chunk=16, epsilon=epsilon)[0])
     expected = by_head(causal_linear_attention_noncuda(*theirs, by_head(value), eps=epsilon))
-    torch.testing.assert_close(causal, expected, rtol=1e-6, atol=1e-6)
+    oracle.outputs(causal, expected, 1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_performer_relu_features_with_the_same_directions():
+def test_performer_relu_features_with_the_same_directions(agrees):
     from performer_pytorch.performer_pytorch import generalized_kernel, linear_attention
 
     torch.manual_seed(0)
@@ -148,18 +150,22 @@ def test_performer_relu_features_with_the_same_directions():
     config = configure(mechanism, {"kernel": "relu", "features": 9}, width=8, heads=2, causal=False)
     layer = mechanism.build(config).double()
     given = torch.randn(2, 7, 8, dtype=torch.float64)
-    query, key, value = (
-        linear(given).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)
-    )
-    features = [
-        generalized_kernel(part, projection_matrix=layer.projection, normalize_data=False) for part in (query, key)
-    ]
-    expected = layer.output(linear_attention(*features, value).transpose(1, 2).flatten(-2))
-    torch.testing.assert_close(layer(given), expected, rtol=1e-12, atol=1e-12)
+
+    def theirs(rows):
+        query, key, value = (
+            linear(rows).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)
+        )
+        features = [
+            generalized_kernel(part, projection_matrix=layer.projection, normalize_data=False) for part in (query, key)
+        ]
+        return layer.output(linear_attention(*features, value).transpose(1, 2).flatten(-2))
+
+    oracle = agrees("performer", package="performer-pytorch generalized_kernel and linear_attention")
+    oracle.functions(layer, theirs, given, tolerance=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_efficient_attention_but_for_the_scale_that_the_oracle_adds():
+def test_efficient_attention_but_for_the_scale_that_the_oracle_adds(agrees):
     from linear_attention_transformer.linear_attention_transformer import linear_attn
 
     torch.manual_seed(0)
@@ -167,6 +173,10 @@ def test_efficient_attention_but_for_the_scale_that_the_oracle_adds():
     layer = mechanism.build(configure(mechanism, width=8, heads=2, causal=False)).double()
     given = torch.randn(2, 7, 8, dtype=torch.float64)
     keep = torch.arange(7) < torch.tensor([[7], [4]])
-    parts = [linear(given).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)]
-    expected = linear_attn(*parts, kv_mask=keep).transpose(1, 2).flatten(-2) * 4**0.5
-    torch.testing.assert_close(layer(given, keep=keep), layer.output(expected), rtol=1e-12, atol=1e-12)
+
+    def theirs(rows):
+        parts = [linear(rows).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)]
+        return layer.output(linear_attn(*parts, kv_mask=keep).transpose(1, 2).flatten(-2) * 4**0.5)
+
+    oracle = agrees("efficient", package="linear-attention-transformer linear_attn")
+    oracle.functions(lambda rows: layer(rows, keep=keep), theirs, given, tolerance=1e-12)

@@ -20,18 +20,7 @@ def load(pairs):
             mine.copy_(other)
 
 
-def same(ours, theirs, rows):
-    """Outputs and gradients of the rows of both, in float32."""
-    found = []
-    for layer in (ours, theirs):
-        given = rows.clone().requires_grad_()
-        out = layer(given)
-        found.append((out, *torch.autograd.grad(out.square().sum(), given)))
-    for mine, other in zip(*found, strict=True):
-        torch.testing.assert_close(mine, other, rtol=2e-4, atol=2e-5)
-
-
-def test_kimi_delta_attention_is_that_of_kimi_linear():
+def test_kimi_delta_attention_is_that_of_kimi_linear(agrees):
     torch.manual_seed(0)
     theirs = KimiLinearDeltaAttention(
         KimiLinearConfig(
@@ -65,10 +54,11 @@ def test_kimi_delta_attention_is_that_of_kimi_linear():
             (ours.output.weight, theirs.o_proj.weight),
         ]
     )
-    same(ours, theirs, torch.randn(2, 37, WIDTH))
+    oracle = agrees("kda", package="transformers KimiLinearDeltaAttention")
+    oracle.functions(ours, theirs, torch.randn(2, 37, WIDTH), tolerance=1e-4)  # theirs is float32 inside
 
 
-def test_lightning_attention_is_that_of_minimax_with_its_gate_half_open():
+def test_lightning_attention_is_that_of_minimax_with_its_gate_half_open(agrees):
     torch.manual_seed(0)
     config = MiniMaxConfig(
         hidden_size=WIDTH,
@@ -91,4 +81,6 @@ def test_lightning_attention_is_that_of_minimax_with_its_gate_half_open():
             (ours.output.weight, theirs.out_proj.weight),
         ]
     )
-    same(ours, lambda rows: 2 * theirs(rows, None, None)[0], torch.randn(2, 37, WIDTH))
+    agrees("lightning", package="transformers MiniMaxLightningAttention").functions(
+        ours, lambda rows: 2 * theirs(rows, None, None)[0], torch.randn(2, 37, WIDTH), tolerance=1e-4
+    )

@@ -34,25 +34,25 @@ def local_p_by_loops(layer, rows, source, radius):
     return layer.output(torch.stack(out).view(len(rows), -1))
 
 
-def test_golden_weights_around_four_and_a_fifth():
+def test_golden_weights_around_four_and_a_fifth(agrees):
     scores = torch.zeros(1, 1, 1, 10, dtype=torch.float64)
     centre = torch.full((1, 1, 1, 1), 4.2, dtype=torch.float64)
     weights = around(2, scores, None, centre, torch.arange(10)[None, None, None])[0, 0, 0]
     expected = torch.tensor([0, 0, 0, 0.1217, 0.2450, 0.1815, 0.0495, 0, 0, 0], dtype=torch.float64)
-    assert torch.allclose(weights, expected, rtol=0, atol=5e-5)
+    agrees("local_p", paper="golden weights around 4.2").outputs(weights, expected, 5e-5)
     assert math.isclose(weights.sum().item(), 0.5977, abs_tol=5e-5)
 
 
-def test_local_p_is_the_equations_of_the_paper_forward_and_backward(build):
+def test_local_p_is_the_equations_of_the_paper_forward_and_backward(build, agrees):
     layer = build("local_p", {"radius": 2}, width=WIDTH, heads=2)
     torch.nn.init.normal_(layer.distribution.vector)
     rows, source, upstream = doubles(4, WIDTH), doubles(9, WIDTH), doubles(4, WIDTH)
     found, expected = layer(rows[None], source[None])[0], local_p_by_loops(layer, rows, source, 2)
-    assert torch.allclose(found, expected, rtol=0, atol=1e-13)
+    loops = agrees("local_p", paper="section 3.2 in loops")
+    loops.outputs(found, expected, 1e-13)
     weights = list(layer.parameters())
     ours, theirs = (torch.autograd.grad((out * upstream).sum(), weights) for out in (found, expected))
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12)
+    loops.gradients(ours, theirs, 1e-12)
 
 
 def test_padding_does_not_move_the_place_that_a_query_names(build):
@@ -75,8 +75,9 @@ def test_local_m_sees_the_window_around_its_own_position_and_nothing_far_behind_
     assert seen == [[s for s in range(6) if abs(s - t) <= 2] for t in range(12)]
 
 
-def test_a_radius_as_long_as_the_source_is_global_attention(build):
+def test_a_radius_as_long_as_the_source_is_global_attention(build, agrees):
     local, whole = build("local_m", {"radius": 20}, width=WIDTH, heads=2), build("luong", width=WIDTH, heads=2)
     whole.load_state_dict(local.state_dict())
     rows, source = doubles(1, 4, WIDTH), doubles(1, 7, WIDTH)
-    assert torch.allclose(local(rows, source), whole(rows, source), rtol=0, atol=1e-14)
+    same = agrees("local_m", identity="a radius as long as the source is luong")
+    same.functions(local, whole, rows, source, tolerance=1e-13)

@@ -25,16 +25,17 @@ def made_identity(layer):
     ("beta", "expected"),
     [(1.0, [0.50648, 0.18632, 0.30720]), (5.0, [0.91842, 0.00619, 0.07539])],
 )
-def test_content_addressing_of_a_memory_of_three_rows(beta, expected):
+def test_content_addressing_of_a_memory_of_three_rows(agrees, beta, expected):
     spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=3, value_size=3), score=Cosine())
     memory = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0]], dtype=torch.float64)[None, :, None]
     sharpness = torch.tensor([beta], dtype=torch.float64).expm1().log()
     operands = Operands(query=memory[:, :1], key=memory, value=memory, parameters={"score.sharpness": sharpness})
     weights = plain.attention_weights(spec, operands)[0, 0, 0]
-    assert torch.allclose(weights, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5e-6)
+    golden = agrees("cosine", paper="golden weights over three rows")
+    golden.outputs(weights, torch.tensor(expected, dtype=torch.float64), 5e-6)
 
 
-def test_cosine_scores_are_those_of_torch_and_zero_vectors_have_none(build):
+def test_cosine_scores_are_those_of_torch_and_zero_vectors_have_none(build, agrees):
     layer = build("cosine", width=WIDTH, heads=1, causal=False)
     rows = doubles(1, 5, WIDTH)
     rows[0, 2] = 0
@@ -42,7 +43,8 @@ def test_cosine_scores_are_those_of_torch_and_zero_vectors_have_none(build):
     query, key, _ = (part[0, :, 0] for part in layer.project(rows, None))
     beta = torch.nn.functional.softplus(layer.score.sharpness)
     cosines = torch.cosine_similarity(query[:, None], key[None], dim=-1, eps=1e-30)
-    assert torch.allclose(layer.weights(rows)[0, 0], torch.softmax(beta * cosines, -1), rtol=0, atol=1e-7)
+    theirs = agrees("cosine", package="torch cosine_similarity")
+    theirs.outputs(layer.weights(rows)[0, 0], torch.softmax(beta * cosines, -1), 1e-7)
     layer(rows).sum().backward()
     assert torch.isfinite(rows.grad).all()
 
@@ -52,7 +54,7 @@ def test_sharp_cosines_start_as_wide_as_scaled_products(build):
     assert torch.allclose(beta, torch.full((2,), 4.0, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def test_concat_is_additive_with_its_weight_in_halves(build):
+def test_concat_is_additive_with_its_weight_in_halves(build, agrees):
     concat, additive = (
         build("concat", {"hidden": 5}, width=WIDTH, heads=3),
         build("additive", {"hidden": 5}, width=WIDTH, heads=3),
@@ -60,15 +62,15 @@ def test_concat_is_additive_with_its_weight_in_halves(build):
     state = concat.state_dict()
     key, query = state.pop("score.weight").chunk(2, dim=1)
     additive.load_state_dict({**state, "score.key_weight": key, "score.query_weight": query})
-    rows = doubles(2, 6, WIDTH)
-    assert torch.allclose(concat(rows), additive(rows), rtol=0, atol=1e-13)
+    same = agrees("concat", identity="additive with its weight in halves")
+    same.functions(concat, additive, doubles(2, 6, WIDTH), tolerance=1e-12)
 
 
-def test_location_scores_are_a_linear_layer_and_do_not_see_the_keys(build):
+def test_location_scores_are_a_linear_layer_and_do_not_see_the_keys(build, agrees):
     layer = build("location", {"longest": 9}, width=WIDTH, heads=1, causal=False)
     rows = doubles(1, 6, WIDTH)
     expected = torch.softmax((layer.query(rows) @ layer.score.weight[0].T)[..., :6], -1)
-    assert torch.allclose(layer.weights(rows)[:, 0], expected, rtol=0, atol=1e-14)
+    agrees("location", paper="softmax of a linear layer").outputs(layer.weights(rows)[:, 0], expected, 1e-14)
     with torch.no_grad():
         layer.key.weight.normal_()
     assert torch.allclose(layer.weights(rows)[:, 0], expected, rtol=0, atol=1e-14)
@@ -87,31 +89,71 @@ def test_more_keys_than_location_scores_have_rows_are_refused(build):
         plain.attend(layer.spec, operands)
 
 
-def test_dot_attention_is_multi_head_attention_of_scaled_queries(build):
+def test_dot_attention_is_multi_head_attention_of_scaled_queries(build, agrees):
     dot, mha = build("dot", width=WIDTH, heads=3), build("mha", width=WIDTH, heads=3)
     mha.load_state_dict({**dot.state_dict(), "query.weight": 2 * dot.query.weight})
-    rows = doubles(2, 6, WIDTH)
-    assert torch.allclose(dot(rows), mha(rows), rtol=0, atol=1e-13)
+    same = agrees("dot", identity="mha of scaled queries")
+    same.functions(dot, mha, doubles(2, 6, WIDTH), tolerance=1e-12)
 
 
 @pytest.mark.oracle
-def test_general_scores_are_the_luong_attention_of_joeynmt(build):
+def test_general_scores_are_the_luong_attention_of_joeynmt(build, agrees):
     attention = pytest.importorskip("joeynmt.attention", reason="pip install --no-deps joeynmt==2.3.0")
     peer = attention.LuongAttention(hidden_size=WIDTH, key_size=WIDTH).double()
     layer = made_identity(build("luong", {"score": "general"}, width=WIDTH, heads=1))
     with torch.no_grad():
         layer.score.weight[0].copy_(peer.key_layer.weight)
-    state, source = doubles(2, 1, WIDTH), doubles(2, 5, WIDTH)
     keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    peer.compute_proj_keys(source)
-    context, weights = peer(query=state, mask=keep[:, None], values=source)
-    assert torch.allclose(layer.weights(state, source, keep=keep)[:, 0], weights, rtol=0, atol=1e-14)
-    assert torch.allclose(layer(state, source, keep=keep), context, rtol=0, atol=1e-14)
+
+    def theirs(state, source):
+        peer.compute_proj_keys(source)
+        return peer(query=state, mask=keep[:, None], values=source)[0]
+
+    oracle = agrees("luong", package="joeynmt LuongAttention")
+    oracle.functions(
+        lambda state, source: layer(state, source, keep=keep),
+        theirs,
+        doubles(2, 1, WIDTH),
+        doubles(2, 5, WIDTH),
+        tolerance=1e-13,
+    )
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", ["additive", "alignment"])
+def test_additive_scores_are_the_bahdanau_attention_of_joeynmt(build, agrees, name):
+    attention = pytest.importorskip("joeynmt.attention", reason="pip install --no-deps joeynmt==2.3.0")
+    peer = attention.BahdanauAttention(hidden_size=7, key_size=WIDTH, query_size=WIDTH).double()
+    shared = {"causal": False} if name == "additive" else {}
+    layer = made_identity(build(name, {"hidden": 7}, width=WIDTH, heads=1, **shared))
+    with torch.no_grad():
+        layer.score.key_weight[0].copy_(peer.key_layer.weight.T)
+        layer.score.query_weight[0].copy_(peer.query_layer.weight.T)
+        layer.score.vector[0].copy_(peer.energy_layer.weight[0])
+        layer.score.bias.zero_()
+    keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+
+    def theirs(state, source):
+        peer.compute_proj_keys(source)
+        rows = []
+        for place in range(state.shape[1]):  # one decoder state at a time
+            one = state[:, place : place + 1]
+            peer.compute_proj_query(one)
+            rows.append(peer(query=one, mask=keep[:, None], values=source)[0])
+        return torch.cat(rows, 1)
+
+    oracle = agrees(name, package="joeynmt BahdanauAttention")
+    if name == "additive":
+        rows = doubles(2, 5, WIDTH)
+        oracle.functions(lambda x: layer(x, keep=keep), lambda x: theirs(x, x), rows, tolerance=1e-13)
+    else:
+        both = doubles(2, 3, WIDTH), doubles(2, 5, WIDTH)
+        oracle.functions(lambda *given: layer(*given, keep=keep), theirs, *both, tolerance=1e-13)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("score", ["dot", "general"])
-def test_weights_are_those_of_pytorch_nlp(build, score):
+def test_weights_are_those_of_pytorch_nlp(build, agrees, score):
     from torchnlp.nn import Attention
 
     peer = Attention(WIDTH, attention_type=score).double()
@@ -119,9 +161,13 @@ def test_weights_are_those_of_pytorch_nlp(build, score):
     if score == "general":
         with torch.no_grad():
             layer.score.weight[0].copy_(peer.linear_in.weight.T)
-    state, source = doubles(2, 3, WIDTH), doubles(2, 5, WIDTH)
-    _, weights = peer(state, source)
-    assert torch.allclose(layer.weights(state, source)[:, 0], weights, rtol=0, atol=1e-14)
+    given = doubles(2, 3, WIDTH), doubles(2, 5, WIDTH)
+    agrees("luong", package="pytorch-nlp Attention").functions(
+        lambda state, source: layer.weights(state, source)[:, 0],
+        lambda state, source: peer(state, source)[1],
+        *given,
+        tolerance=1e-13,
+    )
 
 
 @pytest.mark.parametrize(

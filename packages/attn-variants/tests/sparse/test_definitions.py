@@ -57,7 +57,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "options", "causal"), CASES, ids=str)
 @pytest.mark.parametrize("kernel", [None, "plain", "torch_sdpa", "block_sparse"])
-def test_outputs_and_gradients_are_those_of_the_definition(name, options, causal, kernel):
+def test_outputs_and_gradients_are_those_of_the_definition(agrees, name, options, causal, kernel):
     mechanism = installed().mechanisms.get(name)
     layer = mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, causal=causal)).double()
     layer.use_kernel(kernel)
@@ -71,10 +71,9 @@ def test_outputs_and_gradients_are_those_of_the_definition(name, options, causal
     probe = torch.linspace(-1, 1, expected.numel(), dtype=torch.float64).view_as(expected)
     leaves = [rows, layer.query.weight, layer.key.weight, layer.value.weight]
     out = layer(rows)
-    assert torch.allclose(out, expected, rtol=0, atol=1e-12)
-    found = torch.autograd.grad((out * probe).sum(), leaves)
-    for ours, theirs in zip(found, torch.autograd.grad((expected * probe).sum(), leaves), strict=True):
-        assert torch.allclose(ours, theirs, rtol=0, atol=1e-11)
+    sets = agrees(name, paper="the paper's sets of keys, query by query")
+    sets.outputs(out, expected, 1e-12)
+    sets.gradients(*(torch.autograd.grad((made * probe).sum(), leaves) for made in (out, expected)), 1e-11)
 
 
 def turned(vector, place, rotary):
@@ -87,7 +86,7 @@ def turned(vector, place, rotary):
     )
 
 
-def test_rotary_positions_of_attention_sinks_are_places_in_the_cache():
+def test_rotary_positions_of_attention_sinks_are_places_in_the_cache(agrees):
     sinks, window, rotary = 2, 4, Rotary()
     mechanism = installed().mechanisms.get("attention_sinks")
     options = {"sinks": sinks, "window": window}
@@ -100,7 +99,8 @@ def test_rotary_positions_of_attention_sinks_are_places_in_the_cache():
         keys = torch.stack([turned(key[j, h], place, rotary) for place, j in enumerate(cache)])
         weights = torch.softmax(keys @ turned(query[i, h], len(cache) - 1, rotary) / SIZE**0.5, 0)
         expected[i, h] = weights @ value[cache, h]
-    assert torch.allclose(layer(rows[None])[0], layer.output(expected.flatten(-2)), rtol=0, atol=1e-12)
+    places = agrees("attention_sinks", paper="positions in the cache, query by query")
+    places.outputs(layer(rows[None])[0], layer.output(expected.flatten(-2)), 1e-12)
 
 
 def test_attention_sinks_remember_as_much_of_a_long_stream_as_of_a_short_one():
@@ -114,7 +114,7 @@ def test_attention_sinks_remember_as_much_of_a_long_stream_as_of_a_short_one():
     assert len(set(weights)) == 1
 
 
-def test_longformer_whose_tokens_are_all_global_is_full_attention_with_the_global_projections():
+def test_longformer_whose_tokens_are_all_global_is_full_attention_with_the_global_projections(agrees):
     catalog = installed().mechanisms
     longformer, full = catalog.get("longformer"), catalog.get("mha")
     options = {"window": 2, "global_positions": tuple(range(9))}
@@ -123,7 +123,7 @@ def test_longformer_whose_tokens_are_all_global_is_full_attention_with_the_globa
     weights = {f"{name}.weight": getattr(layer.inner, name).weight for name in ("query", "key", "value")}
     other.load_state_dict({**weights, "output.weight": layer.output.weight})
     rows = torch.randn(2, 9, WIDTH, dtype=torch.float64)
-    assert torch.allclose(layer(rows), other(rows), rtol=0, atol=1e-13)
+    agrees("longformer", identity="all tokens global is mha").functions(layer, other, rows, tolerance=1e-12)
     assert torch.allclose(layer.weights(rows), other.weights(rows), rtol=0, atol=1e-13)
 
 

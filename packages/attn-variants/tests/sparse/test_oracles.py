@@ -1,14 +1,11 @@
 """Sparse mechanisms against other people's implementations of them, forward and gradient."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from attn_core import (
     AttentionSpec,
     BigBird,
     Causal,
-    Chunked,
     Heads,
     Operands,
     PerHead,
@@ -39,18 +36,8 @@ def layer_of(name, options=None, **shared):
     return layer
 
 
-def compare(ours, theirs, pairs, tolerance):
-    """Outputs, and gradients to inputs and to pairs of weights, of two functions of one input."""
-    rows = torch.randn(2, ours.length, WIDTH, dtype=torch.float64)
-    found = []
-    for function, side in ((ours.function, 0), (theirs, 1)):
-        given = rows.clone().requires_grad_()
-        out = function(given)
-        probe = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
-        leaves = [given, *(pair[side] for pair in pairs)]
-        found.append([out, *torch.autograd.grad((out * probe).sum(), leaves)])
-    for ours_, theirs_ in zip(*found, strict=True):
-        assert torch.allclose(ours_, theirs_, rtol=0, atol=tolerance), (ours_ - theirs_).abs().max()
+def rows_of(length):
+    return torch.randn(2, length, WIDTH, dtype=torch.float64)
 
 
 def same_weights(layer, other, names):
@@ -61,7 +48,7 @@ def same_weights(layer, other, names):
 
 
 @pytest.mark.parametrize("places", [(0,), (0, 5, 11), ()], ids=str)
-def test_longformer_equals_that_of_transformers(places):
+def test_longformer_equals_that_of_transformers(agrees, places):
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
@@ -83,11 +70,12 @@ def test_longformer_equals_that_of_transformers(places):
         return other(rows, mask, mask < 0, mask > 0, bool(places))[0]
 
     # Its softmax is in float32 whatever the inputs are.
-    compare(SimpleNamespace(function=layer, length=16), theirs, pairs, 2e-6)
+    oracle = agrees("longformer", package="transformers LongformerSelfAttention")
+    oracle.functions(layer, theirs, rows_of(16), weights=pairs, tolerance=2e-6)
 
 
 @pytest.mark.parametrize(("block", "random"), [(2, 1), (3, 2)])
-def test_big_bird_equals_that_of_transformers_with_the_same_random_blocks(block, random):
+def test_big_bird_equals_that_of_transformers_with_the_same_random_blocks(agrees, block, random):
     import numpy as np
     from transformers import BigBirdConfig
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
@@ -123,11 +111,12 @@ def test_big_bird_equals_that_of_transformers_with_the_same_random_blocks(block,
     def theirs(rows):
         return other(rows, band, start, end, whole, whole)[0]
 
-    compare(SimpleNamespace(function=layer, length=length), theirs, pairs, 1e-10)
+    oracle = agrees("bigbird", package="transformers BigBirdBlockSparseAttention")
+    oracle.functions(layer, theirs, rows_of(length), weights=pairs, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_block_local_attention_equals_that_of_local_attention(causal):
+def test_block_local_attention_equals_that_of_local_attention(agrees, causal):
     from local_attention import LocalAttention
 
     layer = layer_of("block_local", {"block": 4}, causal=causal)
@@ -137,17 +126,30 @@ def test_block_local_attention_equals_that_of_local_attention(causal):
         query, key, value = (part.transpose(1, 2) for part in layer.project(rows, None))
         return other(query, key, value).transpose(1, 2).flatten(-2)
 
-    compare(SimpleNamespace(function=layer, length=20), theirs, [], 1e-12)
+    agrees("block_local", package="local-attention LocalAttention").functions(
+        layer, theirs, rows_of(20), tolerance=1e-12
+    )
 
 
-def test_chunks_are_those_of_transformers():
-    from transformers.masking_utils import chunked_overlay
+@pytest.mark.parametrize(("name", "options"), [("sliding_window", {"window": 5}), ("chunked", {"chunk": 5})])
+def test_windows_and_chunks_are_those_of_transformers(agrees, name, options):
+    from transformers.masking_utils import chunked_overlay, sliding_window_overlay
 
-    overlay = chunked_overlay(5, torch.zeros(1, dtype=torch.int64))
-    mask = Chunked(size=5) & Causal()
-    for query in range(23):
-        for key in range(query + 1):
-            assert mask.allows(query, key) == bool(overlay(0, 0, query, key))
+    overlay = (
+        sliding_window_overlay(5) if name == "sliding_window" else chunked_overlay(5, torch.zeros(1, dtype=torch.int64))
+    )
+    seen = torch.tensor(
+        [[key <= query and bool(overlay(0, 0, query, key)) for key in range(23)] for query in range(23)]
+    )
+    layer = layer_of(name, options)
+
+    def theirs(rows):
+        parts = (part.transpose(1, 2) for part in layer.project(rows, None))
+        return scaled_dot_product_attention(*parts, attn_mask=seen).transpose(1, 2).flatten(-2)
+
+    agrees(name, package=f"transformers {overlay.__qualname__.partition('.')[0]}").functions(
+        layer, theirs, rows_of(23), tolerance=1e-12
+    )
 
 
 def test_flex_attention_computes_what_masks_say():

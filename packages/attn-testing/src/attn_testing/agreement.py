@@ -1,0 +1,92 @@
+"""What a test found when it compared a mechanism with somebody else's result, kept where a report can read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue
+from torch import Tensor
+
+from attn_testing.expect import require_same
+
+Record = Callable[[str, object], None]
+"""pytest's fixture `record_property`, or anything else that takes a name and a value."""
+
+Function = Callable[..., Tensor]
+
+
+class Agreement:
+    """A comparison of one mechanism with one oracle.
+
+    Name the oracle in exactly one of three ways: `package`, a distribution and what of it was called
+    ("torch-geometric GATConv"); `paper`, what was written down from the paper ("equations 3 and 4 in loops");
+    `identity`, the limit in which it must equal something else ("one group is mqa").
+
+    Every comparison raises `LawBroken` where an element differs by more than `tolerance` (1 + |expected|), and records
+    the largest error, in those units, under the name "agrees".
+    """
+
+    def __init__(
+        self, record: Record, mechanism: str, *, package: str = "", paper: str = "", identity: str = ""
+    ) -> None:
+        given = {"package": package, "paper": paper, "identity": identity}
+        named = [(kind, words) for kind, words in given.items() if words]
+        if len(named) != 1:
+            raise InvalidValue.of(f"oracle of {mechanism}", named, "one of package, paper and identity")
+        self._record, self._mechanism = record, mechanism
+        self._kind, self._oracle = named[0]
+        if self._kind == "package":
+            distribution, _, called = package.partition(" ")
+            self._oracle = f"{distribution} {version(distribution).split('+')[0]} {called}".strip()
+
+    def outputs(self, found: Tensor, expected: Tensor, tolerance: float) -> None:
+        """Compare two tensors of any one shape: outputs, weights, or what they are made of."""
+        self._compare("outputs", [found], [expected], tolerance)
+
+    def gradients(self, found: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> None:
+        """Compare the gradients to as many tensors, in pairs."""
+        self._compare("gradients", list(found), list(expected), tolerance)
+
+    def functions(
+        self,
+        ours: Function,
+        theirs: Function,
+        *inputs: Tensor,
+        tolerance: float,
+        weights: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> None:
+        """Compare what two functions of `inputs` return, and its gradients to them and to pairs of `weights`."""
+        mine = results(ours, inputs, [own for own, _ in weights])
+        other = results(theirs, inputs, [their for _, their in weights])
+        self.outputs(mine[0], other[0], tolerance)
+        self.gradients(mine[1:], other[1:], tolerance)
+
+    def _compare(self, part: str, found: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+        if len(found) != len(expected) or not found:
+            raise InvalidValue.of(f"{part} of {self._mechanism}", (len(found), len(expected)), "as many, at least one")
+        for place, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            what = f"{part} {place} of {self._mechanism} and those of {self._oracle}"
+            require_same(ours, theirs, what, tolerance)
+        error = max(map(error_of, found, expected))
+        said = {"mechanism": self._mechanism, "kind": self._kind, "oracle": self._oracle, "part": part, "error": error}
+        self._record("agrees", json.dumps(said | {"dtype": str(found[0].dtype).removeprefix("torch.")}))
+
+
+def results(function: Function, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of a fixed weighted sum of it to the inputs and the weights."""
+    given = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = function(*given)
+    probe = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
+    found = torch.autograd.grad((out * probe).sum(), [*given, *weights], materialize_grads=True)
+    return [out.detach(), *found]
+
+
+def error_of(found: Tensor, expected: Tensor) -> float:
+    """The largest |found - expected| / (1 + |expected|), 0 where there is no element."""
+    ours, theirs = found.detach().to(torch.float64), expected.detach().to(torch.float64)
+    errors: Any = (ours - theirs).abs() / (1 + theirs.abs())
+    return float(errors.max()) if errors.numel() else 0.0

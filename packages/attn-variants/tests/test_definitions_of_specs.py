@@ -1,0 +1,82 @@
+"""Every mechanism that is declared as a spec, against the definition of its parts, head by head in float64."""
+
+import pytest
+import torch
+from attn_core import Capability, configure, installed
+from attn_testing import oracle
+
+WIDTH, HEADS, TOKENS, SOURCE = 16, 4, 11, 7
+OPTIONS = {
+    "attention_sinks": {"sinks": 2, "window": 4},
+    "bigbird": {"block": 1, "random": 1},
+    "block_local": {"block": 3},
+    "chunked": {"chunk": 4},
+    "dilated_window": {"window": 3, "dilations": (1, 2)},
+    "entmax": {"alpha": 1.3},
+    "fixed": {"block": 4, "summaries": 2},
+    "local_m": {"radius": 2},
+    "local_p": {"radius": 2},
+    "neighborhood": {"size": 3},
+    "relative_bias": {"clip": 3},
+    "shaw": {"clip": 2},
+    "sliding_window": {"window": 3},
+    "soft_cap": {"cap": 1.5},
+    "strided": {"stride": 3},
+    "t5_bias": {"buckets": 8, "max_distance": 12},
+}
+"""What brings out a mechanism's character in so few tokens."""
+
+
+def declared():
+    """Names of those whose spec says all there is to compute."""
+    found = installed().mechanisms
+    for name in found.names():
+        mechanism = found.get(name)
+        config = configure(mechanism, width=WIDTH, heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
+        spec = mechanism.spec(config) if found.owner(name) == "attn-variants" else None
+        if spec is not None and mechanism.inner(config) is None:
+            yield name
+
+
+def normed(layer, rows, gain):
+    if layer.spec.norm is None:
+        return rows
+    return rows / (rows.square().mean(-1, keepdim=True) + layer.spec.norm.eps).sqrt() * layer.norm.named()[gain]
+
+
+def turned(rotary, rows):
+    """Rows [batch, tokens, heads, size]; halves of a head are the real and the imaginary parts of complex numbers."""
+    if rotary is None:
+        return rows
+    real, imaginary = rows.chunk(2, dim=-1)
+    half = real.shape[-1]
+    angles = torch.arange(rows.shape[1])[:, None, None] * rotary.base ** (-torch.arange(half, dtype=rows.dtype) / half)
+    spun = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([spun.real, spun.imag], dim=-1)
+
+
+def by_definition(layer, rows, source=None):
+    memory = rows if source is None else source
+    query, key, value = (
+        (given @ linear.weight.T).view(*given.shape[:2], -1, WIDTH // HEADS)
+        for given, linear in ((rows, layer.query), (memory, layer.key), (memory, layer.value))
+    )
+    query, key = normed(layer, query, "query_gain"), normed(layer, key, "key_gain")
+    fields = {"key": turned(layer.spec.rotary, key), "value": value}
+    places = None if source is None else torch.arange(rows.shape[1])[None]
+    operands = layer.operands(turned(layer.spec.rotary, query), fields, positions=(places, None))
+    return oracle.attend(layer.spec, operands).flatten(-2) @ layer.output.weight.T
+
+
+@pytest.mark.parametrize("name", list(declared()))
+def test_outputs_and_gradients_are_those_of_the_definition(build, agrees, name):
+    mechanism = installed().mechanisms.get(name)
+    layer = build(name, OPTIONS.get(name), width=WIDTH, heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
+    with torch.no_grad():
+        for weight in layer.parameters():  # nothing that starts at zero or one stays there
+            weight.add_(0.3 * torch.randn_like(weight))
+    given = [torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)]
+    if layer.spec.cross:
+        given.append(torch.randn(2, SOURCE, WIDTH, dtype=torch.float64))
+    definition = agrees(name, paper="the definition of its parts, pair by pair")
+    definition.functions(layer, lambda *rows: by_definition(layer, *rows), *given, tolerance=1e-11)

@@ -1,0 +1,36 @@
+"""docs/proof.md: what proves each mechanism, from what the tests recorded in docs/proof.json.
+
+    python tools/proof.py                     write the page anew
+    python tools/proof.py --check             fail if it is not up to date
+    python tools/proof.py record REPORT.xml   first take over what a run of tests found (pytest --junitxml)
+
+A test records with `attn_testing.Agreement`, and every law of the kit by itself. `nox -s proof` runs the tests.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import proof_page
+import proof_records
+from proof_records import Proof
+
+
+def main() -> None:
+    """Record, and write the page or compare with it."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["record"]:
+        proof = proof_records.load() if proof_records.DATA.exists() else Proof(comparisons=[], laws=[])
+        for report in arguments[1:]:
+            proof = proof_records.merged(proof, proof_records.read(Path(report)))
+        proof_records.save(proof)
+    text = proof_page.page(proof_records.load())
+    if "--check" in arguments:
+        same = proof_page.PAGE.read_text("utf-8") == text
+        raise SystemExit(0 if same else "docs/proof.md is not up to date: run python tools/proof.py")
+    proof_page.PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""What tests recorded about each mechanism: what it was compared with, the largest errors, the laws it passed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import xml.etree.ElementTree as ET
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sources
+import workspace
+
+DATA = workspace.ROOT / "docs" / "proof.json"
+RECORDERS = {"Agreement", "agrees"}
+"""What a test names to record: the class of the kit, or the fixture that makes one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What one test found between a mechanism and one oracle; an error is None where that was not compared."""
+
+    mechanism: str
+    kind: str
+    oracle: str
+    test: str
+    dtype: str
+    outputs: float | None = None
+    gradients: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laws:
+    """What one test class found: the laws that passed, and why others say nothing of the mechanism."""
+
+    mechanism: str
+    test: str
+    passed: list[str] = field(default_factory=list)
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Everything that was recorded, sorted by mechanism and test."""
+
+    comparisons: list[Comparison]
+    laws: list[Laws]
+
+
+def load() -> Proof:
+    """What is recorded in docs/proof.json."""
+    data = json.loads(DATA.read_text("utf-8"))
+    return Proof(
+        comparisons=[Comparison(**entry) for entry in data["comparisons"]],
+        laws=[Laws(**entry) for entry in data["laws"]],
+    )
+
+
+def save(proof: Proof) -> None:
+    """Write docs/proof.json, one entry a line, so that a change shows as one."""
+    parts = {name: ",\n".join(map(json.dumps, entries)) for name, entries in asdict(proof).items()}
+    text = ",\n".join(f'"{name}": [\n{entries}\n]' for name, entries in parts.items())
+    DATA.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+
+
+def cases(report: Path) -> Iterator[tuple[str, ET.Element]]:
+    """Each test of a JUnit report with its place, `folder/file.py::Class::test`, parameters left out."""
+    for case in ET.parse(report).getroot().iter("testcase"):  # noqa: S314 -- pytest wrote it on this machine
+        *folders, last = case.attrib["classname"].split(".")
+        owner = [last] if last[:1].isupper() else []
+        path = "/".join(folders if owner else [*folders, last]) + ".py"
+        yield "::".join([path, *owner, case.attrib["name"].partition("[")[0]]), case
+
+
+def properties(case: ET.Element, name: str) -> list[dict[str, Any]]:
+    """What a test recorded under a name."""
+    found = case.iterfind(f"properties/property[@name='{name}']")
+    return [json.loads(entry.attrib["value"]) for entry in found]
+
+
+def read(report: Path) -> Proof:
+    """What a report holds; raises SystemExit where a test of it failed."""
+    compared: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    passed: dict[tuple[str, str], set[str]] = defaultdict(set)
+    silent: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for test, case in cases(report):
+        if case.find("failure") is not None or case.find("error") is not None:
+            raise SystemExit(f"{test} failed; only a run without failures is recorded")
+        skipped = case.find("skipped")
+        for found in properties(case, "agrees"):
+            errors = compared[found["mechanism"], found["kind"], found["oracle"], test, found["dtype"]]
+            errors[found["part"]] = max(errors.get(found["part"], 0.0), rounded(found["error"]))
+        for found in properties(case, "law"):
+            key = found["mechanism"], test.rpartition("::")[0]
+            if skipped is None:
+                passed[key].add(found["law"])
+            else:
+                silent[key].setdefault(found["law"], skipped.attrib.get("message", ""))
+    names = ("mechanism", "kind", "oracle", "test", "dtype")
+    return Proof(
+        comparisons=[Comparison(**dict(zip(names, key, strict=True)), **errors) for key, errors in compared.items()],
+        laws=[law_entry(*key, passed[key], silent[key]) for key in passed.keys() | silent.keys()],
+    )
+
+
+def law_entry(mechanism: str, test: str, passed: set[str], silent: dict[str, str]) -> Laws:
+    """A law with a check that passed is not silent, whatever its other checks say."""
+    quiet = {law: reason for law, reason in sorted(silent.items()) if law not in passed}
+    return Laws(mechanism=mechanism, test=test, passed=sorted(passed), silent=quiet)
+
+
+def rounded(error: float) -> float:
+    """An error to one digit: another machine rounds the others differently."""
+    return float(f"{error:.0e}")
+
+
+def merged(old: Proof, new: Proof) -> Proof:
+    """The new records, and the old ones of tests that were not run anew and are still there."""
+    there = recording_tests() | {entry.test for entry in old.laws if exists(entry.test)}
+    ran = {entry.test for entry in [*new.comparisons, *new.laws]}
+
+    def kept(entries: list[Any], added: list[Any]) -> list[Any]:
+        left = [entry for entry in entries if entry.test in there - ran]
+        return sorted([*left, *added], key=lambda entry: (entry.mechanism, entry.test, str(entry)))
+
+    return Proof(comparisons=kept(old.comparisons, new.comparisons), laws=kept(old.laws, new.laws))
+
+
+def exists(test: str) -> bool:
+    """Whether the class of a place is still in its file."""
+    path, _, name = test.partition("::")
+    file = workspace.ROOT / path
+    return file.exists() and f"class {name}(" in file.read_text("utf-8")
+
+
+def recording_tests() -> set[str]:
+    """The places of all tests of the tree that record a comparison."""
+    return {
+        f"{source.path}::{name.replace('.', '::')}"
+        for source in sources.of_tests()
+        for name, function in source.functions()
+        if name.rpartition(".")[2].startswith("test_") and RECORDERS & names_in(function)
+    }
+
+
+def names_in(function: ast.AST) -> set[str]:
+    """Every name that a function uses or takes."""
+    used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    return used | {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
