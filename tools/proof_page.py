@@ -82,7 +82,7 @@ def missing(names: list[str], proof: Proof) -> str:
     graded = {c.mechanism for c in proof.comparisons if c.gradients is not None and c.kind != "identity"}
     independent = by_kind["package"] | by_kind["paper"]
     gaps = {
-        "Compared with no package (none that can be installed here computes them)": set(names) - by_kind["package"],
+        "Compared with no package": set(names) - by_kind["package"],
         "Compared with neither package nor paper": set(names) - independent,
         "Gradients compared with neither package nor paper": set(names) - graded,
         "No law recorded": set(names) - {entry.mechanism for entry in proof.laws},

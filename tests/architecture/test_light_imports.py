@@ -52,5 +52,12 @@ def test_the_command_line_loads_nothing_heavy_to_answer_what_there_is(words: tup
     assert not heavy_after(command(*words))
 
 
+def test_help_asks_no_plugin_for_its_mechanisms() -> None:
+    families = "attn_variants.mechanisms.offered"
+    listed = f"import sys\nassert ({families!r} in sys.modules) == (sys.argv[1] == 'list')"
+    for words in (("--help",), ("list", "mechanisms")):
+        heavy_after(f"{command(*words)}\n{listed}")
+
+
 def test_what_is_loaded_is_noticed() -> None:
     assert heavy_after("import numpy") == {"numpy"}

@@ -21,8 +21,7 @@ REPORT = """<testsuites><testsuite>
  "dtype": "float64"}'/></properties></testcase>
 <testcase classname="packages.a.tests.test_b.TestM" name="test_law[x]"><properties>
 <property name="law" value='{"mechanism": "m", "law": "cost"}'/></properties></testcase>
-<testcase classname="packages.a.tests.test_b.TestM" name="test_weights"><properties>
-<property name="law" value='{"mechanism": "m", "law": "row_sums"}'/></properties>
+<testcase classname="packages.a.tests.test_b.TestM" name="test_weights_are_shares_of_the_allowed_keys[none]">
 <skipped message="it has none"/></testcase>
 </testsuite></testsuites>"""
 
@@ -78,7 +77,7 @@ def test_a_report_gives_the_largest_error_of_all_cases_and_the_laws_by_class(tmp
 def test_a_report_with_a_failure_is_not_recorded(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
     path.write_text(REPORT.replace("<skipped", "<failure"), "utf-8")
-    with pytest.raises(SystemExit, match=r"test_b\.py::TestM::test_weights failed"):
+    with pytest.raises(SystemExit, match=r"test_b\.py::TestM::test_weights_are_shares_of_the_allowed_keys failed"):
         proof_records.read(path)
 
 

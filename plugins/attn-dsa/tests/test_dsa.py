@@ -6,6 +6,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_core.rotary import Rotary
 from attn_dsa import chosen
 from attn_dsa.choice import choose
+from attn_testing import Agreement
 from attn_testing.memory import DictionaryStore
 from attn_testing.serving import ragged
 from torch.utils.flop_counter import FlopCounterMode
@@ -71,16 +72,16 @@ def by_loops(layer, rows, top):
 
 @pytest.mark.parametrize("top", [1, 3, 7])
 @pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
-def test_it_equals_a_loop_over_queries_forward_and_gradient(top, heads, groups):
+def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, top, heads, groups):
     layer = build({"top": top}, width=8, heads=heads, key_value_heads=groups).eval()
     rows = torch.randn(13, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, top), layer(rows[None])[0]
-    assert torch.allclose(out, expected, rtol=0, atol=1e-13)
+    loops = Agreement(record_property, "dsa", paper="equations 1 and 2 in loops")
+    loops.outputs(out, expected, 1e-13)
     probe = torch.randn_like(out)
     wanted = [rows, layer.query.weight, layer.key.weight, layer.value.weight]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(mine, other, rtol=0, atol=1e-12)
+    loops.gradients(ours, theirs, 1e-12)
 
 
 @pytest.mark.parametrize("rotary", [None, Rotary(base=100.0)])
@@ -96,13 +97,13 @@ def test_the_chosen_tokens_are_the_best_of_the_indexer(rotary):
 
 @pytest.mark.parametrize("top", [9, 64])
 @pytest.mark.parametrize("training", [True, False])
-def test_choosing_all_tokens_is_causal_attention(top, training):
+def test_choosing_all_tokens_is_causal_attention(record_property, top, training):
     layer = build({"top": top}, width=8, heads=4, key_value_heads=2).train(training)
     gqa = installed().mechanisms.get("gqa")
     plain = gqa.build(configure(gqa, width=8, heads=4, key_value_heads=2)).double()
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
     rows = torch.randn(2, 9, 8, dtype=torch.float64)
-    assert torch.allclose(layer(rows), plain(rows), rtol=0, atol=1e-14)
+    Agreement(record_property, "dsa", identity="all tokens chosen are gqa").outputs(layer(rows), plain(rows), 1e-14)
     assert torch.allclose(layer.weights(rows), plain.weights(rows), rtol=0, atol=1e-14)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import pluggy
@@ -26,35 +26,62 @@ from attn_core.store import CacheFamily
 
 
 class Catalog:
-    """What the plugins offer. A hook that raises marks its plugin broken; the others' items stay."""
+    """What the plugins offer, each kind asked for when it is first needed.
+
+    A hook that raises marks its plugin broken; the others' items stay.
+    """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._manager = new_manager()
         records = load_plugins(self._manager, environ)
         self._records = {f"{record.distribution}:{record.name}": record for record in records}
-        self.mechanisms: Registry[Mechanism] = Registry("mechanism")
-        self.kernels: Registry[Kernel] = Registry("kernel")
-        self.linears: Registry[LinearKernel] = Registry("linear kernel")
-        self.blocks: Registry[BlockKernel] = Registry("block kernel")
-        self.caches: Registry[CacheFamily] = Registry("cache")
-        self.models: Registry[ModelFamily] = Registry("model family")
-        self.shapes: Registry[ModelShape] = Registry("model shape")
-        self.commands: Registry[Command] = Registry("command")
-        for hook, registry in (
-            ("attn_mechanisms", self.mechanisms),
-            ("attn_kernels", self.kernels),
-            ("attn_linears", self.linears),
-            ("attn_blocks", self.blocks),
-            ("attn_caches", self.caches),
-            ("attn_models", self.models),
-            ("attn_shapes", self.shapes),
-            ("attn_commands", self.commands),
-        ):
-            self._fill(hook, registry)
+
+    @cached_property
+    def mechanisms(self) -> Registry[Mechanism]:
+        """Attention mechanisms."""
+        return self._filled("mechanism", "attn_mechanisms")
+
+    @cached_property
+    def kernels(self) -> Registry[Kernel]:
+        """Kernels."""
+        return self._filled("kernel", "attn_kernels")
+
+    @cached_property
+    def linears(self) -> Registry[LinearKernel]:
+        """Kernels for products with weights."""
+        return self._filled("linear kernel", "attn_linears")
+
+    @cached_property
+    def blocks(self) -> Registry[BlockKernel]:
+        """Kernels for the parts of a block."""
+        return self._filled("block kernel", "attn_blocks")
+
+    @cached_property
+    def caches(self) -> Registry[CacheFamily]:
+        """Stores for states."""
+        return self._filled("cache", "attn_caches")
+
+    @cached_property
+    def models(self) -> Registry[ModelFamily]:
+        """Model families."""
+        return self._filled("model family", "attn_models")
+
+    @cached_property
+    def shapes(self) -> Registry[ModelShape]:
+        """Published sizes of well-known models."""
+        return self._filled("model shape", "attn_shapes")
+
+    @cached_property
+    def commands(self) -> Registry[Command]:
+        """Subcommands of `attn`."""
+        return self._filled("command", "attn_commands")
 
     @property
     def plugins(self) -> list[PluginRecord]:
-        """Every plugin found, loaded or not, sorted."""
+        """Every plugin found, loaded or not, sorted; all are asked for what they offer, for that may break one."""
+        computed = (self.mechanisms, self.kernels, self.linears, self.blocks)
+        for offered in (*computed, self.caches, self.models, self.shapes, self.commands):
+            len(offered)
         return [self._records[key] for key in sorted(self._records)]
 
     def offers(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
@@ -78,13 +105,15 @@ class Catalog:
             return build(spec, config, inner)
         raise MissingPackage.of("attn-variants", "computing a declared mechanism")
 
-    def _fill(self, hook: str, registry: Registry[Any]) -> None:
+    def _filled(self, kind: str, hook: str) -> Registry[Any]:
+        registry: Registry[Any] = Registry(kind)
         for owner, item in self.offers(hook):
             try:
                 registry.register(item, owner)
             except Exception as error:  # noqa: BLE001  # a plugin may raise anything
                 for key in [key for key in self._records if key.partition(":")[0] == owner]:
                     self._mark_broken(key, hook, error)
+        return registry
 
     def _mark_broken(self, key: str, hook: str, error: BaseException) -> None:
         reason = f"{hook}: {type(error).__name__}: {error}"

@@ -10,7 +10,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, distributions, version
+from functools import cache
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    PackageMetadata,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    version,
+)
 from types import ModuleType
 from typing import Any
 
@@ -65,11 +74,8 @@ def _owners() -> list[str]:
 
     Only their entry points are read: the metadata of some hundred others would take most of a second.
     """
-    names = set()
-    for dist in distributions():
-        if GROUP in _entry_points_text(dist):
-            names.add(canonicalize_name(dist.metadata["Name"] or ""))
-    return sorted(names - {""})
+    names = {dist.metadata["Name"] or "" for dist in distributions() if GROUP in _entry_points_text(dist)}
+    return sorted(canonicalize_name(name) for name in names if name)
 
 
 def _entry_points_text(dist: Distribution) -> str:
@@ -88,16 +94,17 @@ def _load_all(manager: pluggy.PluginManager, owner: str, names: set[Any] | None)
         reason = f"entry_points.txt: {type(error).__name__}: {error}"
         broken = PluginStatus.BROKEN
         return [PluginRecord(distribution=owner, version="", name="", target="", status=broken, reason=reason)]
-    return [_load(manager, owner, dist, point, names) for point in points]
+    metadata = dist.metadata  # the file is parsed anew each time it is asked for
+    return [_load(manager, owner, metadata, point, names) for point in points]
 
 
 def _load(
-    manager: pluggy.PluginManager, owner: str, dist: Distribution, point: EntryPoint, names: set[Any] | None
+    manager: pluggy.PluginManager, owner: str, metadata: PackageMetadata, point: EntryPoint, names: set[Any] | None
 ) -> PluginRecord:
     def record(status: PluginStatus, reason: str = "") -> PluginRecord:
         return PluginRecord(
             distribution=owner,
-            version=dist.metadata["Version"] or "",
+            version=metadata["Version"] or "",
             name=point.name,
             target=point.value,
             status=status,
@@ -107,7 +114,7 @@ def _load(
     if names is not None and owner not in names:
         return record(PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
     try:
-        misfit = _misfit(dist)
+        misfit = _misfit(metadata)
         if misfit:
             return record(*misfit)
         _register(manager, point.load(), f"{owner}:{point.name}")
@@ -118,22 +125,38 @@ def _load(
     return record(PluginStatus.OK)
 
 
-def _misfit(dist: Distribution) -> tuple[PluginStatus, str] | None:
+def _misfit(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
     """Why the distribution's declared needs are not met, from metadata alone; None if they are."""
-    for text in dist.requires or ():
+    for text in metadata.get_all("Requires-Dist") or ():
         try:
             need = Requirement(text)
         except InvalidRequirement as error:
             return PluginStatus.BROKEN, f"metadata: {error}"
         if need.marker and not need.marker.evaluate({"extra": ""}):
             continue
-        try:
-            have = version(need.name)
-        except PackageNotFoundError:
+        if not _is_installed(need.name):
             return PluginStatus.MISSING_DEPENDENCY, f"needs {need}, which is not installed"
-        if canonicalize_name(need.name) == CORE and not need.specifier.contains(have, prereleases=True):
+        if canonicalize_name(need.name) != CORE:
+            continue
+        have = _core_version()
+        if not need.specifier.contains(have, prereleases=True):
             return PluginStatus.INCOMPATIBLE, f"was built for {need}, this is {CORE} {have}"
     return None
+
+
+@cache
+def _is_installed(name: str) -> bool:
+    """Whether a distribution is there; its metadata is not read, for torch's alone takes milliseconds."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+@cache
+def _core_version() -> str:
+    return version(CORE)
 
 
 def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: str) -> None:

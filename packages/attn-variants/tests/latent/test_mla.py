@@ -140,3 +140,23 @@ def test_a_bad_option_is_refused_by_its_name(options, field):
     with pytest.raises(InvalidValue) as caught:
         configure(installed().mechanisms.get("mla"), options, width=WIDTH, heads=HEADS)
     assert caught.value.metadata["field"] == field
+
+
+def test_factorised_heads_are_attention_over_what_the_latents_expand_to(build, agrees):
+    layer = build("transmla", {"latent": 6}, width=12, heads=3)
+
+    def by_loops(rows):
+        weight = {name: part.weight for name, part in layer.named_children()}
+        latents, out = rows @ weight["down"].T, []
+        for i in range(len(rows)):
+            heads = []
+            for h in range(3):
+                mine = slice(4 * h, 4 * h + 4)
+                keys, values = (latents[: i + 1] @ weight[name][mine].T for name in ("key", "value"))
+                heads.append((keys @ (weight["query"][mine] @ rows[i]) / 2).softmax(0) @ values)
+            out.append(torch.cat(heads))
+        return torch.stack(out) @ weight["output"].T
+
+    loops = agrees("transmla", paper="section 4 in loops, without positions")
+    rows = torch.randn(7, 12, dtype=torch.float64)
+    loops.functions(lambda given: layer(given[None])[0], by_loops, rows, tolerance=1e-12)
