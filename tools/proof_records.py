@@ -7,7 +7,7 @@ import json
 import xml.etree.ElementTree as ET
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def properties(case: ET.Element, name: str) -> list[dict[str, Any]]:
 
 def read(report: Path) -> Proof:
     """What a report holds; raises SystemExit where a test of it failed."""
-    compared: dict[tuple[str, ...], dict[str, float]] = defaultdict(dict)
+    compared: dict[tuple[str, str, str, str, str], dict[str, float]] = defaultdict(dict)
     passed: dict[tuple[str, str], set[str]] = defaultdict(set)
     silent: dict[str, dict[str, str]] = defaultdict(dict)
     for test, case in cases(report):
@@ -101,11 +101,16 @@ def read(report: Path) -> Proof:
             errors[found["part"]] = max(errors.get(found["part"], 0.0), rounded(found["error"]))
         for found in properties(case, "law"):
             passed[found["mechanism"], owner].add(found["law"])
-    names = ("mechanism", "kind", "oracle", "test", "dtype")
     return Proof(
-        comparisons=[Comparison(**dict(zip(names, key, strict=True)), **errors) for key, errors in compared.items()],
+        comparisons=[comparison(*key, errors) for key, errors in compared.items()],
         laws=[law_entry(mechanism, owner, kept, silent[owner]) for (mechanism, owner), kept in passed.items()],
     )
+
+
+def comparison(mechanism: str, kind: str, oracle: str, test: str, dtype: str, errors: dict[str, float]) -> Comparison:
+    """The largest errors of all cases of one test with one oracle."""
+    found = Comparison(mechanism=mechanism, kind=kind, oracle=oracle, test=test, dtype=dtype)
+    return replace(found, outputs=errors.get("outputs"), gradients=errors.get("gradients"))
 
 
 def law_entry(mechanism: str, test: str, passed: set[str], silent: dict[str, str]) -> Laws:
@@ -122,10 +127,11 @@ def rounded(error: float) -> float:
 def merged(old: Proof, new: Proof) -> Proof:
     """The new records, and the old ones of tests that were not run anew and are still there."""
     there = recording_tests() | {entry.test for entry in old.laws if exists(entry.test)}
-    ran = {entry.test for entry in [*new.comparisons, *new.laws]}
+    # A run may have taken some of a test's parameters only, those of one mechanism.
+    ran = {(e.mechanism, e.test) for e in new.comparisons} | {(e.mechanism, e.test) for e in new.laws}
 
     def kept(entries: list[Any], added: list[Any]) -> list[Any]:
-        left = [entry for entry in entries if entry.test in there - ran]
+        left = [entry for entry in entries if entry.test in there and (entry.mechanism, entry.test) not in ran]
         return sorted([*left, *added], key=lambda entry: (entry.mechanism, entry.test, str(entry)))
 
     return Proof(comparisons=kept(old.comparisons, new.comparisons), laws=kept(old.laws, new.laws))
