@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from attn_core.errors import InvalidValue
 
@@ -15,18 +16,24 @@ class EngineLimits:
 
     `waiting` is the most requests that may wait; one more is refused with `OutOfCapacity`.
     `guesses` is how many tokens are guessed ahead, at most, for a request that does not say; see `Sampling.guesses`.
+    `shares` are weights by tenant, 1 where none is given: one of weight 2 is served twice the tokens while both have
+    requests that wait.
     """
 
     step_tokens: int = 256
     waiting: int = 1024
     guesses: int = 0
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for field in ("step_tokens", "waiting"):
-            if getattr(self, field) < 1:
-                raise InvalidValue.of(field, getattr(self, field), "a whole number from 1")
+        for name in ("step_tokens", "waiting"):
+            if getattr(self, name) < 1:
+                raise InvalidValue.of(name, getattr(self, name), "a whole number from 1")
         if not 0 <= self.guesses <= MOST_GUESSES:
             raise InvalidValue.of("guesses", self.guesses, f"a whole number from 0 to {MOST_GUESSES}")
+        for tenant, weight in self.shares.items():
+            if not 0 < weight < float("inf"):
+                raise InvalidValue.of(f"shares[{tenant!r}]", weight, "a number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,8 @@ class Request:
     """One sequence to continue (`task` is `Sampling`) or to score (`task` is `Scoring`).
 
     `token_ids` is the prompt; `source_ids` the source, for models that attend to one. `deadline` is a moment of
-    `time.monotonic()`, in seconds. Of waiting requests the highest `priority` goes first, then the oldest. States of
+    `time.monotonic()`, in seconds. Of waiting requests the highest `priority` goes first,
+    then the one whose `tenant` was served least for its share (`EngineLimits.shares`), then the oldest. States of
     equal beginnings are shared only between requests of one `scope`, such as a tenant's; None shares nothing.
     """
 
@@ -42,6 +43,7 @@ class Request:
     deadline: float | None = None
     priority: int = 0
     scope: str | None = ""
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))

@@ -10,6 +10,7 @@ from attn_core import BranchingStore, StateStore
 from attn_engine.limits import EngineLimits
 from attn_engine.prefixes import Prefixes
 from attn_engine.sequence import Sequence
+from attn_engine.shares import Shares
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Scheduler:
         self._step_tokens = limits.step_tokens
         self._guesses = limits.guesses
         self.prefixes = Prefixes(store)
+        self.shares = Shares(limits.shares)
         self.waiting: list[Sequence] = []
         self.running: dict[int, Sequence] = {}
         self.preemptions = 0
@@ -123,6 +125,8 @@ class Scheduler:
         preemptions = self.preemptions
         running = sorted(self.running.values(), key=_rank)
         chunks = self._go_on([s for s in running if s.pending == 1], self._step_tokens)
+        for chunk in chunks:
+            self.shares.charge(chunk.sequence.request.tenant, 1)
         left = self._step_tokens - len(chunks)
         chunks += self._go_on([s for s in running if s.pending > 1], left)
         left = self._step_tokens - sum(chunk.length for chunk in chunks)
@@ -162,14 +166,18 @@ class Scheduler:
 
     def _admit(self, left: int) -> list[Chunk]:
         chunks: list[Chunk] = []
-        self.waiting.sort(key=_rank)
+        if self.waiting:
+            self.shares.settle(s.request.tenant for s in (*self.waiting, *self.running.values()))
+            self.waiting.sort(key=_rank)
         while self.waiting and left > 0:
-            gang = [sequence for sequence in self.waiting if sequence.gang is self.waiting[0].gang]
+            first = min(self.waiting, key=self._turn)
+            gang = [sequence for sequence in self.waiting if sequence.gang is first.gang]
             if not self._enter(gang):
                 break
             for sequence in gang:
                 self.waiting.remove(sequence)
                 self.running[sequence.number] = sequence
+                self.shares.charge(sequence.request.tenant, sequence.pending)
                 sequence.adopted_in_all += sequence.computed
                 self.shared_tokens += sequence.computed
                 length = self.prefixes.chunk(sequence, min(sequence.pending, left)) if left > 0 else 0
@@ -177,6 +185,14 @@ class Scheduler:
                     chunks.append(Chunk(sequence, length))
                     left -= length
         return chunks
+
+    def _turn(self, sequence: Sequence) -> tuple[int, float, int, int]:
+        """Sorts who is next to enter: priority, then the tenant that was served least, then age.
+
+        Only who enters is decided so. Who must leave is decided by age, or two tenants would throw out each other.
+        """
+        urgency, order, number = sequence.rank
+        return urgency, self.shares.served(sequence.request.tenant), order, number
 
     def _enter(self, gang: list[Sequence]) -> bool:
         """Take all of them into the store, or none."""
