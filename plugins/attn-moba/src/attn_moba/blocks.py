@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_moba.choice import choose
 
-PIECE = 1 << 24
+PIECE = 1 << 20
 """Most elements of gathered keys held at once, but while compiling."""
 
 
