@@ -128,6 +128,21 @@ async def test_engine_options_that_cannot_be_are_refused_by_name(models: ModelSe
         await models.UnloadModel(wire.UnloadModelRequest(name="tiny", grace_seconds=float("nan")))
 
 
+async def test_a_model_that_guesses_ahead_does_so_for_requests_that_do_not_say(
+    stub: InferenceServiceStub, models: ModelServiceStub
+) -> None:
+    await models.LoadModel(load("guessing", "tiny", guesses=5))
+    text = "to be or not to be or not to be"
+    before = (await stub.GetLoad(GetLoadRequest(model="tiny"))).guessed_tokens
+    guessed = await complete(stub, ask(text, model="guessing", max_new_tokens=40))
+    assert guessed == await complete(stub, ask(text, max_new_tokens=40))
+    assert (await stub.GetLoad(GetLoadRequest(model="guessing"))).guessed_tokens > 0
+    assert (await stub.GetLoad(GetLoadRequest(model="tiny"))).guessed_tokens == before
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "33"):
+        await models.LoadModel(load("more", "tiny", guesses=33))
+    await models.UnloadModel(wire.UnloadModelRequest(name="guessing"))
+
+
 async def test_a_cache_of_fewer_bits_holds_more_tokens_in_the_same_memory_and_answers(
     models: ModelServiceStub, stub: InferenceServiceStub
 ) -> None:

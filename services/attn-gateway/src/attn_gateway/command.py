@@ -36,6 +36,9 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     cache: Annotated[
         str | None, Text(help="How models remember states, such as int8; `attn list caches` names the ways.")
     ] = None,
+    guesses: Annotated[
+        int, Text(help="Tokens to guess ahead at a step: text that repeats itself comes faster.", min=0, max=32)
+    ] = 0,
     token_file: Annotated[
         Path | None, Text(help="File with the bearer token callers must give; readable by you alone.")
     ] = None,
@@ -75,6 +78,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
             models=tuple(ModelToLoad.parse(text) for text in model or ()),
             weights=weights,
             cache=cache,
+            guesses=guesses,
         ),
         ready_file=ready_file,
         grace=grace,

@@ -46,7 +46,7 @@ class InferenceGrpc:
 
 
 def _settings(cluster: Cluster) -> EngineSettings:
-    settings = EngineSettings(weights=cluster.weights)
+    settings = EngineSettings(weights=cluster.weights, guesses=cluster.guesses)
     return settings if cluster.cache is None else dataclasses.replace(settings, cache=cluster.cache)
 
 
