@@ -61,32 +61,37 @@ def gradient_to_queries(call):
     if call.blocks is None:
         first = block * call.tile.queries + shape.keys - shape.queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
-        start, whole_start, whole_stop, stop = spans(
-            call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys
-        )
-        if call.rule.left is not None:
-            summed = walk(call, here, summed, start, whole_start, ask=True)
-            summed = walk(call, here, summed, whole_start, whole_stop, ask=False)
-        else:
-            summed = walk(call, here, summed, start, whole_stop, ask=False)
-        summed = walk(call, here, summed, whole_stop, stop, ask=True)
+        span = spans(call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys)
+        summed = walk(call, here, summed, span, ask=False)
+        summed = walk(call, here, summed, span, ask=True)
     else:
         row = block * call.tile.queries // call.blocks.size
         if call.blocks.heads is not None:
             row += head * call.blocks.heads
         start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
-        summed = walk(call, here, summed, start, stop, ask=True)
+        summed = walk(call, here, summed, (start, stop, stop, stop), ask=True)
         start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
-        summed = walk(call, here, summed, start, stop, ask=False)
+        summed = walk(call, here, summed, (start, start, stop, stop), ask=False)
     if call.rule.cap is None:
         summed *= call.rule.scale
     write(call.first, start_of(call.first, batch, head), rows, shape.queries, summed, call.tile.key_size)
 
 
 @triton.jit
-def walk(call, here, summed, start, stop, ask: tl.constexpr):
-    """Meet the tiles of keys from `start` to `stop`; `ask` whether each pair may meet."""
-    for step in range(start, stop):
+def walk(call, here, summed, span, ask: tl.constexpr):
+    """Meet the whole tiles of a span or, if `ask`, those before and behind them, where each pair is asked about.
+
+    Both ends in one loop: another one would need more registers than there are.
+    """
+    start, whole_start, whole_stop, stop = span
+    count = whole_stop - whole_start
+    if ask:
+        count = whole_start - start + stop - whole_stop
+    for index in range(count):
+        step = whole_start + index
+        if ask:
+            step = start + index
+            step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         slot = 0
         if call.blocks is None:
             tile = step

@@ -39,31 +39,36 @@ def attend_forward(call):
     if call.blocks is None:
         first = block * call.tile.queries + shape.keys - shape.queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
-        start, whole_start, whole_stop, stop = spans(
-            call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys
-        )
-        if call.rule.left is not None:
-            running = walk(call, here, running, start, whole_start, ask=True)
-            running = walk(call, here, running, whole_start, whole_stop, ask=False)
-        else:
-            running = walk(call, here, running, start, whole_stop, ask=False)
-        running = walk(call, here, running, whole_stop, stop, ask=True)
+        span = spans(call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys)
+        running = walk(call, here, running, span, ask=False)
+        running = walk(call, here, running, span, ask=True)
     else:
         row = block * call.tile.queries // call.blocks.size
         if call.blocks.heads is not None:
             row += head * call.blocks.heads
         start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
-        running = walk(call, here, running, start, stop, ask=True)
+        running = walk(call, here, running, (start, stop, stop, stop), ask=True)
         start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
-        running = walk(call, here, running, start, stop, ask=False)
+        running = walk(call, here, running, (start, start, stop, stop), ask=False)
     finish(call, here, running)
 
 
 @triton.jit
-def walk(call, here, running, start, stop, ask: tl.constexpr):
-    """Meet the tiles of keys from `start` to `stop`; `ask` whether each pair may meet."""
+def walk(call, here, running, span, ask: tl.constexpr):
+    """Meet the whole tiles of a span or, if `ask`, those before and behind them, where each pair is asked about.
+
+    Both ends in one loop: another one would need more registers than there are.
+    """
     summed, total, top = running
-    for step in range(start, stop):
+    start, whole_start, whole_stop, stop = span
+    count = whole_stop - whole_start
+    if ask:
+        count = whole_start - start + stop - whole_stop
+    for index in range(count):
+        step = whole_start + index
+        if ask:
+            step = start + index
+            step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         slot = 0
         if call.blocks is None:
             tile = step
