@@ -27,8 +27,8 @@ An error is the largest |ours - theirs| / (1 + |theirs|) over all elements of al
 said otherwise; "-" means that it was not compared. Oracles that compute in float32 inside leave errors of that size.
 *Package* is another implementation, called with the same weights; *paper* the equations, written out slowly in the
 tests, or numbers that a paper prints; *limit* a setting in which the mechanism must equal another one. Gradients that
-were compared with nothing are still checked by finite differences, which is a law. Formulas that courses print otherwise
-are in [errata.md](errata.md).
+were compared with nothing are still checked by finite differences, which is a law. Formulas that courses print
+otherwise are in [errata.md](errata.md).
 """
 
 
