@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
+from attn_core.errors import InvalidValue
 
 pytestmark = pytest.mark.usefixtures("_kernels")
 
@@ -95,3 +96,23 @@ def test_weights_of_four_bits_are_found_again():
     eye = torch.eye(64) * 127  # each input alone in its group is held exactly
     found = packed("int4", weight)(eye).T / 127
     torch.testing.assert_close(found, weight, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 63), (2, 65), (1,), (3, 0)])
+def test_rows_of_another_size_are_refused_before_memory_is_read(shape):
+    layer = packed("float32", torch.randn(16, 64))
+    with pytest.raises(InvalidValue, match=r"rows: .*\[\.\.\., 64\] on the cpu"):
+        layer(torch.randn(shape))
+
+
+@pytest.mark.parametrize("name", ["float32", "int8", "int4"])
+def test_a_model_that_changes_its_type_leaves_packed_weights_valid(name):
+    layer = packed(name, torch.randn(16, 64), torch.randn(16))
+    rows = torch.randn(3, 64)
+    before = layer(rows)
+    torch.nn.Sequential(layer).double().half()
+    assert torch.equal(layer(rows), before)
+
+
+def test_no_rows_give_no_outputs():
+    assert packed("int8", torch.randn(16, 64))(torch.randn(0, 64)).shape == (0, 16)

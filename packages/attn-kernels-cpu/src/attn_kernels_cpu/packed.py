@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Self
 
 import torch
+from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
 from attn_kernels_cpu.library import FORMATS, LinearStruct, library
@@ -58,12 +61,19 @@ class PackedLinear(nn.Module):
         )
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Rows [..., inputs] to [..., outputs]."""
+        """Rows [..., inputs] to [..., outputs]; raises `InvalidValue` for rows of another size or elsewhere."""
+        if rows.shape[-1] != self.inputs or rows.device.type != "cpu":
+            given = f"{tuple(rows.shape)} on {rows.device}"
+            raise InvalidValue.of("rows", given, f"[..., {self.inputs}] on the cpu")
         wide = rows.to(torch.float32).contiguous()
         out = torch.empty(*rows.shape[:-1], self.outputs)
         count = out.numel() // self.outputs
         self._library.attn_linear(self.address, wide.data_ptr(), count, out.data_ptr(), torch.get_num_threads())
         return out.to(rows.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002, FBT001, FBT002 -- torch's
+        """Leave the weights as they are: the kernels know where they lie."""
+        return self
 
     def extra_repr(self) -> str:
         """Sizes and format, as torch's own layers show theirs."""
