@@ -62,13 +62,14 @@ class MechanismAttention:
         key: Tensor,
         value: Tensor,
         attention_mask: Tensor | None,
-        dropout: float = 0.0,
         scaling: float | None = None,
         **words: Any,
     ) -> tuple[Tensor, None]:
         """Outputs [batch, query, heads, value_size] of `query` [batch, heads, query, key_size], `key` and `value`
         [batch, key_value_heads, key, size]; raises `Incompatible` for what the mechanism has no place for."""
-        given = [word for word in REFUSED if words.get(word) is not None] + (["dropout"] if dropout else [])
+        given = [word for word in REFUSED if words.get(word) is not None]
+        if words.get("dropout"):
+            given.append("dropout")
         if given:
             raise Incompatible(f"mechanism {self.mechanism.name!r} has no place for the model's {', '.join(given)}")
         causal = bool(words.get("is_causal", getattr(module, "is_causal", True)))
