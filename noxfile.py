@@ -107,8 +107,7 @@ def run_in(other: str, session: nox.Session, program: str, *arguments: str, **en
 @nox.session(python=PYTHON)
 def dev(session: nox.Session) -> None:
     """The environment for working here: every package, editable, and every tool, in .nox/dev."""
-    groups = ("test", "peers", "lint", "types", "imports")
-    install_everything(session, list(PACKAGES.values()), *groups)
+    install_everything(session, list(PACKAGES.values()), "test", "peers", "lint", "types", "imports")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -222,13 +221,8 @@ def supported(names: list[str]) -> list[nox.param]:
         nox.param(python, name, id=name if python == PYTHON else f"{name}-{python}")
         for name in names
         for python in PYTHONS
-        if python == PYTHON or not workspace.needs_torch(workspace.closure(tested_with(name), PACKAGES), PACKAGES)
+        if python == PYTHON or not workspace.needs_torch(workspace.tested_with(name, PACKAGES), PACKAGES)
     ]
-
-
-def tested_with(name: str) -> set[str]:
-    """A package and those of ours that its tests need."""
-    return {name} | workspace.local_names(PACKAGES[name].test_needs, PACKAGES)
 
 
 def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:
@@ -251,7 +245,7 @@ def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str
 def run_tests_of(session: nox.Session, package: workspace.Package, wheels: dict[str, str]) -> None:
     """Import every module with the declared needs only, then add what its tests need and run them."""
     session.run("python", "tools/import_all.py", *package.imports, env=ENVIRONMENT)
-    if (local := tested_with(package.name)) != {package.name}:
+    if (local := workspace.tested_with(package.name, PACKAGES)) != {package.name}:
         install_exactly(session, local, wheels)
     others = [str(need) for need in package.test_needs if need.name not in PACKAGES]
     install(session, *group("test"), *others)

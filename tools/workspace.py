@@ -71,9 +71,14 @@ def local_names(requirements: tuple[Requirement, ...], tree: dict[str, Package])
     return named & set(tree)
 
 
+def tested_with(name: str, tree: dict[str, Package]) -> set[str]:
+    """A package and those of the tree that its tests need."""
+    return {name} | local_names(tree[name].test_needs, tree)
+
+
 def needs_torch(names: set[str], tree: dict[str, Package]) -> bool:
-    """Whether any of the packages asks for torch, whose wheel exists for few Pythons and is large."""
-    return any(requirement.name == "torch" for name in names for requirement in tree[name].needs)
+    """Whether the packages, or those of the tree that they need, ask for torch: large, and built for few Pythons."""
+    return any(need.name == "torch" for name in closure(names, tree) for need in tree[name].needs)
 
 
 def _manifests(place: Path) -> list[Path]:

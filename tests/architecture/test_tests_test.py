@@ -10,8 +10,10 @@ import sources
 import workspace
 from sources import Source
 
-# What fails a test when it is called, of pytest, torch, numpy and hypothesis.
+# What fails a test when it is called, of pytest, torch and numpy.
 DEMANDING = {"raises", "warns", "fail", "deprecated_call", "assert_close", "assert_allclose", "assert_array_equal"}
+# The same of `attn_testing.Agreement`.
+DEMANDING |= {"outputs", "gradients", "functions"}
 # What these promise is that nothing is raised.
 FAIL_BY_RAISING = {
     "test_a_mutated_safetensors_file_is_read_or_refused_and_nothing_else",
@@ -21,7 +23,9 @@ FAIL_BY_RAISING = {
 
 def calls(node: ast.AST) -> set[str]:
     """The last words of everything that is called somewhere in a node: `c` of `a.b.c()`."""
-    return {sources.dotted(n.func).rpartition(".")[2] for n in ast.walk(node) if isinstance(n, ast.Call)}
+    called = [n.func for n in ast.walk(node) if isinstance(n, ast.Call)]
+    # What is called may be an attribute of anything, such as of another call's result, which has no dotted name.
+    return {f.attr if isinstance(f, ast.Attribute) else sources.dotted(f).rpartition(".")[2] for f in called}
 
 
 def demands(function: ast.AST, demanding: set[str]) -> bool:
@@ -94,6 +98,7 @@ def test_a_test_that_cannot_fail_is_found(text: str) -> None:
         "def test_it():\n    with pytest.raises(ValueError):\n        compute()",
         "def test_it():\n    outer()\ndef outer():\n    inner()\ndef inner():\n    assert 1",
         "def test_it():\n    torch.testing.assert_close(a, b)",
+        "def test_it(agrees):\n    agrees('mha', paper='its equations').outputs(a, b, 0.0)",
     ],
 )
 def test_a_test_that_can_fail_is_left_alone(text: str) -> None:
