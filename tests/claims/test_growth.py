@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from attn_core import Capability, Shape, configure, installed
+from attn_core import Shape, configure, installed
 
 LENGTHS = [2**power for power in range(8, 14)]
 Options = Callable[[int], Mapping[str, Any]]
@@ -27,12 +27,19 @@ def root(length: int) -> int:
     return 2 ** round(math.log2(length) / 2)
 
 
-QUADRATIC = """
-    adaptive_entmax additive alibi alignment concat cosine cross differential dot entmax forgetting gat gated gemma
-    general gqa hard kerple_log location local_p low_rank lstmn luong mha mqa nope qk_norm relative_bias rope sampled
-    shaw sigmoid sink soft_cap softmax_one sparsemax t5_bias visual_hard visual_soft
-""".split()
-LINEAR = "deltanet efficient gated_deltanet gla kda lightning linear mamba2 ntm performer retnet".split()
+# fmt: off
+QUADRATIC = (
+    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "cross", "differential", "dot",
+    "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log", "location",
+    "local_p", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "qk_norm", "relative_bias", "rope",
+    "sampled", "shaw", "sigmoid", "sink", "soft_cap", "softmax_one", "sparsemax", "t5_bias", "visual_hard",
+    "visual_soft",
+)
+LINEAR = (
+    "deltanet", "efficient", "gated_deltanet", "gla", "kda", "lightning", "linear", "mamba2", "ntm",
+    "performer", "retnet",
+)
+# fmt: on
 EXPONENTS: dict[str, tuple[float, Options]] = {
     **dict.fromkeys(QUADRATIC, (2.0, always())),
     **dict.fromkeys(LINEAR, (1.0, always())),
@@ -59,7 +66,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "linformer": (1.0, always(rank=16)),
     "local_m": (1.0, always()),
     "longformer": (1.0, always(window=8)),
-    # Its products grow with n; log n is of the sort that lays tokens of a bucket side by side, which multiplies nothing.
+    # n log n in the paper: log n is of the sort that brings the tokens of a bucket together, which multiplies nothing.
     "lsh": (1.0, always(buckets=8, chunk=16)),
     "neighborhood": (1.0, always(size=9)),
     "nystrom": (1.0, always(landmarks=8)),
