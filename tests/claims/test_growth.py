@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from attn_core import Shape, configure, installed
+from attn_core import Capability, Shape, configure, installed
 
 LENGTHS = [2**power for power in range(8, 14)]
 Options = Callable[[int], Mapping[str, Any]]
@@ -72,13 +72,12 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "nystrom": (1.0, always(landmarks=8)),
     "sliding_window": (1.0, always(window=16)),
 }
-NO_CAUSAL_FORM = {"bigbird", "longformer", "neighborhood"}
 
 
 def price(name: str, length: int, options: Mapping[str, Any]) -> int:
     """What a perfect kernel multiplies, for heads so narrow that pairs of tokens outweigh projections."""
     mechanism = installed().mechanisms.get(name)
-    config = configure(mechanism, options, width=4, heads=2, causal=name not in NO_CAUSAL_FORM)
+    config = configure(mechanism, options, width=4, heads=2, causal=mechanism.can(Capability.CAUSAL))
     return mechanism.cost(config, Shape(query=length, key=length)).allowed_flops
 
 
