@@ -11,6 +11,11 @@ class TestRetentionWithoutPositions(MechanismLaws):
     options = {"chunk": 8, "base": None, "value_size": 5}
 
 
+class TestRetentionWithXpos(MechanismLaws):
+    mechanism = "retnet"
+    options = {"chunk": 8, "scale_base": 4.0}
+
+
 class TestGatedLinear(MechanismLaws):
     mechanism = "gla"
     options = {"chunk": 8, "rank": 3}

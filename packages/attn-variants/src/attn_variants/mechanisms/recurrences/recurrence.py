@@ -83,6 +83,10 @@ class Recurrence(ComputedMechanism):
         """The default value size of a head."""
         return head_size
 
+    def update_of(self, config: MechanismConfig) -> Update:  # noqa: ARG002 -- most have but one
+        """How the memory is updated with these options."""
+        return self.update
+
     def heads(self, config: MechanismConfig) -> Heads:
         """The heads of a config.
 
@@ -122,11 +126,12 @@ class Recurrence(ComputedMechanism):
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         weights = config.width * (2 * into + 2 * out) + extra.linear
         biases = 2 * into + out + config.width if config.bias else 0
-        chunks = chunked_flops(heads, self.update, shape.query, RecurrenceConfig.of(config).chunk)
+        update = self.update_of(config)
+        chunks = chunked_flops(heads, update, shape.query, RecurrenceConfig.of(config).chunk)
         projected = shape.batch * shape.query * 2 * weights
         return Cost(
             flops=projected + shape.batch * chunks,
-            allowed_flops=projected + shape.batch * least_flops(heads, self.update, shape.query),
+            allowed_flops=projected + shape.batch * least_flops(heads, update, shape.query),
             parameters=weights + biases + extra.other + taps_of(config) * channels_of(heads),
         )
 

@@ -6,7 +6,7 @@ import torch
 from attn_core import Heads, Rotary
 from attn_core.pairs import wide
 from torch import Tensor
-from torch.nn.functional import silu
+from torch.nn.functional import pad, silu
 
 from attn_variants.compute.rotary import rotate, rotated_size, turns
 from attn_variants.recurrences.layer import Inputs, RecurrenceLayer
@@ -15,13 +15,29 @@ from attn_variants.recurrences.steps import Steps
 
 EPSILON = 1e-6
 
+SHALLOWEST = 0.4
+"""γ of xPos: the pair that turns fastest fades by γ / (1 + γ)."""
+
 
 class RetentionLayer(RecurrenceLayer):
-    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned beside the projections: `gate`."""
+    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned beside the projections: `gate`.
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, rotary: Rotary | None) -> None:
+    With `scale_base` the turned pairs fade as in xPos, each at its own rate; it needs `rotary`.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        width: int,
+        bias: bool,
+        chunk: int,
+        rotary: Rotary | None,
+        scale_base: float | None = None,
+    ) -> None:
         super().__init__(heads, width=width, bias=bias, chunk=chunk)
         self.rotary = rotary
+        self.scale_base = scale_base
         self.rotated = rotated_size(rotary, heads.key_size) if rotary else 0
         self.gate = fresh_linear(width, heads.query * heads.value_size, bias=False)
 
@@ -33,12 +49,30 @@ class RetentionLayer(RecurrenceLayer):
             turn = turns(self.rotary, self.rotated, inputs.positions, kind)
             query, key = (rotate(rows, turn, interleaved=self.rotary.interleaved) for rows in (query, key))
         query, key, value = wide(query), wide(key) * self.heads.key_size**-0.5, wide(inputs.value)
-        return Steps(query, key, value, log_retention(self.heads.query, key)[None, None].expand(1, key.shape[1], -1, 1))
+        return Steps(query, key, value, self._decay(key)[None, None].expand(1, key.shape[1], -1, -1))
 
     def finish(self, out: Tensor, rows: Tensor) -> Tensor:
         """Each head normed, gated and projected."""
         gate = by_heads(silu(wide(self.gate(rows))), self.heads.query)
         return super().finish(rms_normed(out, None, EPSILON) * gate, rows)
+
+    def _decay(self, like: Tensor) -> Tensor:
+        """Log decays of a token, [heads, 1], or [heads, key_size] where pairs have rates of their own."""
+        head = log_retention(self.heads.query, like)
+        if self.scale_base is None or self.rotary is None:
+            return head
+        scales = log_scales(self.rotary, self.rotated, like) / self.scale_base
+        return head + pad(scales, (0, self.heads.key_size - self.rotated))
+
+
+def log_scales(rotary: Rotary, rotated: int, like: Tensor) -> Tensor:
+    """ln((2p/d + 0.4) / 1.4) of the pair p of each of d turned elements, [rotated], as `like`.
+
+    ζ of the paper (Sun et al. 2022, arXiv 2212.10554, algorithm 1 with γ = 0.4).
+    """
+    pairs = torch.arange(rotated // 2, dtype=torch.float64, device=like.device)
+    scales = ((2 * pairs / rotated + SHALLOWEST) / (1 + SHALLOWEST)).log().to(like.dtype)
+    return scales.repeat_interleave(2) if rotary.interleaved else scales.repeat(2)
 
 
 def log_retention(heads: int, like: Tensor) -> Tensor:
