@@ -84,7 +84,7 @@ def test_cl_51_attention_only_averages_values_and_is_linear_in_them() -> None:
 
 @pytest.mark.parametrize(("divisor", "largest"), [(1.0, 1.0), (8.0, 0.99982)])
 def test_cl_46_scores_as_far_apart_as_98_and_27_leave_one_word_all_the_weight(divisor: float, largest: float) -> None:
-    """The grid that the course prints (rows such as 0.7, 0.1, 0.1, 0.1) cannot be the softmax of its scores."""
+    """The weights that the course prints beside these scores illustrate; one of their rows sums to 1.1."""
     weights = softmax(torch.tensor([98.0, 27.0, 10.0, 12.0], dtype=torch.float64) / divisor, None)
     assert weights[0].item() == pytest.approx(largest, abs=5e-6)
     assert weights[1:].max() < 2e-4

@@ -159,7 +159,7 @@ def test_a_full_store_of_codes_weighs_less_than_one_of_rows_by_what_is_promised(
     assert share < {"int8": 0.52, "int4": 0.32, "kivi": 0.33, "kivi4": 0.52}[family.name]
 
 
-def test_int8_and_int4_weigh_what_a_calculation_by_hand_gives():
+def test_cl_55_int8_and_int4_weigh_what_a_calculation_by_hand_gives():
     specs = {"layer": {"kv": Paged({"key": Field((3, 64)), "value": Field((3, 64))})}}
     # Three heads of 64 codes and a float16 scale each; 32 bytes of codes and two groups of two float16 each.
     assert Int8Tokens().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (64 + 2)

@@ -41,7 +41,7 @@ def test_the_worked_example_of_three_tokens(agrees, attend, score, mask, expecte
     )
 
 
-def test_the_weights_of_the_worked_example():
+def test_cl_45_the_weights_of_the_worked_example():
     spec = AttentionSpec(heads=ONE_HEAD)
     weights = plain.attention_weights(spec, Operands(query=rows(QUERY), key=rows(KEY), value=rows(VALUE)))
     expected = [

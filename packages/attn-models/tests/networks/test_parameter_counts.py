@@ -44,7 +44,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_a_published_decoder_has_its_published_number_of_weights(name: str) -> None:
+def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str) -> None:
     config, expected = COUNTS[name]
     assert isinstance(config, DecoderConfig)
     with weightless():

@@ -14,7 +14,7 @@ def doubles(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def test_softmax_never_gives_exact_zeros_and_sparse_distributions_do():
+def test_cl_6_softmax_never_gives_exact_zeros_and_sparse_distributions_do():
     scores = 3 * doubles(200, 32)
     assert (softmax(scores, None) > 0).all()
     zeros = {f.__name__: (f(scores, None) == 0).double().mean().item() for f in (entmax15, sparsemax)}
@@ -22,13 +22,13 @@ def test_softmax_never_gives_exact_zeros_and_sparse_distributions_do():
 
 
 @pytest.mark.parametrize("size", [4, 64, 512])
-def test_products_of_unit_variance_vectors_have_variance_d_and_scaling_makes_it_one(size):
+def test_cl_22_products_of_unit_variance_vectors_have_variance_d_and_scaling_makes_it_one(size):
     products = (doubles(20000, size) * doubles(20000, size)).sum(-1)
     assert products.var().item() == pytest.approx(size, rel=0.05)
     assert (products / size**0.5).var().item() == pytest.approx(1, rel=0.05)
 
 
-def test_without_scaling_the_gradients_of_the_softmax_vanish_as_heads_grow():
+def test_cl_44_without_scaling_the_gradients_of_the_softmax_vanish_as_heads_grow():
     norms = {}
     for size in (4, 64, 512):
         query, key = doubles(200, 1, size), doubles(200, 16, size)
@@ -53,15 +53,15 @@ def swapped_before_the_last(build, layers):
     return (outs[0] - outs[1]).abs().max().item()
 
 
-def test_the_causal_mask_does_not_tell_one_layer_the_order_of_earlier_tokens(build):
+def test_cl_24_the_causal_mask_does_not_tell_one_layer_the_order_of_earlier_tokens(build):
     assert swapped_before_the_last(build, layers=1) < 1e-14
 
 
-def test_the_causal_mask_does_tell_two_layers_the_order_of_earlier_tokens(build):
+def test_cl_24_the_causal_mask_does_tell_two_layers_the_order_of_earlier_tokens(build):
     assert swapped_before_the_last(build, layers=2) > 1e-3
 
 
-def test_the_exponential_overflows_above_709_and_softmax_does_not():
+def test_cl_35_the_exponential_overflows_above_709_and_softmax_does_not():
     assert math.exp(709) == 8.218407461554972e307
     with pytest.raises(OverflowError):
         math.exp(710)
@@ -72,13 +72,13 @@ def test_the_exponential_overflows_above_709_and_softmax_does_not():
     assert torch.equal(softmax(scores, None), torch.tensor([1.0, math.exp(-710)], dtype=torch.float64))
 
 
-def test_softmax_does_not_see_a_shift_of_its_scores():
+def test_cl_36_softmax_does_not_see_a_shift_of_its_scores():
     scores = doubles(20, 9)
     assert torch.allclose(softmax(scores, None), softmax(scores - 123.0, None), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("split", [1, 4, 8])
-def test_two_blocks_merge_to_the_softmax_of_the_whole(split):
+def test_cl_36_two_blocks_merge_to_the_softmax_of_the_whole(split):
     scores, values = 5 * doubles(9), doubles(9, 3)
     parts = []
     for block in (slice(split), slice(split, None)):
@@ -92,7 +92,7 @@ def test_two_blocks_merge_to_the_softmax_of_the_whole(split):
     assert torch.allclose(merged, softmax(scores, None) @ values, rtol=0, atol=1e-14)
 
 
-def test_scores_are_symmetric_where_queries_are_keys_and_weights_are_not():
+def test_cl_37_scores_are_symmetric_where_queries_are_keys_and_weights_are_not():
     rows = doubles(7, 4)
     scores = rows @ rows.T
     weights = softmax(scores, None)
@@ -101,7 +101,7 @@ def test_scores_are_symmetric_where_queries_are_keys_and_weights_are_not():
     assert torch.allclose(weights.sum(-1), torch.ones(7, dtype=torch.float64), rtol=0, atol=1e-15)
 
 
-def test_attention_is_a_fuzzy_hash_table_and_exact_as_the_temperature_falls():
+def test_cl_49_attention_is_a_fuzzy_hash_table_and_exact_as_the_temperature_falls():
     keys, values = torch.linalg.qr(doubles(6, 6)).Q, doubles(6, 3)
     query = keys[4] + 0.1 * keys[1]
     errors = [

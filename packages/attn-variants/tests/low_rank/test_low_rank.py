@@ -10,7 +10,7 @@ def rows(*shape):
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3, 4])
-def test_what_is_lost_is_the_sum_of_the_squares_of_the_other_singular_values(rank):
+def test_cl_11_what_is_lost_is_the_sum_of_the_squares_of_the_other_singular_values(rank):
     matrix = rows(2, 9, 4)
     vectors = basis(matrix, rank)
     lost = (matrix - matrix @ vectors @ vectors.mT).square().sum((-1, -2))

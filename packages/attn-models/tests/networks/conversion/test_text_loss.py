@@ -51,7 +51,7 @@ def train(model, steps):
     return model.eval()
 
 
-def test_means_lose_less_than_first_heads_and_these_less_than_random_ones_and_training_closes_the_gap(tiny):
+def test_cl_39_means_lose_less_than_first_heads_and_these_less_than_random_ones_and_training_closes_the_gap(tiny):
     torch.manual_seed(0)
     model = train(Decoder(tiny(vocabulary=8, width=32, heads=4, context=18)), STEPS)
     held_out = sequences(50).flatten().tolist()[:900]

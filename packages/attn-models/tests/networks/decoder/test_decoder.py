@@ -76,14 +76,14 @@ def test_a_source_is_refused(tiny):
         Decoder(tiny()).encode(torch.zeros(7, dtype=torch.int64))
 
 
-def test_post_norm_leaves_every_token_normalised(tiny):
+def test_cl_29_post_norm_leaves_every_token_normalised(tiny):
     model = Decoder(tiny(norm_place="post", layers=1)).eval()
     hidden = model.blocks[0](torch.randn(2, 5, 16) * 9)
     torch.testing.assert_close(hidden.mean(-1), torch.zeros(2, 5), atol=1e-5, rtol=0)
     torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(2, 5), atol=1e-3, rtol=0)
 
 
-def test_pre_norm_can_be_the_identity(tiny):
+def test_cl_29_pre_norm_can_be_the_identity(tiny):
     model = Decoder(tiny())
     for block in model.blocks:
         nn.init.zeros_(block.attention.output.weight)

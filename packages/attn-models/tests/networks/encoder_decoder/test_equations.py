@@ -150,7 +150,7 @@ def copy_rest(theirs, feed_forward, norms):
 
 
 @pytest.mark.parametrize(("width", "heads", "published"), [(512, 8, 63.0), (1024, 16, 214.2)])
-def test_base_and_big_have_the_published_number_of_parameters(width, heads, published):
+def test_cl_28_base_and_big_have_the_published_number_of_parameters(width, heads, published):
     sizes = {"vocabulary": 37_000, "context": 512, "source_context": 512, "width": width, "hidden": 4 * width}
     family = installed().models.get("transformer")
     with torch.device("meta"):
