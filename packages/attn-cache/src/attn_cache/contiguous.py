@@ -6,16 +6,16 @@ heads, size]: matrix products over positions then read it without copying.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
 from attn_core.errors import InvalidValue, WrongState
 from torch import Tensor
 
-from attn_cache.bank import Bank, banks, by_state, tensors_of
+from attn_cache.bank import Bank, Key, banks, by_state, tensors_of
 from attn_cache.contiguous_step import ContiguousStep
-from attn_cache.rows import fields_of, windows_of
+from attn_cache.rows import fields_of, first_visible, windows_of
 from attn_cache.zeros import lazy_zeros
 
 
@@ -99,6 +99,24 @@ class ContiguousRows:
             if context + length > self._reserved[place] and self.memory:
                 raise WrongState(f"{context + length} positions are needed, {self._reserved[place]} are reserved")
         return ContiguousStep(self, places, batch)
+
+    def read(self, place: int, tokens: int) -> dict[Key, Tensor]:
+        """The rows [rows, ...] of the first `tokens` positions that the next token can see."""
+        if tokens > self._reserved[place] and self.memory:
+            raise WrongState(f"the rows of {tokens} tokens are needed, {self._reserved[place]} are reserved")
+        return {
+            (*state, name): rows[place, first_visible(tokens, self.windows[state]) : tokens]
+            for state, fields in self.memory.items()
+            for name, rows in fields.items()
+        }
+
+    def begin(self, place: int, tokens: int) -> None:
+        """Rows lie at their positions: nothing to note."""
+
+    def write(self, place: int, tokens: int, rows: Mapping[Key, Tensor]) -> None:
+        """Put what `read` gave elsewhere into the reserved rows."""
+        for (layer, state, name), given in rows.items():
+            self.memory[layer, state][name][place, tokens - len(given) : tokens] = given.to(self.device)
 
     def live_bytes(self, place: int, tokens: int) -> int:
         """Bytes of the last `window` of `tokens` rows of every field."""

@@ -8,7 +8,7 @@ import torch
 from attn_core import Field, Fields, ModelSpecs, Slot, StoreSize
 from torch import Tensor
 
-from attn_cache.bank import banks, by_state, check_names, check_shape, states_of, tensors_of
+from attn_cache.bank import Key, banks, by_state, check_names, check_shape, states_of, tensors_of
 from attn_cache.zeros import lazy_zeros
 
 Snapshot = Sequence[Tensor]
@@ -48,6 +48,15 @@ class FixedStates:
         """Put a snapshot in place of the request's states."""
         for bank, rows in zip(self._banks, snapshot, strict=True):
             bank.rows[:, place] = rows
+
+    def read(self, place: int) -> dict[Key, Tensor]:
+        """The states of the request at `place` by layer, state and field."""
+        return {(*key, name): rows[place] for key, fields in self._memory.items() for name, rows in fields.items()}
+
+    def write(self, place: int, rows: Mapping[Key, Tensor]) -> None:
+        """Put what `read` gave elsewhere in place of the request's states."""
+        for (layer, state, name), given in rows.items():
+            self._memory[layer, state][name][place] = given.to(self._device)
 
     def views(self, places: Sequence[int]) -> dict[tuple[str, str], FixedView]:
         """The views of one step by layer and state."""

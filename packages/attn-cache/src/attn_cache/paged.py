@@ -12,7 +12,7 @@ from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
 from attn_core.errors import WrongState
 from torch import Tensor
 
-from attn_cache.bank import Bank, banks, by_state, tensors_of
+from attn_cache.bank import Bank, Key, banks, by_state, tensors_of
 from attn_cache.paged_step import PagedStep
 from attn_cache.pages import PAGE, PageGroup
 from attn_cache.rows import TokenStep, fields_of, first_visible, windows_of
@@ -142,6 +142,29 @@ class PagedRows:
         self._begin(places, batch)
         return PagedStep(self, places, batch)
 
+    def read(self, place: int, tokens: int) -> dict[Key, Tensor]:
+        """The rows [rows, ...] of the first `tokens` positions that the next token can see."""
+        if tokens > self._computed[place] and self.groups:
+            raise WrongState(f"the rows of {tokens} tokens are needed, {self._computed[place]} are computed")
+        numbers = {window: self._numbers(window, place, tokens) for window in self.groups}
+        return {
+            (*state, name): rows.index_select(0, numbers[self.windows[state]])
+            for state, fields in self.memory.items()
+            for name, rows in fields.items()
+        }
+
+    def begin(self, place: int, tokens: int) -> None:
+        """Let the empty request at `place` continue after `tokens` tokens; a window needs no page behind it."""
+        self._computed[place] = tokens
+        for window, group in self.groups.items():
+            group.share(place, first_visible(tokens, window) // self.page, [])
+
+    def write(self, place: int, tokens: int, rows: Mapping[Key, Tensor]) -> None:
+        """Put what `read` gave elsewhere into the reserved rows."""
+        numbers = {window: self._numbers(window, place, tokens) for window in self.groups}
+        for (layer, state, name), given in rows.items():
+            self.memory[layer, state][name].index_copy_(0, numbers[self.windows[layer, state]], given.to(self.device))
+
     def live_bytes(self, place: int, tokens: int) -> int:
         """Bytes of the last `window` of `tokens` rows of every field, as far as pages hold them."""
         total = 0
@@ -152,6 +175,15 @@ class PagedRows:
             held = max(0, min(tokens, table.end) - max(first, table.first * self.page))
             total += sum(held * rows[0].nbytes for rows in fields.values())
         return total
+
+    def _numbers(self, window: int | None, place: int, tokens: int) -> Tensor:
+        table, first = self.groups[window].tables[place], first_visible(tokens, window)
+        if first < table.first * self.page or tokens > table.end:
+            held = f"{table.first * self.page} to {table.end - 1}"
+            raise WrongState(f"positions {first} to {tokens - 1} are needed, {held} are held")
+        positions = torch.arange(first, tokens, device=self.device)
+        pages = torch.tensor(table.pages, dtype=torch.int64, device=self.device)
+        return pages[positions // self.page - table.first] * self.page + positions % self.page
 
     def _copy_page(self, window: int | None, source: int, copy: int) -> None:
         for bank in self.banks[window]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from attn_core import Field, ModelSpecs, Paged, PagedView, RaggedBatch
+from torch import Tensor
 
 from attn_cache.bank import Key, states_of
 
@@ -61,6 +62,18 @@ class TokenRows(Protocol):
 
     def step(self, places: Sequence[int], batch: RaggedBatch) -> TokenStep:
         """One step of the requests at these places."""
+        ...
+
+    def read(self, place: int, tokens: int) -> dict[Key, Tensor]:
+        """The rows [rows, ...] that the token after the first `tokens` can see; raises `WrongState` without them."""
+        ...
+
+    def begin(self, place: int, tokens: int) -> None:
+        """Let the empty request at `place` continue after `tokens` tokens, whose rows are yet to be reserved."""
+        ...
+
+    def write(self, place: int, tokens: int, rows: Mapping[Key, Tensor]) -> None:
+        """Put what `read` gave elsewhere into the reserved rows."""
         ...
 
     def live_bytes(self, place: int, tokens: int) -> int:

@@ -10,7 +10,7 @@ from attn_core.errors import InvalidValue, WrongState
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_cache.bank import check_names, check_shape, states_of, tensor_dtype
+from attn_cache.bank import Key, by_state, check_names, check_shape, states_of, tensor_dtype
 
 State = tuple[str, str]
 Owned = dict[State, dict[str, Tensor]]
@@ -41,6 +41,16 @@ class SourceStates:
             names = [".".join(key) for key in sorted(given)]
             raise InvalidValue.of("source", names, f"exactly {['.'.join(key) for key in sorted(self._specs)]}")
         self._owned[place] = {key: self._copy(key, fields) for key, fields in given.items()}
+
+    def read(self, place: int) -> dict[Key, Tensor]:
+        """The rows [rows, ...] of the source by layer, state and field; raises `WrongState` where there is none."""
+        if self._specs and not self._owned[place]:
+            raise WrongState("the request has no source; write_source comes after admit")
+        return {(*key, name): rows for key, fields in self._owned[place].items() for name, rows in fields.items()}
+
+    def restore(self, place: int, rows: Mapping[Key, Tensor]) -> None:
+        """Keep a copy of what `read` gave elsewhere as the source of the request at `place`."""
+        self._owned[place] = {key: self._copy(key, fields) for key, fields in by_state(rows).items()}
 
     def close(self, place: int) -> None:
         """Forget the request's source; the last request takes over its place."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, Slot, StoreSize, Usage
-from attn_core.errors import AlreadyExists, InvalidValue, WrongState
+from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, Slot, Source, StoreSize, Usage
+from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, WrongState
 
 from attn_cache.bank import states_of
 from attn_cache.fixed import FixedStates, Snapshot
+from attn_cache.portable.archive import pack, unpack
+from attn_cache.portable.layout import StateLayout
 from attn_cache.rows import TokenRows
 from attn_cache.source import SourceStates
 
@@ -25,6 +27,7 @@ class Store:
         self._tokens = tokens
         self._fixed = FixedStates(specs, size)
         self._source = SourceStates(specs, size)
+        self._layout = StateLayout(specs, size.dtype)
         self._layers = {layer: tuple(states) for layer, states in specs.items()}
         self._token_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
         self._places: dict[int, int] = {}
@@ -101,6 +104,31 @@ class Store:
             tokens, snapshot = self._marks[request]
             self._fixed.restore(place, snapshot)
         self._tokens.rewind(place, tokens)
+        return tokens
+
+    def export(self, request: int, tokens: int) -> bytes:
+        """See `attn_core.PortableStore.export`; the request stays."""
+        if type(tokens) is not int or tokens < 0:
+            raise InvalidValue.of("tokens", tokens, "a whole number from 0")
+        place = self._place(request)
+        rows = self._tokens.read(place, tokens) | self._fixed.read(place) | self._source.read(place)
+        return pack(self._layout, tokens, rows)
+
+    def restore(self, request: int, exported: bytes) -> int:
+        """See `attn_core.PortableStore.restore`."""
+        tokens, rows = unpack(self._layout, exported)
+        if not self.fits(tokens):
+            raise Incompatible(f"a request of {tokens} tokens never fits into this store", tokens=tokens)
+        if not self.admit(request):
+            raise OutOfCapacity(f"all {self._requests} places are taken", requests=self._requests)
+        place = self._place(request)
+        self._tokens.begin(place, tokens)
+        if not self.reserve(request, tokens):
+            self.release(request)
+            raise OutOfCapacity(f"there is no room for the {tokens} tokens of request {request} now", tokens=tokens)
+        self._tokens.write(place, tokens, self._layout.only(rows, Paged))
+        self._fixed.write(place, self._layout.only(rows, Slot))
+        self._source.restore(place, self._layout.only(rows, Source))
         return tokens
 
     def order(self, requests: Sequence[int]) -> list[int]:

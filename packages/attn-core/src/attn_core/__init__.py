@@ -93,7 +93,16 @@ from attn_core.rotary import (
 from attn_core.score import Additive, Concat, Cosine, Dot, General, Location, ScaledDot, Score
 from attn_core.spec import AttentionSpec
 from attn_core.state import Field, Paged, Slot, Source, StateSpec, StateSpecs, state_bytes
-from attn_core.store import BranchingStore, CacheFamily, ModelSpecs, PrefixStore, StateStore, StoreSize, Usage
+from attn_core.store import (
+    BranchingStore,
+    CacheFamily,
+    ModelSpecs,
+    PortableStore,
+    PrefixStore,
+    StateStore,
+    StoreSize,
+    Usage,
+)
 
 __all__ = [
     "WEIGHT_FORMATS",
@@ -175,6 +184,7 @@ __all__ = [
     "PerHead",
     "PluginRecord",
     "PluginStatus",
+    "PortableStore",
     "Predicate",
     "Prefix",
     "PrefixStore",

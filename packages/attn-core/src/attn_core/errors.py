@@ -135,6 +135,18 @@ class CheckpointInvalid(UserError):
         return cls(f"{path}: {rule}", path=path, rule=rule)
 
 
+class StateInvalid(UserError):
+    """An exported state of a request is damaged, of another version, or does not fit the store."""
+
+    reason = "STATE_INVALID"
+
+    @classmethod
+    def of(cls, what: str, given: object, needed: object) -> Self:
+        """The error for the part `what` of the bytes, with what it is and what it must be."""
+        message = f"exported state: {what}: {given}; needed: {needed}"
+        return cls(message, what=what, given=given, needed=needed)
+
+
 class CheckpointWriteFailed(AttnError):
     """A checkpoint could not be written; what was there before is intact."""
 

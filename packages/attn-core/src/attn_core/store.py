@@ -133,6 +133,28 @@ class BranchingStore(Protocol):
         ...
 
 
+@runtime_checkable
+class PortableStore(Protocol):
+    """A store whose requests can leave it as bytes and go on in another store of the same states and element type."""
+
+    def export(self, request: int, tokens: int) -> bytes:
+        """All that the token after the first `tokens`, which are what is computed, reads of the request.
+
+        A safetensors file: of a window its last `window - 1` rows, else every row. The same bytes from every kind of
+        store that keeps rows as they are. Which model wrote them is not in them, beyond the shape of its states.
+        Raises `WrongState` for tokens that are not computed, `Incompatible` from a store that cannot.
+        """
+        ...
+
+    def restore(self, request: int, exported: bytes) -> int:
+        """Admit `request` with the states that were exported; how many tokens of it are computed.
+
+        Changes nothing when it raises: `StateInvalid` for bytes that are damaged or of other states, `Incompatible`
+        for more tokens than the store ever holds, `OutOfCapacity` without room now, `AlreadyExists` for a name in use.
+        """
+        ...
+
+
 class CacheFamily(ABC):
     """A kind of store that a plugin offers by name.
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from attn_core import ModelSpecs, StoreSize
+from attn_core.errors import Incompatible
 
 from attn_cache.quantised.block_rows import BlockRows
 from attn_cache.quantised.blocks import BlockLayout
 from attn_cache.shared import SharedStore
+
+OTHERS = "contiguous, paged, shared, int8 and int4 do"
 
 
 class CodedBlockStore(SharedStore):
@@ -29,3 +32,11 @@ class CodedBlockStore(SharedStore):
         """As `Store.rewind`, and to the start of a block whose rows are codes by now, as those cannot be undone."""
         coded = tokens < self._blocks.oldest_plain(self._place(request))
         return super().rewind(request, tokens // self._block * self._block if coded else tokens)
+
+    def export(self, request: int, tokens: int) -> bytes:
+        """Raises `Incompatible`: the codes of whole blocks and the plain rows after them have no common layout."""
+        raise Incompatible(f"request {request}, {tokens} tokens: a store of coded blocks exports nothing; {OTHERS}")
+
+    def restore(self, request: int, exported: bytes) -> int:  # noqa: ARG002
+        """Raises `Incompatible`, as `export`."""
+        raise Incompatible(f"request {request}: a store of coded blocks restores nothing; {OTHERS}")
