@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from attn_models.decoder.attention import LayerAttention
 from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.feedforward import GatedFeedForward, build_feed_forward
+from attn_models.decoder.experts import MixtureOfExperts
+from attn_models.decoder.feedforward import FeedForward, GatedFeedForward, build_feed_forward
 from attn_models.decoder.initial import initialise_block
 from attn_models.decoder.norms import build_norm
 from attn_models.replay import replay_step
@@ -29,7 +30,10 @@ class Block(nn.Module):
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm = build_norm(config)
-        self.feed_forward = build_feed_forward(config)
+        experts = config.mixture
+        self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts = (
+            build_feed_forward(config) if experts is None else MixtureOfExperts(config, experts, build_feed_forward)
+        )
         both = config.norm_place == "both"
         self.attended_norm: nn.Module = build_norm(config) if both else nn.Identity()
         self.fed_norm: nn.Module = build_norm(config) if both else nn.Identity()

@@ -15,13 +15,14 @@ from attn_core.lending import Lenders, checked_lenders, lender_of
 from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, require_word, whole
 
 COUNTS = ("vocabulary", "context", "width", "layers", "heads")
-OPTIONAL_COUNTS = ("key_value_heads", "head_size", "hidden")
+OPTIONAL_COUNTS = ("key_value_heads", "head_size", "hidden", "experts", "experts_per_token")
 FLAGS = ("tied", "bias", "rotary_interleaved", "scaled_embedding")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": ("pre", "post", "both"),
     "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
+    "routing": ("mixtral", "switch"),
 }
 GATED = ("swiglu", "geglu", "geglu_tanh")
 SMALLEST_CAP = 1e-3
@@ -31,6 +32,7 @@ NUMBERS = {
     "rotary_base": (1.0, math.inf),
     "rotary_fraction": (0.0, 1.0 + 1e-9),
     "dropout": (0.0, 1.0),
+    "balance": (0.0, math.inf),
 }
 
 
@@ -55,6 +57,14 @@ class AttentionChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """How many feed-forwards a layer has, and how many of them a token uses."""
+
+    count: int
+    per_token: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """A stack of blocks of causal attention and feed-forward layers over token embeddings.
 
@@ -70,6 +80,11 @@ class DecoderConfig:
     LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds. Layer i
     attends to the keys and values of layer `lenders[i]`, or every layer to its own where there are none; "cla:2" and
     "yoco" say this of all layers (`attn_core.lending.Lenders`).
+
+    `experts` gives every layer so many feed-forwards, each of the inner width, of which a token uses the
+    `experts_per_token` best (arXiv 2401.04088). `routing` says what weighs them: "mixtral" a softmax over the chosen,
+    "switch" their part of a softmax over all. `balance` is the weight, in training, of the loss that spreads tokens
+    over the experts (arXiv 2101.03961).
 
     Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
     """
@@ -100,6 +115,10 @@ class DecoderConfig:
     bias: bool = False
     dropout: float = 0.0
     lenders: Lenders = ()
+    experts: int | None = None
+    experts_per_token: int | None = None
+    routing: str = "mixtral"
+    balance: float = 0.0
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -116,7 +135,7 @@ class DecoderConfig:
         require_choice(self.mechanism, self.options)
         if self.logit_cap is not None:
             require_between("logit_cap", self.logit_cap, SMALLEST_CAP, math.inf)
-        _ = self.rotary
+        _ = self.rotary, self.mixture
         object.__setattr__(self, "lenders", checked_lenders(self.lenders, self.layers))
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
@@ -127,6 +146,19 @@ class DecoderConfig:
         if self.hidden is not None:
             return self.hidden
         return math.ceil(self.width / 3) * 8 if self.feed_forward in GATED else 4 * self.width
+
+    @property
+    def mixture(self) -> Experts | None:
+        """The experts of every layer; None where each has one feed-forward for all tokens."""
+        if self.experts is None:
+            if self.experts_per_token is not None or self.balance:
+                given = {"experts_per_token": self.experts_per_token, "balance": self.balance}
+                raise InvalidValue.of("experts", given, "a number of experts beside these, or neither of them")
+            return None
+        if self.experts_per_token is None or self.experts_per_token > self.experts:
+            allowed = f"a whole number from 1 to the {self.experts} experts"
+            raise InvalidValue.of("experts_per_token", self.experts_per_token, allowed)
+        return Experts(count=self.experts, per_token=self.experts_per_token)
 
     @property
     def rotary(self) -> Rotary | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 
 from torch import nn
 
 from attn_models.decoder.attention import LayerAttention
 
 STANDARD = 0.02
-INTO_RESIDUAL = ("attention.output", "feed_forward.down")
+INTO_RESIDUAL = re.compile(r"attention\.output|feed_forward(\.experts\.\d+)?\.down")
 
 
 def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -> None:
@@ -20,7 +21,7 @@ def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -
     own = attention.mechanism.spec(attention.config) is None
     for name, module in block.named_modules():
         if not (own and name.startswith("attention.")):
-            initialise(module, STANDARD / math.sqrt(2 * layers) if name in INTO_RESIDUAL else STANDARD)
+            initialise(module, STANDARD / math.sqrt(2 * layers) if INTO_RESIDUAL.fullmatch(name) else STANDARD)
 
 
 def initialise(module: nn.Module, deviation: float = STANDARD) -> None:

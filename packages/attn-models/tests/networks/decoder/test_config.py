@@ -44,6 +44,11 @@ def test_a_needed_field_that_is_not_given_is_named(field):
         ("pattern", [{"mechanism": "mha", "option": {}}]),
         ("options", [1]),
         ("mechanism", 7),
+        ("experts", 0),
+        ("experts_per_token", 2),
+        ("balance", 0.1),
+        ("balance", -1.0),
+        ("routing", "hash"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_what_is_allowed(field, value):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from attn_models.decoder.routing import balance_loss
 from attn_models.tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -84,8 +85,8 @@ class TextLessons:
         return self._batches.draw()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy."""
-        return next_token_loss(model, *batch)
+        """Mean cross-entropy, and what keeps the experts of a mixture busy."""
+        return next_token_loss(model, *batch) + balance_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""

@@ -1,0 +1,59 @@
+"""A feed-forward made of many, of which each token uses a few."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from attn_core import Pack
+from torch import Tensor, nn
+
+from attn_models.decoder.config import DecoderConfig, Experts
+from attn_models.decoder.feedforward import FeedForward, GatedFeedForward
+from attn_models.decoder.routing import ROUTERS
+
+
+class MixtureOfExperts(nn.Module):
+    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1).
+
+    Every token reaches all the experts it chose, whatever its neighbours chose: there is no capacity to overflow.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, experts: Experts, build: Callable[[DecoderConfig], FeedForward | GatedFeedForward]
+    ) -> None:
+        super().__init__()
+        self.chosen = experts.per_token
+        self.router = ROUTERS[config.routing](config, experts.count, experts.per_token)
+        self.experts = nn.ModuleList(build(config) for _ in range(experts.count))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]; an expert that nobody chose is not run."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        chosen, weights = self.router(rows)
+        mixed = torch.zeros_like(rows)
+        for index in chosen.unique().tolist():
+            row, place = (chosen == index).nonzero(as_tuple=True)
+            fed = self.experts[index](rows[row]) * weights[row, place, None]
+            mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
+        return mixed.view_as(hidden)
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the matrices of every expert for serving; the router stays exact, as near scores decide the path."""
+        for expert in self._each():
+            expert.pack(pack)
+
+    def idle_parameters(self) -> int:
+        """Parameters that one token does not use."""
+        one = sum(parameter.numel() for parameter in self._each()[0].parameters())
+        return (len(self.experts) - self.chosen) * one
+
+    def _each(self) -> Sequence[FeedForward | GatedFeedForward]:
+        return cast("Sequence[FeedForward | GatedFeedForward]", self.experts)
+
+
+def active_parameters(model: nn.Module) -> int:
+    """Parameters that one token uses, of a model whose weights are not packed: all but those of idle experts."""
+    idle = sum(module.idle_parameters() for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return sum(parameter.numel() for parameter in model.parameters()) - idle

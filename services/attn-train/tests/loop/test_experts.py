@@ -1,0 +1,51 @@
+"""A mixture of experts is trained with the loss that keeps its experts busy, and measured without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import installed
+from attn_train.loop.checkpoint import CheckpointFolder
+from attn_train.loop.evaluation import next_token_loss
+from attn_train.loop.lessons import TextLessons
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.trainer import Trainer
+
+
+@pytest.fixture
+def mixture(text):
+    """Makes the same decoder with four experts again and again."""
+
+    def make(balance):
+        torch.manual_seed(5)
+        family = installed().models.get("decoder")
+        shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
+        experts = {"experts": 4, "experts_per_token": 2, "balance": balance}
+        return family.build(family.configure(shape | experts))
+
+    return make
+
+
+def test_what_an_update_lowers_is_the_loss_and_the_imbalance_of_every_layer(mixture, text, spec):
+    lessons = TextLessons(text, spec)
+    batch = lessons.draw()
+    plain, balanced = mixture(0.0).train(), mixture(0.5).train()
+    alone = next_token_loss(plain, *batch)
+    assert torch.equal(lessons.loss(plain, batch), alone)
+    added = (lessons.loss(balanced, batch) - alone).item()
+    assert added == pytest.approx(2 * 0.5, rel=0.2)  # two layers, nearly even before they have learned
+
+
+def test_validation_is_measured_without_it(mixture, text, spec):
+    plain, balanced = (TextLessons(text, spec).validation_loss(mixture(weight), 2, lambda: None) for weight in (0, 0.5))
+    assert plain == balanced
+
+
+def test_a_mixture_learns_and_keeps_its_checkpoints(mixture, text, spec, record, tmp_path):
+    seen = record()
+    model = mixture(0.01)
+    before = model.blocks[0].feed_forward.router.score.weight.clone()
+    Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
+    assert seen.losses[30] < seen.losses[1] - 0.5
+    assert not torch.equal(model.blocks[0].feed_forward.router.score.weight, before)
+    assert seen.checkpoints
