@@ -111,7 +111,11 @@ class ModelFamily(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses."""
+    """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
+
+    With `experts` every layer has so many feed-forwards of the inner width `hidden`, of which a token uses
+    `experts_per_token`.
+    """
 
     name: str
     summary: str
@@ -124,3 +128,5 @@ class ModelShape:
     vocabulary: int
     mechanism: str
     options: Mapping[str, Any] | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None

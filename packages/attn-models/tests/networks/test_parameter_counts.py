@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.decoder.experts import active_parameters
 from attn_models.decoder.weightless import weightless
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
@@ -35,6 +36,10 @@ COUNTS = {
     "Llama 2 7B": (llama("llama", 32, 4096, 11008, 32, 32, vocab_size=32000), 6_738_415_616),
     "Llama 3 8B": (llama("llama", 32, 4096, 14336, 32, 8, vocab_size=128256), 8_030_261_248),
     "Mistral 7B": (llama("mistral", 32, 4096, 14336, 32, 8, vocab_size=32000, sliding_window=4096), 7_241_732_096),
+    "Mixtral 8x7B": (
+        llama("mixtral", 32, 4096, 14336, 32, 8, vocab_size=32000, num_local_experts=8, num_experts_per_tok=2),
+        46_702_792_704,
+    ),
     "SmolLM2 135M": (
         llama("llama", 30, 576, 1536, 9, 3, vocab_size=49152, tie_word_embeddings=True),
         134_515_008,
@@ -50,6 +55,12 @@ def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str
     with weightless():
         model = Decoder(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
+
+
+def test_a_token_of_mixtral_uses_12_9_billion_of_its_weights() -> None:
+    with weightless():
+        model = Decoder(COUNTS["Mixtral 8x7B"][0])
+    assert active_parameters(model) == 12_879_925_248
 
 
 def test_bert_base_has_110_million_weights_with_its_pooler() -> None:

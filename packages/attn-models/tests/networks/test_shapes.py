@@ -17,6 +17,7 @@ PARAMETERS = {
     "llama-3-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
     "smollm2-135m": 134_515_008,
 }
 GPT_CONTEXT = {"gpt2": 1024, "gpt2-medium": 1024, "gpt2-large": 1024, "gpt2-xl": 1024, "gpt3-175b": 2048}
@@ -44,7 +45,8 @@ def test_the_sizes_add_up_to_the_published_number_of_parameters(name):
         block = matrices + 2 * shape.width * shape.hidden + biases + 4 * shape.width
         outside = (shape.vocabulary + GPT_CONTEXT[name] + 2) * shape.width
     else:
-        block = matrices + 3 * shape.width * shape.hidden + 2 * shape.width
+        routers = shape.width * (shape.experts or 0)
+        block = matrices + (shape.experts or 1) * 3 * shape.width * shape.hidden + routers + 2 * shape.width
         tied = name == "smollm2-135m"
         outside = ((1 if tied else 2) * shape.vocabulary + 1) * shape.width
     assert shape.layers * (block) + outside == PARAMETERS[name]

@@ -9,12 +9,22 @@ from attn_models.families.gemma import Gemma2Door, Gemma3Door
 from attn_models.families.gpt2 import Gpt2Door
 from attn_models.families.llama import LlamaDoor
 from attn_models.families.mistral import MistralDoor
+from attn_models.families.mixtral import MixtralDoor
 from attn_models.families.own import OwnDoor
 from attn_models.families.qwen3 import Qwen3Door
 
 DOORS: dict[str, Door] = {
     door.model_type: door
-    for door in (OwnDoor(), LlamaDoor(), MistralDoor(), Gpt2Door(), Qwen3Door(), Gemma2Door(), Gemma3Door())
+    for door in (
+        OwnDoor(),
+        LlamaDoor(),
+        MistralDoor(),
+        MixtralDoor(),
+        Gpt2Door(),
+        Qwen3Door(),
+        Gemma2Door(),
+        Gemma3Door(),
+    )
 }
 
 

@@ -27,6 +27,7 @@ FIXED = {
     "rotary_fraction": 1.0,
     "rotary_scaling": None,
     "scaled_embedding": True,
+    "experts": None,
 }
 NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
 

@@ -37,6 +37,7 @@ FIXED = {
     "rotary_interleaved": False,
     "scaled_embedding": False,
     "logit_cap": None,
+    "experts": None,
 }
 
 
@@ -47,6 +48,7 @@ class LlamaDoor(Door):
     head = OUTSIDE["unembedding.weight"]
     derived = re.compile(r"rotary_emb\.inv_freq$")
     block: ClassVar[Mapping[str, str]] = BLOCK
+    fixed: ClassVar[Mapping[str, Any]] = FIXED
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
@@ -78,7 +80,7 @@ class LlamaDoor(Door):
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """A LlamaConfig that transformers 5 reads."""
-        require_fields(config, FIXED, self.model_type)
+        require_fields(config, self.fixed, self.model_type)
         heads = softmax_heads(config, self.mask(config), self.model_type)
         return {
             "architectures": ["LlamaForCausalLM"],

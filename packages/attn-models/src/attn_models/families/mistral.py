@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
@@ -17,6 +17,7 @@ class MistralDoor(LlamaDoor):
     """Llama with a window of w tokens, the query's own among them (Jiang et al. 2023, arXiv 2310.06825)."""
 
     model_type = "mistral"
+    architecture: ClassVar[str] = "MistralForCausalLM"
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a MistralConfig; `sliding_window` null means none."""
@@ -29,9 +30,9 @@ class MistralDoor(LlamaDoor):
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """A MistralConfig."""
         if config.bias:
-            raise Incompatible("biases cannot be said in a mistral config.json")
+            raise Incompatible(f"biases cannot be said in a {self.model_type} config.json")
         window = config.options.get("window")
-        return super().describe(config) | {"architectures": ["MistralForCausalLM"], "sliding_window": window}
+        return super().describe(config) | {"architectures": [self.architecture], "sliding_window": window}
 
     def mask(self, config: DecoderConfig) -> Mask:
         """The window that the options name, else all that came before."""

@@ -15,8 +15,11 @@ LLAMA = {
     "num_attention_heads": 4,
     "max_position_embeddings": 64,
 }
+EXPERTS = {"experts": 4, "experts_per_token": 2}
+GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scaled_embedding": True}
+GPT = {"norm": "layer", "feed_forward": "gelu", "positions": "learned", "bias": True}
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-PLAIN = {"llama": LLAMA, "mistral": LLAMA, "gpt2": GPT2}
+PLAIN = {"llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "gpt2": GPT2}
 
 
 @pytest.mark.parametrize(("layout", "key"), [(layout, key) for layout, values in PLAIN.items() for key in values])
@@ -35,6 +38,12 @@ def test_a_missing_key_is_named(layout, key):
         ("llama", {"rope_scaling": {"type": "su", "factor": 2}}, "rope_type: 'su'"),
         ("llama", {"num_attention_heads": 5}, "heads"),
         ("llama", {"hidden_size": "32"}, "width"),
+        ("mixtral", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "experts_per_token: 9"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": 0}, "experts: 0"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": None}, "experts"),
+        ("mixtral", {"num_key_value_heads": 4, "num_local_experts": "8"}, "experts: '8'"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
+        ("mixtral", {"attention_bias": True}, "attention_bias"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
@@ -70,6 +79,14 @@ def test_a_config_survives_its_own_layout(layout):
         ("llama", {"pattern": ["mha", "gqa"]}, "differ between layers"),
         ("mistral", {"mechanism": "mha", "bias": True}, "biases"),
         ("gpt2", {}, "norm"),
+        ("gpt2", EXPERTS | GPT, "experts 4"),
+        ("llama", EXPERTS, "experts 4"),
+        ("mistral", EXPERTS, "experts 4"),
+        ("qwen3", EXPERTS | {"mechanism": "gemma"}, "experts 4"),
+        ("gemma2", EXPERTS | GEMMA, "experts 4"),
+        ("mixtral", {}, "without experts"),
+        ("mixtral", EXPERTS | {"routing": "switch"}, "routing 'switch'"),
+        ("mixtral", EXPERTS | {"bias": True}, "biases"),
     ],
 )
 def test_a_decoder_that_a_layout_cannot_say_is_refused(layout, change, named):

@@ -33,6 +33,11 @@ def mistral(**fields):
     return transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA | fields))
 
 
+def mixtral(**fields):
+    experts = {"num_local_experts": 4, "num_key_value_heads": 2, "head_dim": 8}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**LLAMA | experts | fields))
+
+
 def gpt2(**fields):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2 | fields))
 
@@ -87,6 +92,11 @@ PEERS = {
     ),
     "mistral, window of 5": lambda: mistral(num_key_value_heads=2, sliding_window=5),
     "mistral without a window": lambda: mistral(num_key_value_heads=2, sliding_window=None),
+    "mixtral": mixtral,
+    "mixtral, window of 5, three of six experts": lambda: mixtral(
+        num_local_experts=6, num_experts_per_tok=3, sliding_window=5, tie_word_embeddings=True
+    ),
+    "mixtral, one expert a token": lambda: mixtral(num_experts_per_tok=1, num_key_value_heads=4),
     "gpt2": gpt2,
     "gpt2 untied": lambda: gpt2(tie_word_embeddings=False),
     "gpt2, exact gelu, wide": lambda: gpt2(activation_function="gelu", n_inner=80, layer_norm_epsilon=1e-3),
@@ -131,9 +141,24 @@ class ExactNorm(torch.nn.RMSNorm):
         return torch.nn.functional.rms_norm(hidden, self.normalized_shape, self.weight + self.above, self.eps)
 
 
+class ExactRouter(torch.nn.Module):
+    """Mixtral's router in float64: transformers takes its softmax in float32."""
+
+    def __init__(self, router):
+        super().__init__()
+        self.weight, self.chosen = router.weight, router.top_k
+
+    def forward(self, hidden):
+        scores = hidden @ self.weight.T
+        parts, experts = scores.softmax(-1).topk(self.chosen)
+        return scores, parts / parts.sum(-1, keepdim=True), experts
+
+
 def without_float32(peer):
     """The model with the parts of transformers that fall back to float32 replaced by exact ones."""
     peer.model.rotary_emb = ExactRotary(peer.config)
+    if peer.config.model_type == "mixtral":
+        peer.set_experts_implementation("eager")  # their grouped product knows no float64
     if hasattr(peer.model.embed_tokens, "embed_scale"):
         peer.model.embed_tokens.embed_scale = torch.tensor(peer.config.hidden_size**0.5, dtype=torch.float64)
     for name, module in list(peer.named_modules()):
@@ -142,6 +167,8 @@ def without_float32(peer):
             norm = ExactNorm(len(module.weight), eps=eps, dtype=torch.float64)
             norm.weight, norm.above = module.weight, float("Gemma" in type(module).__name__)
             peer.set_submodule(name, norm)
+        if type(module).__name__.endswith("TopKRouter"):
+            peer.set_submodule(name, ExactRouter(module))
     return peer
 
 
