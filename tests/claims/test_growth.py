@@ -29,8 +29,8 @@ def root(length: int) -> int:
 
 # fmt: off
 QUADRATIC = (
-    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "cross", "differential", "dot",
-    "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log", "location",
+    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "cross", "dependency", "differential",
+    "dot", "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log", "location",
     "local_p", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "qk_norm", "relative_bias", "rope",
     "sampled", "shaw", "sigmoid", "sink", "soft_cap", "softmax_one", "sparsemax", "t5_bias", "visual_hard",
     "visual_soft",

@@ -11,6 +11,7 @@ OPTIONS = {
     "bigbird": {"block": 1, "random": 1},
     "block_local": {"block": 3},
     "chunked": {"chunk": 4},
+    "dependency": {"parse": (1, -1, 4, 4, 1, 4), "clip": 3},
     "dilated_window": {"window": 3, "dilations": (1, 2)},
     "entmax": {"alpha": 1.3},
     "fixed": {"block": 4, "summaries": 2},

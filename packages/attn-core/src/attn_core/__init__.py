@@ -68,6 +68,9 @@ from attn_core.mechanism import AttentionLayer, ComputedMechanism, Mechanism, Pa
 from attn_core.model import LanguageModel, ModelFamily, ModelShape, SourceModel, Tokenizer
 from attn_core.modifier import (
     Alibi,
+    DependencyKeys,
+    DependencyTree,
+    DependencyValues,
     Modifier,
     RelativeBias,
     RelativeKeys,
@@ -135,6 +138,9 @@ __all__ = [
     "Cost",
     "DeclaredMechanism",
     "Dense",
+    "DependencyKeys",
+    "DependencyTree",
+    "DependencyValues",
     "Distribution",
     "Dot",
     "DynamicNtk",

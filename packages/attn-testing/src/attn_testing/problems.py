@@ -19,6 +19,9 @@ from attn_core import (
     Concat,
     Cosine,
     Dense,
+    DependencyKeys,
+    DependencyTree,
+    DependencyValues,
     Distribution,
     Dot,
     Entmax,
@@ -68,6 +71,8 @@ SCORES: Mapping[str, Score] = {
     "concat": Concat(hidden=6),
     "location": Location(longest=140),
 }
+SENTENCE = DependencyTree((1, -1, 4, 4, 1, 4))
+"""Six words of which the second is the root."""
 MODIFIERS: Mapping[str, Modifier] = {
     "alibi": Alibi(),
     "soft_cap": SoftCap(cap=2.0),
@@ -76,6 +81,8 @@ MODIFIERS: Mapping[str, Modifier] = {
     "relative_bias": RelativeBias(clip=3),
     "relative_keys": RelativeKeys(clip=2),
     "relative_values": RelativeValues(clip=4, share=True),
+    "dependency_keys": DependencyKeys(clip=3, tree=SENTENCE),
+    "dependency_values": DependencyValues(clip=2, tree=SENTENCE),
 }
 MASKS: Mapping[str, Mask] = {
     "full": Full(),

@@ -85,6 +85,8 @@ RULES: Mapping[str, Callable[[tuple[int, ...], Heads], Tensor]] = {
     "adaptive_entmax": zeros,
     "relative_keys": glorot,
     "relative_values": glorot,
+    "dependency_keys": glorot,
+    "dependency_values": glorot,
     "qk_norm": ones,
 }
 """By the kind of part; `small` where there is no other."""

@@ -21,6 +21,11 @@ class TestShawWithSharedVectors(MechanismLaws):
     options = {"clip": 2, "share": True}
 
 
+class TestDependency(MechanismLaws):
+    mechanism = "dependency"
+    options = {"parse": (2, 2, 3, -1, 6, 6, 3, 3), "clip": 3}
+
+
 class TestSoftCap(MechanismLaws):
     mechanism = "soft_cap"
     options = {"cap": 2.0}

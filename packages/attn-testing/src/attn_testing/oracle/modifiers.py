@@ -5,12 +5,26 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import Alibi, AttentionSpec, Modifier, Operands, RelativeBias, ScoreFunction, SoftCap, T5Bias
+from attn_core import (
+    Alibi,
+    AttentionSpec,
+    DependencyKeys,
+    DependencyTree,
+    DependencyValues,
+    Modifier,
+    Operands,
+    RelativeBias,
+    ScoreFunction,
+    SoftCap,
+    T5Bias,
+)
 from torch import Tensor
 
 from attn_testing.oracle.pairing import distances, places, weights_of
 
-MODIFIERS = ("alibi", "soft_cap", "function", "t5_bias", "relative_bias", "relative_keys", "relative_values")
+TREES = ("dependency_keys", "dependency_values")
+MODIFIERS = ("alibi", "soft_cap", "function", "t5_bias", "relative_bias", "relative_keys", "relative_values", *TREES)
+VALUES = ("relative_values", "dependency_values")
 
 
 def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands: Operands) -> Tensor:
@@ -31,27 +45,50 @@ def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands
         places_in = [[bucket(modifier, int(d)) for d in row] for row in apart.reshape(-1, apart.shape[-1])]
         rows = torch.tensor(places_in, device=energies.device).view(apart[:, 0].shape)
         return energies + table[rows].permute(0, 3, 1, 2)
-    if modifier.kind == "relative_keys":
-        vectors = table_rows(operands, modifier.kind, energies)
+    if modifier.kind in {"relative_keys", "dependency_keys"}:
+        vectors = table_rows(operands, modifier, energies)
         return energies + torch.einsum("bqhd,bhqkd->bhqk", operands.query, vectors) / math.sqrt(spec.heads.key_size)
-    if modifier.kind == "relative_values":
+    if modifier.kind in VALUES:
         return energies
     raise NotImplementedError(f"the oracle does not know the modifier {modifier.kind!r}")
 
 
 def value_additions(spec: AttentionSpec, weights: Tensor, operands: Operands) -> Tensor:
     """What the modifiers add to the output, [batch, query, heads, value_size] or 0, with weights of every pair."""
-    if not any(modifier.kind == "relative_values" for modifier in spec.modifiers):
-        return torch.zeros((), dtype=weights.dtype, device=weights.device)
-    return torch.einsum("bhqk,bhqkd->bqhd", weights, table_rows(operands, "relative_values", weights))
+    added = torch.zeros((), dtype=weights.dtype, device=weights.device)
+    for modifier in spec.modifiers:
+        if modifier.kind in VALUES:
+            added = added + torch.einsum("bhqk,bhqkd->bqhd", weights, table_rows(operands, modifier, weights))
+    return added
 
 
-def table_rows(operands: Operands, kind: str, pairs: Tensor) -> Tensor:
+def table_rows(operands: Operands, modifier: Modifier, pairs: Tensor) -> Tensor:
     """The vector of every pair, [batch, heads, query, key, size], `pairs` being [batch, heads, query, key]."""
-    table = weights_of(operands, f"modifiers.{kind}")["table"]
+    table = weights_of(operands, f"modifiers.{modifier.kind}")["table"]
     clip = (table.shape[1] - 1) // 2
-    rows = table[:, distances(operands).clamp(-clip, clip) + clip].transpose(0, 1)
+    apart = distances(operands)
+    if isinstance(modifier, (DependencyKeys, DependencyValues)):
+        query, key = (rows.tolist() for rows in places(operands))
+        walked = [[[steps(modifier.tree, i, j) for j in own] for i in row] for row, own in zip(query, key, strict=True)]
+        apart = torch.tensor(walked, device=apart.device).view(apart.shape)
+    rows = table[:, apart.clamp(-clip, clip) + clip].transpose(0, 1)
     return rows.expand(*pairs.shape, -1)
+
+
+def steps(tree: DependencyTree, query: int, key: int) -> int:
+    """The distance of two tokens, walked up from both to the root (Wang et al. 2019)."""
+    up, down = to_the_root(tree, query), to_the_root(tree, key)
+    if key in up or query in down:
+        return len(up) - len(down)
+    return (len(up) + len(down) - 2) * (1 if query < key else -1)
+
+
+def to_the_root(tree: DependencyTree, token: int) -> list[int]:
+    """A token and all above it; behind the parse every token hangs on the one before."""
+    path = [token]
+    while (head := tree.heads[path[-1]] if path[-1] < len(tree.heads) else path[-1] - 1) >= 0:
+        path.append(head)
+    return path
 
 
 def bucket(modifier: T5Bias | RelativeBias, distance: int) -> int:

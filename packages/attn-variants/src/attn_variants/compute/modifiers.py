@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Alibi, Modifier, ScoreFunction, SoftCap
+from attn_core import Alibi, Modifier, RelativeKeys, RelativeValues, ScoreFunction, SoftCap
 from attn_core.errors import InvalidValue
 from attn_core.modifier import BiasTable
 from torch import Tensor
@@ -28,16 +28,16 @@ def modified(pairs: Pairs, modifier: Modifier, scores: Tensor) -> Tensor:
         return scores + alibi_bias(heads, *pairs.places, scores.dtype)
     if isinstance(modifier, BiasTable):
         return scores + relative_bias(modifier, pairs.weights(f"modifiers.{modifier.kind}")["table"], *pairs.places)
-    if modifier.kind == "relative_keys":
-        return scores + relative_keys(pairs)
+    if isinstance(modifier, RelativeKeys):
+        return scores + relative_keys(pairs, modifier)
     if isinstance(modifier, ScoreFunction):
         head = torch.arange(heads, device=scores.device)[None, :, None, None]
         changed: Tensor = modifier.function(scores, head, *pairs.places)
         return changed
-    if modifier.kind == "relative_values":
+    if isinstance(modifier, RelativeValues):
         return scores
-    known = "alibi, soft_cap, function, t5_bias, relative_bias, relative_keys, relative_values"
-    raise InvalidValue.of("modifier", modifier.kind, known)
+    tables = "t5_bias, relative_bias, relative_keys, relative_values, dependency_keys, dependency_values"
+    raise InvalidValue.of("modifier", modifier.kind, f"alibi, soft_cap, function, {tables}")
 
 
 def alibi_bias(heads: int, query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:

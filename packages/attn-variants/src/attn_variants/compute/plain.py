@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionSpec, Operands, RelativeValues
 from attn_core.pairs import of_query_heads, wide
 from torch import Tensor
 
@@ -29,8 +29,9 @@ def summed(spec: AttentionSpec, operands: Operands, weights: Tensor) -> Tensor:
     """What weights [batch, heads, query, key] make of the values: [batch, query, heads, value_size]."""
     value = of_query_heads(spec.heads, wide(operands.value).transpose(1, 2))
     out = torch.matmul(weights, value)
-    if any(modifier.kind == "relative_values" for modifier in spec.modifiers):
-        out = out + relative_values(pairs_of(spec, operands), weights)
+    for modifier in spec.modifiers:
+        if isinstance(modifier, RelativeValues):
+            out = out + relative_values(pairs_of(spec, operands), modifier, weights)
     return out.transpose(1, 2).to(operands.value.dtype)
 
 

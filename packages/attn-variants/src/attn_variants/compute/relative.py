@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import RelativeBias, T5Bias
+from attn_core import DependencyKeys, DependencyValues, Modifier, RelativeBias, RelativeKeys, RelativeValues, T5Bias
 from attn_core.errors import InvalidValue
 from attn_core.modifier import BiasTable
 from torch import Tensor
 
+from attn_variants.compute.dependency import tree_distances
 from attn_variants.compute.pairs import Pairs
 
 
@@ -42,24 +43,31 @@ def t5_buckets(modifier: T5Bias, distance: Tensor) -> Tensor:
     return side + torch.where(away < near, away, far)
 
 
-def relative_keys(pairs: Pairs) -> Tensor:
+def relative_keys(pairs: Pairs, modifier: RelativeKeys) -> Tensor:
     """q·a_{j-i} / √d_k [batch, heads, query, key]; products with 2 clip + 1 vectors, not with one per pair."""
-    table = pairs.weights("modifiers.relative_keys")["table"]
+    table = pairs.weights(f"modifiers.{modifier.kind}")["table"]
     products = torch.matmul(pairs.query * pairs.query.shape[-1] ** -0.5, table.transpose(-1, -2))
-    rows = places_in_table(pairs, table).expand(*products.shape[:-1], -1)
+    rows = places_in_table(pairs, modifier, table).expand(*products.shape[:-1], -1)
     return products.gather(-1, rows)
 
 
-def relative_values(pairs: Pairs, weights: Tensor) -> Tensor:
+def relative_values(pairs: Pairs, modifier: RelativeValues, weights: Tensor) -> Tensor:
     """Σ_j α_ij a_{j-i} [batch, heads, query, value_size]: weights of one distance are summed before they meet a."""
-    table = pairs.weights("modifiers.relative_values")["table"].to(weights.dtype)
-    rows = places_in_table(pairs, table).expand(weights.shape)
+    table = pairs.weights(f"modifiers.{modifier.kind}")["table"].to(weights.dtype)
+    rows = places_in_table(pairs, modifier, table).expand(weights.shape)
     zeros = weights.new_zeros(*weights.shape[:-1], table.shape[-2])
     return torch.matmul(zeros.scatter_add(-1, rows, weights), table)
 
 
-def places_in_table(pairs: Pairs, table: Tensor) -> Tensor:
-    """The row [batch or 1, 1, query, key] of a table [..., 2 clip + 1, size] for each distance j - i, clipped."""
+def places_in_table(pairs: Pairs, modifier: Modifier, table: Tensor) -> Tensor:
+    """The row [batch or 1, 1, query, key] of a table [..., 2 clip + 1, size] for each distance, clipped.
+
+    It is j - i, or what the tree of the modifier says.
+    """
     clip = (table.shape[-2] - 1) // 2
     query, key = pairs.places
-    return (key - query).clamp(-clip, clip) + clip
+    if isinstance(modifier, (DependencyKeys, DependencyValues)):
+        distance = tree_distances(modifier.tree, query, key)
+    else:
+        distance = key - query
+    return distance.clamp(-clip, clip) + clip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attn_core import Mechanism
 
+from attn_variants.mechanisms.positions.dependency import DependencyAttention
 from attn_variants.mechanisms.positions.nope import NoPositions
 from attn_variants.mechanisms.positions.qk_norm import QkNormAttention
 from attn_variants.mechanisms.positions.relative_bias import RelativeBiasAttention
@@ -15,6 +16,7 @@ from attn_variants.mechanisms.positions.t5 import T5Attention
 def positions() -> list[Mechanism]:
     """One of each."""
     return [
+        DependencyAttention(),
         NoPositions(),
         QkNormAttention(),
         RelativeBiasAttention(),

@@ -1,0 +1,42 @@
+"""Distances of tokens in a tree."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from attn_core import DependencyTree
+from torch import Tensor
+
+
+def tree_distances(tree: DependencyTree, query: Tensor, key: Tensor) -> Tensor:
+    """The distances of Wang et al. 2019 (arXiv 1909.00383), int64, of positions that broadcast with each other.
+
+    Positive where the query is deeper than a key above or below it, or stands before one that is neither.
+    """
+    tokens = max(1, len(tree.heads))
+    depths, above = made(tree, query.device) if torch.compiler.is_compiling() else _kept(tree, query.device)
+    deep_query, deep_key = (depth_of(places, depths) for places in (query, key))
+    parsed_query, parsed_key = (places.clamp(0, tokens - 1) for places in (query, key))
+    # Behind the parse a token is above all later ones, and whatever is above the last parsed one is above it.
+    up = above[parsed_query, parsed_key] & ((key < tokens) | (key <= query))
+    down = above[parsed_key, parsed_query] & ((query < tokens) | (query <= key))
+    aside = torch.where(query < key, 1, -1) * (deep_query + deep_key)
+    return torch.where(up | down, deep_query - deep_key, aside)
+
+
+def made(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The depths [tokens] of a parse, and bool [token, token], True where the second is the first or above it."""
+    depths, above = tree.depths or (0,), tree.ancestors or ((True,),)
+    return torch.tensor(depths, device=device), torch.tensor(above, device=device)
+
+
+@lru_cache(maxsize=32)
+def _kept(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
+    return made(tree, device)
+
+
+def depth_of(places: Tensor, depths: Tensor) -> Tensor:
+    """Steps to the root from positions of any shape; `depths` [tokens] of the parse."""
+    last = depths.shape[0] - 1
+    return depths[places.clamp(0, last)] + (places - last).clamp(min=0)

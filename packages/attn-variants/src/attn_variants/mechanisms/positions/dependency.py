@@ -1,0 +1,81 @@
+"""Positions in the tree of a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import (
+    AttentionSpec,
+    DeclaredMechanism,
+    DependencyKeys,
+    DependencyTree,
+    DependencyValues,
+    MechanismConfig,
+    Paper,
+)
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.capabilities import GROUPED_SELF
+from attn_variants.mechanisms.masks import self_mask
+from attn_variants.mechanisms.options import check_flag, check_whole
+
+
+class DependencyAttention(DeclaredMechanism):
+    """A learned vector per distance in a parse is added to the keys, and another to the values.
+
+    The parse counts positions from the start of a sequence. Tokens behind it depend on the one before them each.
+    """
+
+    name = "dependency"
+    summary = "learned vectors per distance in a dependency tree on keys and values"
+    paper = Paper(
+        title="Self-Attention with Structural Position Representations",
+        authors="Wang et al.",
+        year=2019,
+        arxiv="1909.00383",
+    )
+    equation = (
+        r"e_{ij} = \frac{q_i^\top (k_j + a^K_{c(r_{ij})})}{\sqrt{d_k}},\quad"
+        r" o_i = \sum_j \alpha_{ij} (v_j + a^V_{c(r_{ij})}),\quad"
+        r" r_{ij} = \begin{cases} \delta_i - \delta_j & i \text{ above or below } j \\"
+        r" \mathrm{sgn}(j - i)\,(\delta_i + \delta_j) & \text{else} \end{cases},\quad"
+        r" c(x) = \max(-k, \min(k, x))"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`parse`, for each token the one that it depends on, -1 for the root; none is a chain. `clip` k: distances
+        beyond it count as it; `share` says that heads share the vectors."""
+
+        parse: tuple[int, ...] = ()
+        clip: int = 16
+        share: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("clip", self.clip, "positions", least=0)
+            check_flag("share", self.share)
+            object.__setattr__(self, "parse", parse_of(self.parse))
+            DependencyTree(self.parse)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        tree, heads = DependencyTree(options.parse), config.head_layout
+        tables = (
+            DependencyKeys(clip=options.clip, share=options.share, tree=tree),
+            DependencyValues(clip=options.clip, share=options.share, tree=tree),
+        )
+        return AttentionSpec(heads=heads, modifiers=tables, mask=self_mask(config), rotary=config.rotary)
+
+
+def parse_of(given: Any) -> tuple[int, ...]:
+    """The heads of a list of numbers, whole floats as ints, as JSON has them; raises `InvalidValue` for others."""
+    listed = isinstance(given, (list, tuple)) and all(
+        isinstance(head, (int, float)) and not isinstance(head, bool) and float(head).is_integer() for head in given
+    )
+    if not listed:
+        raise InvalidValue.of("parse", given, "a list with the head of each token, -1 for the root")
+    return tuple(int(head) for head in given)
