@@ -136,6 +136,8 @@ class Engine:
             state_tokens_used=usage.tokens,
             state_tokens_total=usage.tokens_total,
             preemptions=self._scheduler.preemptions,
+            reloaded_tokens=self._scheduler.offload.reloaded_tokens,
+            offloaded_bytes=self._scheduler.offload.bytes,
             computed_tokens=self._computed,
             generated_tokens=self._generated,
             shared_tokens=self._scheduler.shared_tokens,

@@ -18,17 +18,22 @@ class EngineLimits:
     `guesses` is how many tokens are guessed ahead, at most, for a request that does not say; see `Sampling.guesses`.
     `shares` are weights by tenant, 1 where none is given: one of weight 2 is served twice the tokens while both have
     requests that wait.
+    `offload_bytes` is the most memory outside the store for states of requests that had to leave it; what finds none,
+    or comes from a store that cannot export, is computed again.
     """
 
     step_tokens: int = 256
     waiting: int = 1024
     guesses: int = 0
     shares: Mapping[str, float] = field(default_factory=dict)
+    offload_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("step_tokens", "waiting"):
             if getattr(self, name) < 1:
                 raise InvalidValue.of(name, getattr(self, name), "a whole number from 1")
+        if self.offload_bytes < 0:
+            raise InvalidValue.of("offload_bytes", self.offload_bytes, "a whole number from 0")
         if not 0 <= self.guesses <= MOST_GUESSES:
             raise InvalidValue.of("guesses", self.guesses, f"a whole number from 0 to {MOST_GUESSES}")
         for tenant, weight in self.shares.items():
@@ -40,7 +45,8 @@ class EngineLimits:
 class Load:
     """How busy an engine is. All from `preemptions` on count since it began.
 
-    `guessed_tokens` were guessed ahead, of which `accepted_tokens` were right.
+    `guessed_tokens` were guessed ahead, of which `accepted_tokens` were right. `reloaded_tokens` had to leave the store
+    and came back without being computed again; `offloaded_bytes` are outside it now.
     """
 
     running: int
@@ -53,3 +59,5 @@ class Load:
     shared_tokens: int = 0
     guessed_tokens: int = 0
     accepted_tokens: int = 0
+    reloaded_tokens: int = 0
+    offloaded_bytes: int = 0

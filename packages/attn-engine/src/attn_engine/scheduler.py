@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from attn_core import BranchingStore, StateStore
 
 from attn_engine.limits import EngineLimits
+from attn_engine.offload import Offload
 from attn_engine.prefixes import Prefixes
 from attn_engine.sequence import Sequence
 from attn_engine.shares import Shares
@@ -42,8 +43,9 @@ class Scheduler:
     """Waiting and running sequences, and the store they share.
 
     Running sequences decode first, one token each; what is left of the step's tokens goes to prompts in chunks. When
-    memory runs out, the least urgent running sequence leaves the store and waits to be computed again: the most urgent
-    can always go on, as it was checked to fit alone, so two half-grown sequences cannot block each other.
+    memory runs out, the least urgent running sequence leaves the store and waits to be computed again, or reloaded
+    where its states could be kept: the most urgent can always go on, as it was checked to fit alone, so two half-grown
+    sequences cannot block each other.
     """
 
     def __init__(self, store: StateStore, limits: EngineLimits) -> None:
@@ -52,6 +54,7 @@ class Scheduler:
         self._step_tokens = limits.step_tokens
         self._guesses = limits.guesses
         self.prefixes = Prefixes(store)
+        self.offload = Offload(store, limits.offload_bytes)
         self.shares = Shares(limits.shares)
         self.waiting: list[Sequence] = []
         self.running: dict[int, Sequence] = {}
@@ -64,6 +67,7 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Take it out, wherever it is, and free what it holds at once."""
+        self.offload.drop(sequence)
         if sequence.number in self.running:
             del self.running[sequence.number]
             self._store.release(sequence.number)
@@ -159,6 +163,7 @@ class Scheduler:
     def _preempt(self, victim: Sequence) -> None:
         for sequence in victim.gang:
             if self.running.pop(sequence.number, None):
+                self.offload.keep(sequence)
                 self._store.release(sequence.number)
                 sequence.forget()
                 self.waiting.append(sequence)
@@ -177,9 +182,10 @@ class Scheduler:
             for sequence in gang:
                 self.waiting.remove(sequence)
                 self.running[sequence.number] = sequence
-                self.shares.charge(sequence.request.tenant, sequence.pending)
                 sequence.adopted_in_all += sequence.computed
                 self.shared_tokens += sequence.computed
+                self.offload.reload(sequence, _room(sequence))
+                self.shares.charge(sequence.request.tenant, sequence.pending)
                 length = self.prefixes.chunk(sequence, min(sequence.pending, left)) if left > 0 else 0
                 if length > 0:
                     chunks.append(Chunk(sequence, length))
@@ -208,13 +214,18 @@ class Scheduler:
     def _enter_one(self, sequence: Sequence) -> bool:
         if not self._store.admit(sequence.number):
             return False
-        self.prefixes.adopt(sequence)
-        # Room for all that is known, and a token more, so that it is not thrown out before it has made one.
-        if self._store.reserve(sequence.number, len(sequence.tokens) + (sequence.scoring is None)):
+        if not self.offload.holds(sequence):
+            self.prefixes.adopt(sequence)
+        if self._store.reserve(sequence.number, _room(sequence)):
             return True
         self._store.release(sequence.number)
         sequence.forget()
         return False
+
+
+def _room(sequence: Sequence) -> int:
+    """Tokens of all that is known, and a token more, so that it is not thrown out before it has made one."""
+    return len(sequence.tokens) + (sequence.scoring is None)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int, int]:
