@@ -93,6 +93,10 @@ class ModelConfig(_message.Message):
     TIE_EMBEDDINGS_FIELD_NUMBER: _builtins.int
     FAMILY_FIELD_NUMBER: _builtins.int
     FAMILY_OPTIONS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    EXPERTS_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    ROUTING_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
     width: _builtins.int
     """The size of the residual stream; a multiple of `heads` unless `head_size` is given."""
     layers: _builtins.int
@@ -121,6 +125,16 @@ class ModelConfig(_message.Message):
     """Whether the output layer shares the token embedding; absent means yes."""
     family: _builtins.str
     """The family of the model; empty means "decoder". Of others only `family_options` says the shape, and all above is empty."""
+    experts: _builtins.int
+    """Feed-forward layers in each block, of which a token uses `experts_per_token`; 0 means one for all tokens."""
+    experts_per_token: _builtins.int
+    """The experts a token uses, at most `experts`; 0 without experts."""
+    routing: _builtins.str
+    """What weighs the chosen experts: "mixtral", a softmax over them, or "switch", their part of one over all; empty means
+    "mixtral".
+    """
+    balance: _builtins.float
+    """The weight of the loss that spreads tokens over the experts, at least 0; it is part of the training loss."""
     @_builtins.property
     def mechanism(self) -> _common_pb2.MechanismRef:
         """The mechanism of every attention layer; it must be able to be causal."""
@@ -148,10 +162,14 @@ class ModelConfig(_message.Message):
         tie_embeddings: _builtins.bool | None = ...,
         family: _builtins.str = ...,
         family_options: _struct_pb2.Struct | None = ...,
+        experts: _builtins.int = ...,
+        experts_per_token: _builtins.int = ...,
+        routing: _builtins.str = ...,
+        balance: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "family_options", b"family_options", "mechanism", b"mechanism", "tie_embeddings", b"tie_embeddings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "activation", b"activation", "context_length", b"context_length", "dropout", b"dropout", "family", b"family", "family_options", b"family_options", "feed_forward_size", b"feed_forward_size", "head_size", b"head_size", "heads", b"heads", "kv_heads", b"kv_heads", "layers", b"layers", "mechanism", b"mechanism", "norm", b"norm", "norm_placement", b"norm_placement", "positions", b"positions", "tie_embeddings", b"tie_embeddings", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings", "activation", b"activation", "balance", b"balance", "context_length", b"context_length", "dropout", b"dropout", "experts", b"experts", "experts_per_token", b"experts_per_token", "family", b"family", "family_options", b"family_options", "feed_forward_size", b"feed_forward_size", "head_size", b"head_size", "heads", b"heads", "kv_heads", b"kv_heads", "layers", b"layers", "mechanism", b"mechanism", "norm", b"norm", "norm_placement", b"norm_placement", "positions", b"positions", "routing", b"routing", "tie_embeddings", b"tie_embeddings", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__tie_embeddings: _TypeAlias = _typing.Literal["tie_embeddings"]  # noqa: Y015
     _WhichOneofArgType__tie_embeddings: _TypeAlias = _typing.Literal["_tie_embeddings", b"_tie_embeddings"]  # noqa: Y015

@@ -30,6 +30,10 @@ class ModelSpec:
     positions: str = "learned"
     dropout: float = 0.0
     tied: bool = True
+    experts: int | None = None
+    experts_per_token: int | None = None
+    routing: str = "mixtral"
+    balance: float = 0.0
 
     @property
     def family(self) -> str:

@@ -50,6 +50,12 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     activation: Annotated[str, Option(help="gelu or swiglu.", rich_help_panel=MODEL)] = "",
     positions: Annotated[str, Option(help="learned, rotary or none.", rich_help_panel=MODEL)] = "",
     dropout: Annotated[float, Option(help="Probability of dropping activations.", rich_help_panel=MODEL)] = 0.0,
+    experts: Annotated[int, Option(help="Feed-forwards of each block; 0 is one.", rich_help_panel=MODEL)] = 0,
+    experts_per_token: Annotated[int, Option(help="Experts that a token uses.", rich_help_panel=MODEL)] = 0,
+    routing: Annotated[str, Option(help="mixtral or switch.", rich_help_panel=MODEL)] = "",
+    balance: Annotated[
+        float, Option(help="Weight of the loss that keeps all experts busy.", rich_help_panel=MODEL)
+    ] = 0.0,
     tokenizer: Annotated[str, Option(help="character, or a tokenizer on the server.", rich_help_panel=DATA)] = "",
     steps: Annotated[int | None, Option(help="Optimiser steps; 2000.", rich_help_panel=OPTIMISER)] = None,
     batch: Annotated[int, Option(help="Sequences a step.", rich_help_panel=OPTIMISER)] = 12,
@@ -91,6 +97,10 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             activation=activation,
             positions=positions,
             dropout=dropout,
+            experts=experts,
+            experts_per_token=experts_per_token,
+            routing=routing,
+            balance=balance,
         ),
         data=data_source(data, tokenizer, languages),
         optimizer=pb.OptimizerConfig(

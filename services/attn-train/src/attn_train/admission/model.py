@@ -37,7 +37,9 @@ FIELDS = {
 }
 """The wire's names of a decoder's fields, where they differ."""
 
-WIRE_FIELDS = frozenset({"width", "layers", "heads", "head_size", "norm", "positions", "dropout", *FIELDS})
+EXPERTS = ("experts", "experts_per_token", "routing", "balance")
+
+WIRE_FIELDS = frozenset({"width", "layers", "heads", "head_size", "norm", "positions", "dropout", *EXPERTS, *FIELDS})
 
 
 def check_model(spec: TrainingSpec, home: Path) -> None:

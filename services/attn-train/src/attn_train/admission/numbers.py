@@ -29,6 +29,9 @@ DECODER: tuple[SizeCheck, ...] = (
     _size("model.kv_heads", lambda model: _given(model.key_value_heads), 1),
     _size("model.head_size", lambda model: _given(model.head_size), 1),
     _size("model.feed_forward_size", lambda model: _given(model.hidden), 1),
+    _size("model.experts", lambda model: _given(model.experts), 1),
+    _size("model.experts_per_token", lambda model: _given(model.experts_per_token), 1),
+    ("model.balance", lambda model: model.balance, lambda v: 0 <= v < math.inf, "a finite number from 0"),
     ("model.dropout", lambda model: model.dropout, lambda v: 0 <= v < 1, "from 0, below 1"),
 )
 

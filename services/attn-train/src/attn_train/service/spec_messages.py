@@ -101,6 +101,10 @@ def _model(message: pb.ModelConfig) -> ModelSpec | SourceModelSpec:
         positions=_word("positions", message.positions or default_positions(message), POSITIONS),
         dropout=message.dropout,
         tied=message.tie_embeddings if message.HasField("tie_embeddings") else True,
+        experts=message.experts or None,
+        experts_per_token=message.experts_per_token or None,
+        routing=message.routing or "mixtral",
+        balance=message.balance,
     )
 
 
@@ -133,6 +137,10 @@ def _model_message(model: ModelSpec | SourceModelSpec) -> pb.ModelConfig:
         positions=model.positions,
         dropout=model.dropout,
         tie_embeddings=model.tied,
+        experts=model.experts or 0,
+        experts_per_token=model.experts_per_token or 0,
+        routing=model.routing,
+        balance=model.balance,
     )
 
 
