@@ -22,7 +22,8 @@ class MechanismConfig:
 
     `width` is the model's; `key_value_heads` and `head_size` default to `heads` and `width / heads`;
     `context` is the longest sequence, where one is fixed; `bias` adds biases to the projections; a layer that `borrows`
-    attends to the keys and values of another layer, and neither projects nor remembers any.
+    attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its place in an
+    encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0.
     """
 
     width: int
@@ -34,12 +35,15 @@ class MechanismConfig:
     rotary: Rotary | None = None
     context: int | None = None
     borrows: bool = False
+    layer: int = 0
 
     def __post_init__(self) -> None:
         for field in ("width", "heads", "key_value_heads", "head_size", "context"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise InvalidValue.of(field, value, "a whole number from 1")
+        if type(self.layer) is not int or self.layer < 0:
+            raise InvalidValue.of("layer", self.layer, "a whole number from 0")
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
 

@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         self.positions = nn.Embedding(config.context, config.width)
         self.segments = nn.Embedding(config.segments, config.width)
         self.norm = build_norm(config.block)
-        self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(EncoderBlock(config, layer) for layer in range(config.layers))
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 class EncoderBlock(nn.Module):
     """norm(x + attention(x)), then norm(x + feed-forward(x))."""
 
-    def __init__(self, config: EncoderConfig) -> None:
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
         chosen = encoder_attention(
             config.mechanism,
@@ -59,6 +59,7 @@ class EncoderBlock(nn.Module):
             heads=config.heads,
             bias=True,
             context=config.context,
+            layer=layer,
         )
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = chosen.mechanism.build(chosen.config)

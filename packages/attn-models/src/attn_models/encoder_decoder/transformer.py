@@ -27,7 +27,10 @@ class Transformer(nn.Module):
         super().__init__()
         sizes = {"width": config.width, "heads": config.heads}
         longest, source = sizes | {"context": config.context}, sizes | {"context": config.source_context}
-        reads = encoder_attention(config.encoder, config.encoder_options, **source)
+        reads = [
+            encoder_attention(config.encoder, config.encoder_options, layer=layer, **source)
+            for layer in range(config.layers)
+        ]
         writes = decoder_attention(config.decoder, config.decoder_options, **longest)
         self.chosen = cross_attention(config.cross, config.cross_options, **source)
         self.config = config
@@ -35,7 +38,7 @@ class Transformer(nn.Module):
         self.context, self.source_context = config.context, config.source_context
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.encoder = nn.ModuleList(EncoderBlock(config, reads) for _ in range(config.layers))
+        self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
         self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.layers))
         pre = config.norm_place == "pre"
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()

@@ -14,7 +14,8 @@ class BigBirdAttention(DeclaredMechanism):
     """Blocks of tokens see their neighbours, the first and the last block, and random ones of each head's own.
 
     At most (5 + 2 random) blocks of tokens are all seen, as in the authors' code; the last block may be shorter than
-    the others. The random blocks depend on `seed`, the head and the length: layers that should differ need other seeds.
+    the others. The random blocks depend on the head, the length and `seed`. Where none is given it is the number of the
+    layer, so that the layers of an encoder see different ones, as in the authors' code.
     """
 
     name = "bigbird"
@@ -31,21 +32,24 @@ class BigBirdAttention(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`block` tokens a block, `random` random blocks per block of queries and head, drawn by `seed`."""
+        """`block` tokens a block, `random` random blocks per block of queries and head, drawn by `seed`, by
+        default the number of the layer."""
 
         block: int = 64
         random: int = 3
-        seed: int = 0
+        seed: int | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
             check_whole("block", self.block, "tokens")
             check_least("random", self.random, 0)
-            check_least("seed", self.seed, 0)
+            if self.seed is not None:
+                check_least("seed", self.seed, 0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
         never_causal(self.name, config)
         options = config if isinstance(config, self.Config) else self.Config(width=config.width)
-        mask = BigBird(block=options.block, random=options.random, seed=options.seed, number_of_heads=config.heads)
+        seed = config.layer if options.seed is None else options.seed
+        mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.heads)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
