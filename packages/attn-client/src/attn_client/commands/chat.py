@@ -73,10 +73,13 @@ def _talk(conversation: Conversation, name: str) -> None:
         if line.strip() == FORGET:
             conversation.forget()
         elif line.strip():
-            for text in conversation.answer(line):
-                typer.echo(text, nl=False)
-                sys.stdout.flush()
+            conversation.answer(line, _write)
             typer.echo()
+
+
+def _write(text: str) -> None:
+    typer.echo(text, nl=False)
+    sys.stdout.flush()
 
 
 def _read(person: bool) -> str | None:  # noqa: FBT001  (whether a terminal is at the other end)

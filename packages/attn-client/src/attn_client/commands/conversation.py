@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 
 import typer
@@ -31,17 +31,19 @@ class Conversation:
         """Begin anew; the system message stays."""
         self._turns.clear()
 
-    def answer(self, text: str) -> Iterator[str]:
-        """The model's answer to a turn, piece by piece.
+    def answer(self, text: str, write: Callable[[str], None]) -> None:
+        """Give the model's answer to a turn to `write`, piece by piece.
 
-        Ctrl-C ends it; what was said by then stays part of the conversation. A turn that fails does not.
+        Ctrl-C ends it, while writing too; what was said by then stays part of the conversation. A turn that fails does
+        not.
         """
         self._turns.append(ChatMessage("user", text.rstrip("\n")))
         said: list[str] = []
         try:
-            for piece in self._pieces():
-                said.append(piece)
-                yield piece
+            with closing(self._pieces()) as pieces:
+                for piece in pieces:
+                    said.append(piece)
+                    write(piece)
         except KeyboardInterrupt:
             typer.echo(" [stopped]", err=True, nl=False)
         except BaseException:
@@ -49,7 +51,7 @@ class Conversation:
             raise
         self._turns.append(ChatMessage("assistant", "".join(said)))
 
-    def _pieces(self) -> Iterator[str]:
+    def _pieces(self) -> Generator[str, None, None]:
         while True:
             chunks = self._writer.generate(self._model, self.messages, self._sampling)
             try:
