@@ -35,6 +35,18 @@ def test_a_config_holds_what_the_model_and_the_user_say():
     assert config == WindowConfig(width=16, heads=2, causal=False, window=4)
 
 
+def test_options_that_were_not_said_are_their_defaults_and_the_model_stays():
+    said = WindowConfig(width=8, heads=2, window=4, slope=2.0)
+    assert WindowConfig.of(said) is said
+
+    @dataclass(frozen=True, kw_only=True)
+    class Ranked(MechanismConfig):
+        rank: int = 3
+
+    assert Ranked.of(MechanismConfig(width=8, heads=2, causal=False)) == Ranked(width=8, heads=2, causal=False)
+    assert Ranked.of(said) == Ranked(width=8, heads=2), "options of another mechanism are left out"
+
+
 def test_own_options_are_told_from_shared_fields():
     assert option_fields(Windowed()) == {"window": MISSING, "dilation": 1, "slope": 0.5}
 

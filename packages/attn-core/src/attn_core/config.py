@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from attn_core.capability import Capability
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
@@ -46,6 +46,13 @@ class MechanismConfig:
             raise InvalidValue.of("layer", self.layer, "a whole number from 0")
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
+
+    @classmethod
+    def of(cls, config: MechanismConfig) -> Self:
+        """The config itself if it has these options, else what the model says and the options' defaults."""
+        if isinstance(config, cls):
+            return config
+        return cls(**{field.name: getattr(config, field.name) for field in dataclasses.fields(MechanismConfig)})
 
     @property
     def head_layout(self) -> Heads:

@@ -85,7 +85,7 @@ class Differential(DeclaredMechanism):
 
 def lambda_init(config: MechanismConfig) -> float:
     """The part of λ that is not learned."""
-    given = config if isinstance(config, Differential.Config) else Differential.Config(width=config.width, heads=2)
+    given = Differential.Config.of(config)
     return 0.8 - 0.6 * math.exp(-0.3 * given.depth) if given.lambda_init is None else given.lambda_init
 
 

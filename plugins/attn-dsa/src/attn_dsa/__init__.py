@@ -21,7 +21,7 @@ from attn_core import (
 )
 from attn_core.errors import InvalidValue
 
-from attn_dsa.options import DsaConfig, options_of
+from attn_dsa.options import DsaConfig
 
 if TYPE_CHECKING:
     from attn_dsa.chosen import ChosenTokens
@@ -56,18 +56,18 @@ class Dsa(DeclaredMechanism):
         """The indexer with random weights, and the attention to what it chooses."""
         from attn_dsa.chosen import ChosenTokens
 
-        return ChosenTokens(self.spec(config), options_of(config))
+        return ChosenTokens(self.spec(config), DsaConfig.of(config))
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """One index key, shared by the heads of the indexer."""
-        return {"index": Field((options_of(config).index_size,))}
+        return {"index": Field((DsaConfig.of(config).index_size,))}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Up to `top` keys that of causal attention and of index keys; beyond, that of the indexer and of the pairs.
 
         One query gathers its `top` keys; more meet all keys, of which they read `top` at most.
         """
-        own = options_of(config)
+        own = DsaConfig.of(config)
         index_keys = 2 * shape.batch * shape.query * config.width * own.index_size
         learned = config.width * (own.index_heads * (own.index_size + 1) + own.index_size) + 2 * own.index_size
         keys = Cost(flops=index_keys, allowed_flops=index_keys, parameters=learned)
@@ -85,7 +85,7 @@ class Dsa(DeclaredMechanism):
 
     def _index_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Index queries and weights, and their scores of all keys."""
-        own = options_of(config)
+        own = DsaConfig.of(config)
         queries = 2 * shape.batch * shape.query * config.width * own.index_heads * (own.index_size + 1)
         per_pair = 2 * shape.batch * own.index_heads * (own.index_size + 1)
         seen = Causal().count(shape.query, shape.key)

@@ -40,8 +40,3 @@ class DsaConfig(MechanismConfig):
     def turned(self) -> int:
         """Elements of an index head that rotary positions turn."""
         return 0 if self.rotary is None else int(self.index_size * self.rotary.fraction)
-
-
-def options_of(config: MechanismConfig) -> DsaConfig:
-    """The options of a config."""
-    return config if isinstance(config, DsaConfig) else DsaConfig(width=config.width)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
@@ -59,7 +59,7 @@ class GatedDeltaNet(ComputedMechanism):
         """A fresh `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
         from attn_gated_deltanet.layer import GatedDeltaLayer
 
-        own = options(config)
+        own = self.Config.of(config)
         if not own.causal:
             raise InvalidValue.of("causal", own.causal, "True: 'gated_deltanet' is a recurrence in time")
         if own.key_value_heads not in {None, own.heads}:
@@ -71,7 +71,7 @@ class GatedDeltaNet(ComputedMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
-        own = options(config)
+        own = self.Config.of(config)
         heads, key, value = own.sizes
         memory = {"S": Field((heads, key, value), dtype="float32")}
         if own.taps > 1:
@@ -80,7 +80,7 @@ class GatedDeltaNet(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections and the rule by chunks, as torch counts: matrix products, not the triangular systems."""
-        own = options(config)
+        own = self.Config.of(config)
         heads, key, value = own.sizes
         into, out = heads * key, heads * value
         weights = own.width * (2 * into + 3 * out + 2 * heads)
@@ -97,10 +97,3 @@ class GatedDeltaNet(ComputedMechanism):
             + 2 * heads
             + value,
         )
-
-
-def options(config: MechanismConfig) -> GatedDeltaNet.Config:
-    """The config itself if it has the options, else the same with default ones."""
-    if isinstance(config, GatedDeltaNet.Config):
-        return config
-    return GatedDeltaNet.Config(**{field.name: getattr(config, field.name) for field in fields(MechanismConfig)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
@@ -85,7 +85,7 @@ class Mamba2(ComputedMechanism):
         """A fresh `Mamba2Layer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
         from attn_mamba2.layer import Mamba2Layer
 
-        own = options(config)
+        own = self.Config.of(config)
         if not own.causal:
             raise InvalidValue.of("causal", own.causal, "True: 'mamba2' is a recurrence in time")
         if own.key_value_heads not in {None, own.heads}:
@@ -97,7 +97,7 @@ class Mamba2(ComputedMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
-        sizes = options(config).sizes
+        sizes = self.Config.of(config).sizes
         memory = {"S": Field((sizes.heads, sizes.state, sizes.head), dtype="float32")}
         if sizes.taps > 1:
             memory["tail"] = Field((sizes.taps - 1, sizes.channels))
@@ -105,7 +105,7 @@ class Mamba2(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections and the recurrence by chunks, as torch counts: matrix products only."""
-        own = options(config)
+        own = self.Config.of(config)
         sizes = own.sizes
         into = sizes.inner + sizes.channels + sizes.heads
         weights = own.width * (into + sizes.inner)
@@ -123,10 +123,3 @@ class Mamba2(ComputedMechanism):
             + 3 * sizes.heads
             + sizes.inner,
         )
-
-
-def options(config: MechanismConfig) -> Mamba2.Config:
-    """The config itself if it has the options, else the same with default ones."""
-    if isinstance(config, Mamba2.Config):
-        return config
-    return Mamba2.Config(**{field.name: getattr(config, field.name) for field in fields(MechanismConfig)})

@@ -86,7 +86,7 @@ class Moba(DeclaredMechanism):
 
 def sizes(config: MechanismConfig) -> tuple[int, int]:
     """Tokens of a block and blocks of a query."""
-    own = config if isinstance(config, Moba.Config) else Moba.Config(width=config.width)
+    own = Moba.Config.of(config)
     return own.block, own.top
 
 

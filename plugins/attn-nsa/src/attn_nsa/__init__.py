@@ -22,7 +22,7 @@ from attn_core import (
 )
 from attn_core.errors import InvalidValue
 
-from attn_nsa.options import NsaConfig, options_of
+from attn_nsa.options import NsaConfig
 
 if TYPE_CHECKING:
     from attn_nsa.branches import Branches
@@ -59,14 +59,14 @@ class Nsa(DeclaredMechanism):
         """The branch of the window; raises `InvalidValue` where the config is not causal."""
         if not config.causal:
             raise InvalidValue.of("causal", config.causal, "True: mechanism 'nsa' chooses among past blocks")
-        window = Window(left=options_of(config).window - 1)
+        window = Window(left=NsaConfig.of(config).window - 1)
         return AttentionSpec(heads=config.head_layout, mask=Causal() & window, rotary=config.rotary)
 
     def inner(self, config: MechanismConfig) -> Branches:
         """The two other branches and the gates, with random weights."""
         from attn_nsa.branches import Branches
 
-        return Branches(self.spec(config), options_of(config))
+        return Branches(self.spec(config), NsaConfig.of(config))
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of all tokens, if its own: a later query may select any block."""
@@ -78,7 +78,7 @@ class Nsa(DeclaredMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """That of the window, of compressing all keys, of pairs with compressed and selected keys, and of the gates."""
-        heads, own = config.head_layout, options_of(config)
+        heads, own = config.head_layout, NsaConfig.of(config)
         queries = shape.batch * shape.query
         sizes = heads.key_size + heads.value_size
         blocks = own.compressed(shape.key)

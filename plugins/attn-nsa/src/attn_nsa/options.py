@@ -33,8 +33,3 @@ class NsaConfig(MechanismConfig):
     def compressed(self, keys: int) -> int:
         """How many compressed blocks begin within so many keys."""
         return -(-keys // self.stride)
-
-
-def options_of(config: MechanismConfig) -> NsaConfig:
-    """The options of a config."""
-    return config if isinstance(config, NsaConfig) else NsaConfig(width=config.width)

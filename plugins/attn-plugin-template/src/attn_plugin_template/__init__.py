@@ -62,10 +62,10 @@ class Kerple(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention as data: module, state, price and serving follow from it."""
-        bias = LogarithmicBias(config.r1, config.r2) if isinstance(config, self.Config) else LogarithmicBias(1.0, 1.0)
+        own = self.Config.of(config)
         return AttentionSpec(
             heads=config.head_layout,
-            modifiers=(ScoreFunction(bias),),
+            modifiers=(ScoreFunction(LogarithmicBias(own.r1, own.r2)),),
             mask=Causal() if config.causal else Full(),
             rotary=config.rotary,
         )

@@ -80,7 +80,7 @@ class GemmaAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        own = config if isinstance(config, self.Config) else self.Config(**vars(config))
+        own = self.Config.of(config)
         return AttentionSpec(
             heads=own.head_layout,
             score=ScaledDot(scale=own.scale),

@@ -50,7 +50,7 @@ class GroupedQueryAttention(DeclaredMechanism):
 
 def grouped_heads(config: MechanismConfig) -> Heads:
     """The config's heads, in the smallest groups above one where it names no key/value heads."""
-    groups = config.groups if isinstance(config, GroupedQueryAttention.Config) else None
+    groups = GroupedQueryAttention.Config.of(config).groups
     if groups is not None:
         size = config.head_size or config.width // config.heads
         shared = config.key_value_heads or max(groups) + 1

@@ -95,4 +95,4 @@ class LinearAttention(ComputedMechanism):
 
 def chunk_of(config: MechanismConfig) -> int:
     """The tokens of one chunk."""
-    return config.chunk if isinstance(config, LinearAttention.Config) else LinearAttention.Config.chunk
+    return LinearAttention.Config.of(config).chunk

@@ -63,5 +63,5 @@ class RotaryAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary or options.own)

@@ -37,6 +37,6 @@ class SlidingWindow(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        window = config.window if isinstance(config, self.Config) else self.Config.window
+        window = self.Config.of(config).window
         mask = Window(left=window - 1) if config.causal else Window(left=window // 2, right=window // 2)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)

@@ -57,7 +57,7 @@ class ClusteredAttention(WholeSequence):
         from attn_variants.clusters.clustered import Clustered
         from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), options_of(config)
+        heads, options = self.heads(config), self.Config.of(config)
         inner = Clustered(
             size=heads.key_size,
             clusters=options.clusters,
@@ -70,15 +70,9 @@ class ClusteredAttention(WholeSequence):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Codes, the search for groups, keys that meet groups, and best keys that meet queries."""
-        (heads, size), options = self.inner_size(config), options_of(config)
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
         groups, tokens, top = options.clusters, shape.query, min(options.top, shape.query)
         search = tokens * size * options.bits + (options.iterations + 1) * tokens * groups * options.bits
         attend = 2 * groups * tokens * size + groups * top * size + 2 * tokens * top * size
         flops = self.projected(config, shape) + 2 * shape.batch * heads * (search + attend)
         return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
-
-
-def options_of(config: MechanismConfig) -> ClusteredAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    own = ClusteredAttention.Config
-    return config if isinstance(config, own) else own(**vars(config))

@@ -59,7 +59,7 @@ class HashedAttention(WholeSequence):
         from attn_variants.clusters.lsh import HashBuckets
         from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), options_of(config)
+        heads, options = self.heads(config), self.Config.of(config)
         inner = HashBuckets(
             size=heads.key_size,
             buckets=options.buckets,
@@ -73,15 +73,9 @@ class HashedAttention(WholeSequence):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Rotations of every token, and in each round two chunks for every token, the last chunk filled up."""
-        (heads, size), options = self.inner_size(config), options_of(config)
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
         length = -(-shape.query // options.chunk) * options.chunk
         hashing = shape.query * size * options.buckets // 2
         inner = 2 * shape.batch * heads * options.rounds * (hashing + length * 2 * options.chunk * 2 * size)
         flops = self.projected(config, shape) + inner
         return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
-
-
-def options_of(config: MechanismConfig) -> HashedAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    own = HashedAttention.Config
-    return config if isinstance(config, own) else own(**vars(config))

@@ -55,7 +55,7 @@ class RoutingAttention(WholeSequence):
         from attn_variants.clusters.routing import Routing
         from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), options_of(config)
+        heads, options = self.heads(config), self.Config.of(config)
         inner = Routing(
             heads=heads.query,
             size=heads.key_size,
@@ -68,14 +68,8 @@ class RoutingAttention(WholeSequence):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Every query and key meets every centroid, and within a cluster all pairs meet."""
-        (heads, size), options = self.inner_size(config), options_of(config)
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
         window = min(options.window, shape.query)
         per_cluster = 2 * shape.query * size + 2 * window**2 * size
         flops = self.projected(config, shape) + 2 * shape.batch * heads * options.clusters * per_cluster
         return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
-
-
-def options_of(config: MechanismConfig) -> RoutingAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    own = RoutingAttention.Config
-    return config if isinstance(config, own) else own(**vars(config))

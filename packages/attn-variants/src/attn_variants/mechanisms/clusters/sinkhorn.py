@@ -49,20 +49,14 @@ class SinkhornAttention(WholeSequence):
         from attn_variants.clusters.sinkhorn import SortedBlocks
         from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), options_of(config)
+        heads, options = self.heads(config), self.Config.of(config)
         inner = SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
         return WholeLayer(inner, heads, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Pairs of blocks, their mixture, and two blocks for every token, the last block filled up."""
-        (heads, size), block = self.inner_size(config), options_of(config).block
+        (heads, size), block = self.inner_size(config), self.Config.of(config).block
         blocks = -(-shape.query // block)
         inner = blocks**2 * size * (1 + 2 * block) + blocks * 4 * block**2 * size
         flops = self.projected(config, shape) + 2 * shape.batch * heads * inner
         return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
-
-
-def options_of(config: MechanismConfig) -> SinkhornAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    own = SinkhornAttention.Config
-    return config if isinstance(config, own) else own(**vars(config))

@@ -42,7 +42,7 @@ class EntmaxAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        alpha = config.alpha if isinstance(config, self.Config) else self.Config.alpha
+        alpha = self.Config.of(config).alpha
         heads = config.head_layout
         return AttentionSpec(
             heads=heads, distribution=Entmax(alpha=alpha), mask=self_mask(config), rotary=config.rotary

@@ -53,5 +53,5 @@ class SampledAttention(DeclaredMechanism):
         """The module that draws."""
         from attn_variants.reinforce import SampledChoice
 
-        expected = config.expected if isinstance(config, self.Config) else self.Config.expected
+        expected = self.Config.of(config).expected
         return SampledChoice(self.spec(config), expected=expected)

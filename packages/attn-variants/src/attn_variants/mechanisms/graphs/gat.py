@@ -67,7 +67,7 @@ class GraphAttention(ComputedMechanism):
             raise Incompatible("mechanism 'gat' takes no rotary positions", mechanism=self.name)
         if config.key_value_heads not in {None, config.heads}:
             raise InvalidValue.of("key_value_heads", config.key_value_heads, f"{config.heads}, as many as heads")
-        options, size = options_of(config), size_of(config)
+        options, size = self.Config.of(config), size_of(config)
         merged = size if options.merge == "mean" else config.heads * size
         if merged != config.width:
             raise InvalidValue.of("head_size", size, f"a size whose heads, by {options.merge}, are {config.width} wide")
@@ -89,7 +89,7 @@ class GraphAttention(ComputedMechanism):
         into = config.heads * size_of(config)
         projected = 2 * shape.batch * shape.query * config.width * into
         flops = least = projected
-        if options_of(config).edges is None:
+        if self.Config.of(config).edges is None:
             seen = shape.query * (2 * shape.key - shape.query + 1) // 2 if config.causal else shape.query * shape.key
             flops += 2 * shape.batch * shape.query * shape.key * into
             least += 2 * shape.batch * seen * into
@@ -97,14 +97,9 @@ class GraphAttention(ComputedMechanism):
         return Cost(flops=flops, allowed_flops=least, parameters=parameters)
 
 
-def options_of(config: MechanismConfig) -> GraphAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    return config if isinstance(config, GraphAttention.Config) else GraphAttention.Config(**vars(config))
-
-
 def size_of(config: MechanismConfig) -> int:
     """Elements of one head: as wide as the model where heads are averaged."""
-    if config.head_size is None and options_of(config).merge == "mean":
+    if config.head_size is None and GraphAttention.Config.of(config).merge == "mean":
         return config.width
     return config.head_layout.key_size
 

@@ -82,7 +82,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         """A fresh `LatentAttentionLayer`; raises `InvalidValue` as `sizes` does."""
         from attn_variants.latent.layer import LatentAttentionLayer
 
-        options = options_of(config)
+        options = self.Config.of(config)
         shape = LatentShape(
             width=config.width,
             sizes=self.sizes(config),
@@ -122,7 +122,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         if config.key_value_heads not in {None, config.heads}:
             allowed = f"{config.heads}, as many as heads: all heads share one latent already"
             raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
-        options, head = options_of(config), config.head_layout
+        options, head = self.Config.of(config), config.head_layout
         return LatentSizes(
             heads=config.heads,
             latent=options.latent,
@@ -132,9 +132,3 @@ class MultiHeadLatentAttention(ComputedMechanism):
             value=options.value_size or head.value_size,
             score_factor=options.score_factor,
         )
-
-
-def options_of(config: MechanismConfig) -> MultiHeadLatentAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    own = MultiHeadLatentAttention.Config
-    return config if isinstance(config, own) else own(**vars(config))

@@ -89,5 +89,4 @@ class FactorisedAttention(ComputedMechanism):
 
 def latent_of(config: MechanismConfig) -> int:
     """The elements of the latent."""
-    own = FactorisedAttention.Config
-    return config.latent if isinstance(config, own) else own.latent
+    return FactorisedAttention.Config.of(config).latent

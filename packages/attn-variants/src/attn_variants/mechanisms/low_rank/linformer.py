@@ -53,26 +53,21 @@ class Linformer(WholeSequence):
         from attn_variants.low_rank.linformer import LengthProjection
         from attn_variants.whole_layer import WholeLayer
 
-        heads, (sets, kinds) = self.heads(config), SHARING[options_of(config).sharing]
+        heads, (sets, kinds) = self.heads(config), SHARING[self.Config.of(config).sharing]
         inner = LengthProjection(
-            length=length_of(config), rank=options_of(config).rank, sets=sets or config.heads, kinds=kinds
+            length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.heads, kinds=kinds
         )
         return WholeLayer(inner, heads, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections of the width, of the length, and the pairs of queries and rows."""
         heads, size = self.inner_size(config)
-        rank, (sets, kinds) = options_of(config).rank, SHARING[options_of(config).sharing]
+        rank, (sets, kinds) = self.Config.of(config).rank, SHARING[self.Config.of(config).sharing]
         flops = self.projected(config, shape) + 8 * shape.batch * heads * shape.query * rank * size
         weights = self.weights(config) + kinds * (sets or heads) * length_of(config) * rank
         return Cost(flops=flops, allowed_flops=flops, parameters=weights)
 
 
-def options_of(config: MechanismConfig) -> Linformer.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    return config if isinstance(config, Linformer.Config) else Linformer.Config(**vars(config))
-
-
 def length_of(config: MechanismConfig) -> int:
     """The longest sequence."""
-    return options_of(config).length or config.context or 512
+    return Linformer.Config.of(config).length or config.context or 512

@@ -62,5 +62,5 @@ class LowRankAttention(WholeSequence):
 
 def rank_of(config: MechanismConfig) -> int:
     """The rank of keys and values."""
-    own = config.rank if isinstance(config, LowRankAttention.Config) else None
+    own = LowRankAttention.Config.of(config).rank
     return own or max(1, config.head_layout.key_size // 2)

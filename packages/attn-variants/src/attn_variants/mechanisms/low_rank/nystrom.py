@@ -53,7 +53,7 @@ class NystromAttention(WholeSequence):
         from attn_variants.low_rank.nystrom import Landmarks
         from attn_variants.whole_layer import WholeLayer
 
-        options = options_of(config)
+        options = self.Config.of(config)
         heads = self.heads(config)
         inner = Landmarks(
             heads=config.heads,
@@ -65,16 +65,10 @@ class NystromAttention(WholeSequence):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Tokens meet landmarks four times; landmarks meet each other in every step of the inverse."""
-        (heads, size), options = self.inner_size(config), options_of(config)
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
         marks, tokens = options.landmarks, shape.query
         between = 4 * tokens * marks * size + tokens * marks**2
         among = marks**2 * size + 4 * options.iterations * marks**3
         inner = 2 * shape.batch * heads * (between + among + tokens * size * options.kernel)
         flops = self.projected(config, shape) + inner
         return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config) + heads * options.kernel)
-
-
-def options_of(config: MechanismConfig) -> NystromAttention.Config:
-    """The config with the mechanism's options; their defaults where it has none."""
-    own = NystromAttention.Config
-    return config if isinstance(config, own) else own(**vars(config))

@@ -54,5 +54,5 @@ class Alignment(DeclaredMechanism):
         """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
         if config.rotary is not None:
             raise Incompatible(f"mechanism {self.name!r} takes no rotary positions: queries and source share none")
-        score = Additive(hidden=config.hidden if isinstance(config, AlignmentConfig) else None)
+        score = Additive(hidden=AlignmentConfig.of(config).hidden)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)

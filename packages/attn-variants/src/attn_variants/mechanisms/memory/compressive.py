@@ -79,12 +79,12 @@ class CompressiveMemory(ComputedMechanism):
         """A fresh `CompressiveLayer`; raises `InvalidValue` as `plain_heads` does."""
         from attn_variants.memory.compressive import CompressiveLayer
 
-        heads, convolve = plain_heads(config, self.name), options_of(config).pooling == "convolution"
+        heads, convolve = plain_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
         return CompressiveLayer(heads, width=config.width, bias=config.bias, past=past_of(config), convolve=convolve)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of a memory and a segment, those of compressed rows, and the rows of the next one."""
-        own, size = options_of(config), config.head_layout.key_size
+        own, size = CompressiveConfig.of(config), config.head_layout.key_size
         window = own.memory + own.segment
         row = Field((config.heads, size))
         ring = Field((own.compressed + window // own.rate, config.heads, size))
@@ -93,7 +93,7 @@ class CompressiveMemory(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections; beyond one segment also compression, and for each, the last filled up, all it may see."""
-        own, inner = options_of(config), config.heads * config.head_layout.key_size
+        own, inner = CompressiveConfig.of(config), config.heads * config.head_layout.key_size
         convolve = own.rate * config.width**2 if own.pooling == "convolution" else 0
         linear = 4 * config.width * inner
         biases = 3 * inner + config.width if config.bias else 0
@@ -113,14 +113,9 @@ class CompressiveMemory(ComputedMechanism):
         )
 
 
-def options_of(config: MechanismConfig) -> CompressiveConfig:
-    """The options of a config."""
-    return config if isinstance(config, CompressiveConfig) else CompressiveConfig(width=config.width)
-
-
 def past_of(config: MechanismConfig) -> Past:
     """What a query sees before its own segment."""
     from attn_variants.memory.compressive import Past
 
-    own = options_of(config)
+    own = CompressiveConfig.of(config)
     return Past(segment=own.segment, memory=own.memory, compressed=own.compressed, rate=own.rate)

@@ -107,4 +107,4 @@ class KeyValuePredict(KeyValue):
 
 def window_of(config: MechanismConfig) -> int:
     """How many tokens back a token sees."""
-    return config.window if isinstance(config, KeyValueConfig) else KeyValueConfig.window
+    return KeyValueConfig.of(config).window

@@ -81,5 +81,5 @@ class NeuralTuringMachine(ComputedMechanism):
 
 def sizes(config: MechanismConfig) -> tuple[int, int]:
     """Slots of the memory and the furthest shift."""
-    own = config if isinstance(config, NeuralTuringMachine.Config) else NeuralTuringMachine.Config(width=config.width)
+    own = NeuralTuringMachine.Config.of(config)
     return own.slots, own.shift

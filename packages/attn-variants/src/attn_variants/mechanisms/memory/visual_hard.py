@@ -48,5 +48,5 @@ class HardVisual(SoftVisual):
         """The gate and the sampling, with random weights."""
         from attn_variants.memory.visual import Glimpse
 
-        rate = config.mean_rate if isinstance(config, HardConfig) else HardConfig.mean_rate
+        rate = HardConfig.of(config).mean_rate
         return Glimpse(self.spec(config), config.width, mean_rate=rate)

@@ -62,7 +62,7 @@ class DependencyAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         tree, heads = DependencyTree(options.parse), config.head_layout
         tables = (
             DependencyKeys(clip=options.clip, share=options.share, tree=tree),

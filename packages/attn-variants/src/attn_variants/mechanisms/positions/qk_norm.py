@@ -41,6 +41,6 @@ class QkNormAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        eps = config.eps if isinstance(config, self.Config) else self.Config.eps
+        eps = self.Config.of(config).eps
         heads = config.head_layout
         return AttentionSpec(heads=heads, norm=QkNorm(eps=eps), mask=self_mask(config), rotary=config.rotary)

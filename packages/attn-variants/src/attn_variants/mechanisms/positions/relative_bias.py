@@ -39,7 +39,7 @@ class RelativeBiasAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        clip = config.clip if isinstance(config, self.Config) else self.Config.clip
+        clip = self.Config.of(config).clip
         heads = config.head_layout
         return AttentionSpec(
             heads=heads, modifiers=(RelativeBias(clip=clip),), mask=self_mask(config), rotary=config.rotary

@@ -43,7 +43,7 @@ class ShawAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         tables = (
             RelativeKeys(clip=options.clip, share=options.share),
             RelativeValues(clip=options.clip, share=options.share),

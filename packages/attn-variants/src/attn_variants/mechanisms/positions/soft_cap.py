@@ -37,6 +37,6 @@ class SoftCapAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        cap = config.cap if isinstance(config, self.Config) else self.Config.cap
+        cap = self.Config.of(config).cap
         heads = config.head_layout
         return AttentionSpec(heads=heads, modifiers=(SoftCap(cap=cap),), mask=self_mask(config), rotary=config.rotary)

@@ -40,7 +40,7 @@ class T5Attention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         bias = T5Bias(buckets=options.buckets, max_distance=options.max_distance, bidirectional=not config.causal)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=Dot(), modifiers=(bias,), mask=self_mask(config), rotary=config.rotary)

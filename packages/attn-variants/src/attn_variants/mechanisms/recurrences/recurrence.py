@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Shape, Slot, StateSpecs
 from attn_core.errors import Incompatible, InvalidValue
@@ -43,13 +43,6 @@ class RecurrenceConfig(MechanismConfig):
         for name in ("key_size", "value_size"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), "elements")
-
-    @classmethod
-    def of(cls, config: MechanismConfig) -> Self:
-        """The config itself if it has these options, else the same with default options."""
-        if isinstance(config, cls):
-            return config
-        return cls(**{field.name: getattr(config, field.name) for field in fields(MechanismConfig)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,6 @@ class ConcatAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Concat(hidden=config.hidden if isinstance(config, self.Config) else None)
+        score = Concat(hidden=self.Config.of(config).hidden)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)

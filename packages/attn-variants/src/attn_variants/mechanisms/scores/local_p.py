@@ -39,7 +39,7 @@ class PredictiveLocalAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where rotary positions are asked for."""
-        radius = config.radius if isinstance(config, self.Config) else self.Config.radius
+        radius = self.Config.of(config).radius
         return AttentionSpec(
             heads=cross_heads(config, self.name),
             score=score_of(config),

@@ -47,7 +47,7 @@ class LocationAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        longest = config.longest if isinstance(config, self.Config) else None
+        longest = self.Config.of(config).longest
         longest = longest or config.context or UNKNOWN
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=Location(longest=longest), mask=self_mask(config), rotary=config.rotary)

@@ -35,7 +35,7 @@ class LuongConfig(MechanismConfig):
 
 def score_of(config: MechanismConfig) -> Score:
     """The score that a config names."""
-    word = config.score if isinstance(config, LuongConfig) else LuongConfig.score
+    word = LuongConfig.of(config).score
     if word == "location":
         return Location(longest=config.context or UNKNOWN)
     scores: dict[str, Score] = {"dot": Dot(), "general": General(), "concat": Concat()}

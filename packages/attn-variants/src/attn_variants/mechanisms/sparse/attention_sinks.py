@@ -62,7 +62,7 @@ class AttentionSinks(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
         only_causal(self.name, config)
-        options, heads = self.options(config), config.head_layout
+        options, heads = self.Config.of(config), config.head_layout
         mask = Window(left=options.window - 1) | (Prefix(options.sinks) & Causal())
         # Said outright, because turned heads meet twice as wide; see `SinkLayer`.
         score = ScaledDot(scale=heads.key_size**-0.5)
@@ -72,14 +72,14 @@ class AttentionSinks(DeclaredMechanism):
         """A fresh `SinkLayer` with random weights."""
         from attn_variants.sparse.sink_layer import SinkLayer
 
-        options = self.options(config)
+        options = self.Config.of(config)
         return SinkLayer(
             self.spec(config), sinks=options.sinks, window=options.window, width=config.width, bias=config.bias
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of the last `window` tokens, and of the first `sinks`."""
-        options, heads = self.options(config), config.head_layout
+        options, heads = self.Config.of(config), config.head_layout
         sizes = {"key": heads.key_size, "value": heads.value_size}
         recent = {name: Field((heads.key_value, size)) for name, size in sizes.items()}
         first = {name: Field((options.sinks, heads.key_value, size)) for name, size in sizes.items()}
@@ -97,7 +97,3 @@ class AttentionSinks(DeclaredMechanism):
             allowed_flops=again * spec.mask.count(shape.query, shape.key),
             parameters=0,
         )
-
-    def options(self, config: MechanismConfig) -> Config:
-        """The config with the mechanism's own options."""
-        return config if isinstance(config, self.Config) else self.Config(width=config.width)

@@ -49,7 +49,7 @@ class BigBirdAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
         never_causal(self.name, config)
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         seed = config.layer if options.seed is None else options.seed
         mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.heads)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)

@@ -37,7 +37,7 @@ class BlockLocalAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         ahead = 0 if config.causal else options.reach
         near: Mask = Chunked(size=options.block, back=options.reach, ahead=ahead)
         mask = near & Causal() if config.causal else near

@@ -38,7 +38,7 @@ class ChunkedAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        chunk = config.chunk if isinstance(config, self.Config) else self.Config.chunk
+        chunk = self.Config.of(config).chunk
         own: Mask = Chunked(size=chunk)
         mask = own & Causal() if config.causal else own
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)

@@ -48,7 +48,7 @@ class DilatedWindow(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         windows = [self.window(options.window, step, causal=config.causal) for step in options.dilations]
         masks = tuple(windows[head % len(windows)] for head in range(config.heads))
         mask = masks[0] if len(set(masks)) == 1 else PerHead(masks)

@@ -55,7 +55,7 @@ class FixedAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
         only_causal(self.name, config)
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         both = FixedMask(block=options.block, summaries=options.summaries)
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
         mask = masks.get(options.pattern)

@@ -59,7 +59,7 @@ class LongformerAttention(DeclaredMechanism):
         if config.rotary is not None:
             message = "mechanism 'longformer' takes no rotary positions: its global projections have none"
             raise Incompatible(message, mechanism=self.name)
-        options = self.options(config)
+        options = self.Config.of(config)
         near = Window(left=options.window // 2, right=options.window // 2)
         mask = near | GlobalTokens(options.global_positions) if options.global_positions else near
         return AttentionSpec(heads=config.head_layout, mask=mask)
@@ -68,13 +68,13 @@ class LongformerAttention(DeclaredMechanism):
         """The global projections and rows."""
         from attn_variants.sparse.global_rows import GlobalRows
 
-        options = self.options(config)
+        options = self.Config.of(config)
         return GlobalRows(self.spec(config), options.global_positions, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """As declared, and the global tokens' own projections and rows."""
         spec, heads = self.spec(config), config.head_layout
-        count = sum(position < shape.query for position in self.options(config).global_positions)
+        count = sum(position < shape.query for position in self.Config.of(config).global_positions)
         into, memory = heads.query * heads.key_size, heads.key_value * (heads.key_size + heads.value_size)
         tokens = 2 * config.width * (count * into + shape.key * memory) if count else 0
         flops = shape.batch * (tokens + count * shape.key * spec.pair_flops())
@@ -82,7 +82,3 @@ class LongformerAttention(DeclaredMechanism):
         # With the common projections the global rows are not needed, but they are counted as allowed pairs already.
         own = Cost(flops=flops, allowed_flops=shape.batch * tokens, parameters=weights)
         return super().cost(config, shape) + own
-
-    def options(self, config: MechanismConfig) -> Config:
-        """The config with the mechanism's own options."""
-        return config if isinstance(config, self.Config) else self.Config(width=config.width)

@@ -58,7 +58,7 @@ class NeighborhoodAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
         never_causal(self.name, config)
-        options = config if isinstance(config, self.Config) else self.Config(width=config.width)
+        options = self.Config.of(config)
         mask: Mask = Neighbourhood(size=options.size, dilation=options.dilation)
         if options.grid is not None:
             rows, columns = options.grid
