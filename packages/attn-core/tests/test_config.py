@@ -4,7 +4,7 @@ from dataclasses import MISSING, dataclass
 
 import pytest
 
-from attn_core import ComputedMechanism, MechanismConfig, Paper, configure, option_fields
+from attn_core import ComputedMechanism, MechanismConfig, Paper, configure, option_fields, parse_options
 from attn_core.errors import InvalidValue, UnknownName
 
 
@@ -103,3 +103,18 @@ class Thawed:
 def test_a_config_that_is_not_frozen_and_keyword_only_is_refused_when_the_class_is_made(config):
     with pytest.raises(TypeError, match="must be decorated with @dataclass"):
         type("Loose", (Windowed,), {"Config": config})
+
+
+def test_typed_values_are_numbers_where_they_look_like_numbers_and_text_otherwise():
+    assert parse_options(["window=64", "slope=0.5", "kind=elu", "flag=true"]) == {
+        "window": 64,
+        "slope": 0.5,
+        "kind": "elu",
+        "flag": True,
+    }
+
+
+@pytest.mark.parametrize("pair", ["window", "=64", ""])
+def test_a_pair_without_a_name_or_an_equals_sign_is_refused(pair):
+    with pytest.raises(InvalidValue, match="NAME=VALUE"):
+        parse_options([pair])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attn_cache.bank import Key, by_state, check_names, check_shape
 from attn_cache.rows import first_visible
+from attn_cache.step import RowsStep
 
 if TYPE_CHECKING:
     from attn_cache.contiguous import ContiguousRows
@@ -37,15 +38,11 @@ class Selection:
         return Rows(fields=fields, positions=self.positions, keep=self.keep)
 
 
-class ContiguousStep:
+class ContiguousStep(RowsStep["ContiguousRows", Selection]):
     """The requests of one step; `view` gives a layer its rows."""
 
     def __init__(self, owner: ContiguousRows, places: Sequence[int], batch: RaggedBatch) -> None:
-        self.owner = owner
-        self.places = tuple(places)
-        self.batch = batch
-        self.tokens = sum(batch.lengths)
-        self._selections: dict[tuple[int | None, tuple[int, ...]], Selection] = {}
+        super().__init__(owner, places, batch)
         self._place_of: Tensor | None = None
 
     def view(self, layer: str, state: str) -> ContiguousView:
@@ -63,14 +60,6 @@ class ContiguousStep:
             places = torch.tensor(self.places, device=self.owner.device)
             self._place_of = places[self.batch.request_of.to(self.owner.device)]
         memory[self._place_of, self.batch.positions] = rows
-
-    def select(self, window: int | None, requests: Sequence[int]) -> Selection:
-        """What these requests of the batch see; the same for all layers of one window."""
-        key = (window, tuple(requests))
-        found = self._selections.get(key)
-        if found is None:
-            found = self._selections[key] = self._select(window, key[1])
-        return found
 
     def _select(self, window: int | None, requests: tuple[int, ...]) -> Selection:
         firsts = [first_visible(self.batch.contexts[r], window) for r in requests]

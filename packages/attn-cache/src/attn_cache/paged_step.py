@@ -11,8 +11,9 @@ from attn_core import Fields, RaggedBatch, Rows, RowsInPlace
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape
-from attn_cache.pages import PageGroup, Table
+from attn_cache.pages import Table
 from attn_cache.rows import first_visible
+from attn_cache.step import RowsStep
 
 if TYPE_CHECKING:
     from attn_cache.paged import PagedRows
@@ -42,15 +43,11 @@ class Selection:
         return rows.index_select(0, self.numbers.flatten()).view(*self.numbers.shape, *rows.shape[1:])
 
 
-class PagedStep:
+class PagedStep(RowsStep["PagedRows", Selection]):
     """The requests of one step; `view` gives a layer its rows."""
 
     def __init__(self, owner: PagedRows, places: Sequence[int], batch: RaggedBatch) -> None:
-        self.owner = owner
-        self.places = tuple(places)
-        self.batch = batch
-        self.tokens = sum(batch.lengths)
-        self._selections: dict[tuple[int | None, tuple[int, ...]], Selection] = {}
+        super().__init__(owner, places, batch)
         self._targets: dict[int | None, Tensor] = {}
         self._in_place: dict[int | None, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
@@ -72,14 +69,6 @@ class PagedStep:
             found = self._targets[window] = torch.tensor(numbers, dtype=torch.int64, device=self.owner.device)
         return found
 
-    def select(self, window: int | None, requests: Sequence[int]) -> Selection:
-        """What these requests of the batch see; the same for all layers of one window."""
-        key = (window, tuple(requests))
-        found = self._selections.get(key)
-        if found is None:
-            found = self._selections[key] = self._select(self.owner.groups[window], key[1])
-        return found
-
     def in_place(self, window: int | None, memory: Fields) -> RowsInPlace:
         """Where these fields of all requests of the batch lie; found once for all layers of a window."""
         if window not in self._in_place:
@@ -91,7 +80,8 @@ class PagedStep:
             self._in_place[window] = self.targets(window), numbers, firsts
         return RowsInPlace(memory, *self._in_place[window])
 
-    def _select(self, group: PageGroup, requests: tuple[int, ...]) -> Selection:
+    def _select(self, window: int | None, requests: tuple[int, ...]) -> Selection:
+        group = self.owner.groups[window]
         firsts = [first_visible(self.batch.contexts[r], group.window) for r in requests]
         ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
         longest = max(end - first for first, end in zip(firsts, ends, strict=True))

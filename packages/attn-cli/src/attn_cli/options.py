@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated, Any
 
 import typer
 from attn_core import Capability, Mechanism, MechanismConfig, configure
-from attn_core.errors import InvalidValue
 
 Width = Annotated[int, typer.Option(min=1, help="Width of the model.")]
 HeadCount = Annotated[int, typer.Option("--heads", min=1, help="Query heads.")]
@@ -22,20 +20,6 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", metavar="NAME=VALUE", help="An option of the mechanism; repeat for more."),
 ]
-
-
-def parse_options(pairs: list[str] | None) -> dict[str, Any]:
-    """The mechanism's options from NAME=VALUE pairs; values are JSON where they can be, else text."""
-    options: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InvalidValue.of("--option", pair, "NAME=VALUE")
-        try:
-            options[name] = json.loads(text)
-        except json.JSONDecodeError:
-            options[name] = text
-    return options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from attn_core.batch import (
 from attn_core.block import AttentionParts, BlockKernel, BlockParts, BlockStep, GatedParts
 from attn_core.capability import Capability
 from attn_core.catalog import Catalog, installed
-from attn_core.config import MechanismConfig, configure, option_fields
+from attn_core.config import MechanismConfig, configure, option_fields, parse_options
 from attn_core.cost import Cost, Shape
 from attn_core.declared import DeclaredMechanism
 from attn_core.dispatch import Verdict, choose, explain
@@ -245,6 +245,7 @@ __all__ = [
     "installed",
     "mask_mod",
     "option_fields",
+    "parse_options",
     "rotary_scaling",
     "state_bytes",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -97,6 +98,23 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
         message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
         raise Incompatible(message, mechanism=mechanism.name)
     return config
+
+
+def parse_options(pairs: Iterable[str] | None) -> dict[str, Any]:
+    """Options from NAME=VALUE pairs as people type them; a value is JSON where it can be, else text.
+
+    Raises `InvalidValue` for a pair without a name or an equals sign.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise InvalidValue.of("--option", pair, "NAME=VALUE")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
 
 
 def _whole(value: Any) -> Any:

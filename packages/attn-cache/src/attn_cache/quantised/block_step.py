@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape
 from attn_cache.rows import first_visible
+from attn_cache.step import RowsStep
 
 if TYPE_CHECKING:
     from attn_cache.quantised.block_rows import BlockRows
@@ -35,18 +36,14 @@ class BlockSelection:
     to_plain: Tensor
 
 
-class BlockStep:
+class BlockStep(RowsStep["BlockRows", BlockSelection]):
     """The requests of one step; `view` gives a layer its rows.
 
     A query sees codes of the blocks that were whole before its step, and the rows after them as they are.
     """
 
     def __init__(self, owner: BlockRows, places: Sequence[int], batch: RaggedBatch) -> None:
-        self.owner = owner
-        self.places = tuple(places)
-        self.batch = batch
-        self.tokens = sum(batch.lengths)
-        self._selections: dict[tuple[int | None, tuple[int, ...]], BlockSelection] = {}
+        super().__init__(owner, places, batch)
         self._targets: dict[int | None, Targets] = {}
 
     def view(self, layer: str, state: str) -> BlocksView:
@@ -72,13 +69,6 @@ class BlockStep:
             found = (rows, [page for page, _ in whole], [page for _, page in whole])
             self._targets[window] = tuple(self._tensor(numbers) for numbers in found)  # type: ignore[assignment]
         return self._targets[window]
-
-    def select(self, window: int | None, requests: Sequence[int]) -> BlockSelection:
-        """What these requests of the batch see; the same for all layers of one window."""
-        key = (window, tuple(requests))
-        if key not in self._selections:
-            self._selections[key] = self._select(window, key[1])
-        return self._selections[key]
 
     def _select(self, window: int | None, requests: tuple[int, ...]) -> BlockSelection:
         size = self.owner.page

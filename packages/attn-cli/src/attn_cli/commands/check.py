@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from attn_core import installed
+from attn_core import installed, parse_options
 from attn_core.errors import MissingPackage
 
-from attn_cli.options import Options, parse_options
+from attn_cli.options import Options
 from attn_cli.output import Json, print_json, print_table
 
 

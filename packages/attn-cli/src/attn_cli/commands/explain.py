@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from attn_core import installed
+from attn_core import installed, parse_options
 from attn_core.dtype import dtype_name
 from attn_core.errors import Incompatible
 
@@ -19,7 +19,6 @@ from attn_cli.options import (
     Options,
     Sizes,
     Width,
-    parse_options,
 )
 from attn_cli.output import Json, print_json, print_table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import Mechanism, MechanismConfig, installed
+from attn_core import Mechanism, MechanismConfig, installed, parse_options
 from attn_core.dtype import dtype_name
 from attn_core.errors import Incompatible
 
@@ -21,7 +21,6 @@ from attn_cli.options import (
     Sizes,
     Width,
     fitting,
-    parse_options,
 )
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
 from attn_cli.pictures import as_text, draw_grid, grid_of

@@ -48,20 +48,6 @@ def connect(address: str, token_file: Path | None, certificates: Path | None) ->
     )
 
 
-def parse_options(pairs: list[str] | None) -> dict[str, Any]:
-    """Options from NAME=VALUE pairs; a value is JSON where it can be, else text."""
-    options: dict[str, Any] = {}
-    for pair in pairs or ():
-        name, equals, text = pair.partition("=")
-        if not name or not equals:
-            raise InvalidValue.of("--option", pair, "NAME=VALUE")
-        try:
-            options[name] = json.loads(text)
-        except json.JSONDecodeError:
-            options[name] = text
-    return options
-
-
 def print_line(value: Any) -> None:
     """Print a value as one line of JSON."""
     typer.echo(json.dumps(value, ensure_ascii=False))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
+from attn_core import parse_options
 from attn_core.errors import InvalidValue
 
 from attn_client.commands.follow import follow
@@ -18,7 +19,6 @@ from attn_client.commands.options import (
     Json,
     TokenFile,
     connect,
-    parse_options,
     print_line,
 )
 from attn_client.recipe import read_recipe
