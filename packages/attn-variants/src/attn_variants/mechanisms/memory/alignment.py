@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attn_core import (
     Additive,
     AttentionSpec,
@@ -17,21 +15,9 @@ from attn_core import (
 from attn_core.errors import Incompatible
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
-from attn_variants.mechanisms.options import check_whole
+from attn_variants.mechanisms.hidden import HiddenConfig
 
 CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlignmentConfig(MechanismConfig):
-    """`hidden` units of the network that scores; by default the size of the head."""
-
-    hidden: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.hidden is not None:
-            check_whole("hidden", self.hidden, "units")
 
 
 class Alignment(DeclaredMechanism):
@@ -47,12 +33,12 @@ class Alignment(DeclaredMechanism):
     )
     equation = r"e_{ij} = v^\top \tanh(W_a q_i + U_a h_j + b),\quad c_i = \sum_j \mathrm{softmax}(e_i)_j h_j"
     capabilities = CROSS
-    Config = AlignmentConfig
+    Config = HiddenConfig
     distribution: Distribution = Softmax()
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
         if config.rotary is not None:
             raise Incompatible(f"mechanism {self.name!r} takes no rotary positions: queries and source share none")
-        score = Additive(hidden=AlignmentConfig.of(config).hidden)
+        score = Additive(hidden=HiddenConfig.of(config).hidden)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)

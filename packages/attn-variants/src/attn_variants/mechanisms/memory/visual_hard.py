@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from attn_core import Capability, Hard, MechanismConfig
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.memory.alignment import CROSS, AlignmentConfig
+from attn_variants.mechanisms.hidden import HiddenConfig
+from attn_variants.mechanisms.memory.alignment import CROSS
 from attn_variants.mechanisms.memory.visual_soft import SoftVisual
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HardConfig(AlignmentConfig):
+class HardConfig(HiddenConfig):
     """In training a share `mean_rate` of the calls takes the soft mean instead of a sample."""
 
     mean_rate: float = 0.5

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attn_core import AttentionSpec, Concat, DeclaredMechanism, MechanismConfig, Paper
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
+from attn_variants.mechanisms.hidden import HiddenConfig
 from attn_variants.mechanisms.masks import self_mask
-from attn_variants.mechanisms.options import check_whole
 
 
 class ConcatAttention(DeclaredMechanism):
@@ -27,20 +25,10 @@ class ConcatAttention(DeclaredMechanism):
         r" O = \mathrm{softmax}(e + M) V"
     )
     capabilities = GROUPED_SELF
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config(MechanismConfig):
-        """`hidden` units of the network of one head; by default the size of the head."""
-
-        hidden: int | None = None
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.hidden is not None:
-                check_whole("hidden", self.hidden, "units")
+    Config = HiddenConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Concat(hidden=self.Config.of(config).hidden)
+        score = Concat(hidden=HiddenConfig.of(config).hidden)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
