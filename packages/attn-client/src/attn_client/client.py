@@ -13,15 +13,16 @@ from attn_core.errors import AttnError
 
 from attn_client.connection import Connection
 from attn_client.operations import inference, jobs, models
-from attn_client.results.inference import AttentionMap, Chunk, Completion, Load, Score, Tokenization
+from attn_client.results.inference import AttentionMap, Chunk, Load, Score, Tokenization
 from attn_client.results.jobs import Job, JobEvent
 from attn_client.results.models import Mechanism, Model
 from attn_client.resuming import WatchState
-from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_client.sampling import Prompt, Sampling
 from attn_client.settings import ClientSettings
+from attn_client.writer import Writer
 
 
-class Client:
+class Client(Writer):
     """A connection to one server. Use it in a `with` block, or call `close`. Threads may share it.
 
     Every call takes `timeout` in seconds and raises the errors of `attn_core.errors`: the server's own, or
@@ -51,29 +52,6 @@ class Client:
     ) -> Generator[Chunk, None, None]:
         """The completion of a prompt, piece by piece; closing the iterator cancels it on the server."""
         return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
-
-    def complete(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
-    ) -> Completion:
-        """The whole completion of a prompt."""
-        return Completion.of(list(self.generate(model, prompt, sampling, timeout=timeout)))
-
-    def complete_all(
-        self, model: str, prompt: Prompt, sampling: Sampling, *, timeout: float | None = None
-    ) -> list[Completion]:
-        """Every completion of a prompt, as many as `sampling.completions`."""
-        return Completion.all_of(list(self.generate(model, prompt, sampling, timeout=timeout)))
-
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[ChatMessage],
-        sampling: Sampling | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Generator[Chunk, None, None]:
-        """The next turn of a conversation, piece by piece, by the model's chat template."""
-        return self.generate(model, messages, sampling, timeout=timeout)
 
     def score(
         self, model: str, prompts: Sequence[Prompt], *, top_logprobs: int = 0, timeout: float | None = None

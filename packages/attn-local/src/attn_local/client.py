@@ -7,15 +7,16 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from attn_client.results.inference import Chunk, Completion
-from attn_client.sampling import ChatMessage, Prompt, Sampling
+from attn_client.results.inference import Chunk
+from attn_client.sampling import Prompt, Sampling
+from attn_client.writer import Writer
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
 
 from attn_local.running import RunningModel
 from attn_local.shelf import Shelf
 
 
-class LocalClient:
+class LocalClient(Writer):
     """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
 
     A model is named as under the `models` of `home`, or by its folder; it is loaded when it is first asked, and stays.
@@ -49,29 +50,6 @@ class LocalClient:
     ) -> Generator[Chunk, None, None]:
         """The completion of a prompt, piece by piece; closing the iterator cancels it. `timeout` is in seconds."""
         return self._run(model).generate(prompt, sampling or Sampling(), timeout)
-
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[ChatMessage],
-        sampling: Sampling | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Generator[Chunk, None, None]:
-        """The next turn of a conversation, piece by piece, by the model's chat template."""
-        return self.generate(model, messages, sampling, timeout=timeout)
-
-    def complete(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
-    ) -> Completion:
-        """The whole completion of a prompt."""
-        return Completion.of(list(self.generate(model, prompt, sampling, timeout=timeout)))
-
-    def complete_all(
-        self, model: str, prompt: Prompt, sampling: Sampling, *, timeout: float | None = None
-    ) -> list[Completion]:
-        """Every completion of a prompt, as many as `sampling.completions`."""
-        return Completion.all_of(list(self.generate(model, prompt, sampling, timeout=timeout)))
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""

@@ -11,8 +11,9 @@ from attn_core.errors import InvalidValue
 
 from attn_client.commands.conversation import Conversation
 from attn_client.commands.options import ADDRESS, Address, Certificates, TokenFile, connect
-from attn_client.commands.place import Writer, here
+from attn_client.commands.place import here
 from attn_client.sampling import Sampling
+from attn_client.writer import Writer
 
 NEW_TOKENS = 512
 FORGET = "/new"

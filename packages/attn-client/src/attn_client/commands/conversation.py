@@ -8,8 +8,8 @@ from contextlib import closing
 import typer
 from attn_core.errors import ContextLengthExceeded
 
-from attn_client.commands.place import Writer
 from attn_client.sampling import ChatMessage, Sampling
+from attn_client.writer import Writer
 
 
 class Conversation:

@@ -11,9 +11,10 @@ import typer
 from attn_core.errors import InvalidValue
 
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect
-from attn_client.commands.place import Writer, here
+from attn_client.commands.place import here
 from attn_client.commands.show import show
 from attn_client.sampling import Beams, ChatMessage, Grammar, Prompt, Sampling, Sourced
+from attn_client.writer import Writer
 
 Option = typer.Option
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."

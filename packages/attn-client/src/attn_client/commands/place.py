@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, Self
 
 from attn_core import installed
 from attn_core.errors import MissingPackage
 
-from attn_client.results.inference import Chunk
-from attn_client.sampling import Prompt, Sampling
-
-
-class Writer(Protocol):
-    """What lets a model write: `Client`, or the client of this process."""
-
-    def generate(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
-    ) -> Generator[Chunk, None, None]:
-        """The completion of a prompt, piece by piece; closing the iterator cancels it."""
-        ...
+from attn_client.writer import Writer
 
 
 class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):

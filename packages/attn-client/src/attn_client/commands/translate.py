@@ -14,9 +14,10 @@ from attn_core.errors import InvalidValue
 
 from attn_client.bleu import Bleu, corpus_bleu
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
-from attn_client.commands.place import Writer, here
+from attn_client.commands.place import here
 from attn_client.results.inference import Completion
 from attn_client.sampling import Sampling, Sourced
+from attn_client.writer import Writer
 
 Option = typer.Option
 AT_ONCE = 8
