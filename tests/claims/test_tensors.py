@@ -39,6 +39,7 @@ ROOTS = {
     "nsa": ("compress", "stride", "select", "window"),
     "routing": ("clusters", "window"),
     "sinkhorn": ("block",),
+    "strided": ("stride",),
 }
 
 

@@ -27,7 +27,7 @@ from attn_core import (
 from attn_core.mask.density import seen_by, tiled
 from attn_variants.compute import plain
 from attn_variants.compute.block_sparse.attend import attend
-from attn_variants.compute.block_sparse.layout import buckets
+from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.plan import KernelPlan
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -80,7 +80,7 @@ def test_cl_13_outputs_and_gradients_over_many_tiles_equal_those_of_the_equation
 
 
 @pytest.mark.parametrize(
-    "mask", [Window(left=70), Neighbourhood(size=41), BigBird(block=4, number_of_heads=4)], ids=str
+    "mask", [Window(left=70), Strided(12), Neighbourhood(size=41), BigBird(block=4, number_of_heads=4)], ids=str
 )
 def test_padded_sequences_of_several_lengths_equal_those_of_the_equation(mask):
     spec = AttentionSpec(heads=heads(), mask=mask)
@@ -100,9 +100,28 @@ def test_tiles_hold_every_query_once_and_every_allowed_pair(mask):
         int(b.allowed.sum()) * (len(b.queries) // len(b.allowed))
         if b.allowed is not None
         else b.queries.shape[1] * b.keys.numel()
-        for b in buckets(bound, 197, 197)
+        for part in parts(bound, 197, 197)
+        for b in part
     )
     assert pairs == bound.count(197, 197)
+
+
+def test_parts_of_a_mask_share_no_pair_and_have_all():
+    mask = Strided(6) & Segments((40, 57))
+    here = torch.arange(97)
+    seen = [part.allows(here[:, None], here).int() for part in mask.split]
+    assert torch.equal(sum(seen), mask.allows(here[:, None], here).int())
+    assert all(int(part.sum()) == part_mask.count(97, 97) for part, part_mask in zip(seen, mask.split, strict=True))
+
+
+def test_parts_in_few_bits_are_put_together_in_many():
+    spec = AttentionSpec(heads=heads(), mask=Strided(9))
+    operands = draw(spec.heads, 150, 150)
+    few = [rows.bfloat16() for rows in (operands.query, operands.key, operands.value)]
+    out = attend(spec, Operands(query=few[0], key=few[1], value=few[2]))
+    exact = plain.attend(spec, Operands(query=few[0].double(), key=few[1].double(), value=few[2].double()))
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.double(), exact, rtol=0.01, atol=0.02)
 
 
 class Largest(TorchDispatchMode):
@@ -123,7 +142,7 @@ class Largest(TorchDispatchMode):
 def largest(mask, length):
     spec = AttentionSpec(heads=heads(), mask=mask)
     operands = draw(spec.heads, length, length, batch=1)
-    buckets.cache_clear()
+    parts.cache_clear()
     with Largest() as seen:
         results(attend, spec, operands)
     return seen.elements
@@ -160,7 +179,7 @@ def problem(mask, length, **more):
 
 
 @pytest.mark.parametrize(
-    "mask", [Window(left=255), Window(left=255, right=255) | GlobalTokens((0,)), Chunked(size=512)]
+    "mask", [Window(left=255), Window(left=255, right=255) | GlobalTokens((0,)), Chunked(size=512), Strided(64)]
 )
 def test_it_is_chosen_where_little_is_left_and_not_where_all_is_or_calls_are_short(mask):
     kernels = installed().kernels

@@ -80,6 +80,10 @@ class Both(Pair):
     def period(self) -> int:
         return max(self.one.period, self.other.period)
 
+    @property
+    def split(self) -> tuple[Mask, ...]:
+        return tuple(Both(one, other) for one in self.one.split for other in self.other.split)
+
     def runs(self, query: int, keys: int) -> Runs:
         return algebra.intersect(self.one.runs(query, keys), self.other.runs(query, keys))
 

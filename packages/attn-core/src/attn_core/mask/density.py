@@ -28,6 +28,11 @@ def density(mask: Mask, queries: int, keys: int, tile: int) -> float:
 
 
 def seen_by_tiles(mask: Mask, queries: int, keys: int, tile: int) -> float:
+    """The share of the keys that a query meets, in the mean over a few tiles of each mask that this one is split in."""
+    return sum(share_of_part(part, queries, keys, tile) for part in mask.split)
+
+
+def share_of_part(mask: Mask, queries: int, keys: int, tile: int) -> float:
     """The share of the keys that a tile sees, in the mean over a few tiles."""
     tiles = tiled(mask, queries, tile)
     places = range(SAMPLES) if len(tiles) > SAMPLES else range(len(tiles))

@@ -71,6 +71,11 @@ class Mask(ABC):
         """Queries whose positions differ by a multiple of this see nearly the same keys; 1 where neighbours do."""
         return 1
 
+    @property
+    def split(self) -> tuple[Mask, ...]:
+        """Masks that allow together what this one does, no pair twice, each with neighbours of its own `period`."""
+        return (self,)
+
     def over(self, keys: Positions) -> Mask:
         """The mask over `keys` keys: an int, or a tensor that broadcasts with the positions."""
         return self

@@ -13,6 +13,32 @@ from attn_core.mask.window import Window
 
 
 @dataclass(frozen=True)
+class Earlier(Mask):
+    """Every `stride`-th position before the `stride` last ones: what a column adds to the window beside it."""
+
+    stride: int
+    kind = "strided"
+
+    def __post_init__(self) -> None:
+        at_least("strided.stride", self.stride, 1)
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        back = query - key
+        return (back > self.stride) & (back % self.stride == 0)
+
+    @property
+    def lookahead(self) -> int:
+        return 0
+
+    @property
+    def period(self) -> int:
+        return self.stride
+
+    def runs(self, query: int, keys: int) -> Runs:
+        return algebra.of_keys(range(query % self.stride, min(keys, query - self.stride), self.stride))
+
+
+@dataclass(frozen=True)
 class Strided(Mask):
     """Both patterns of strided attention in one (Child et al. 2019, arXiv 1904.10509, section 4.2), causal.
 
@@ -42,6 +68,10 @@ class Strided(Mask):
     @property
     def lookahead(self) -> int:
         return 0
+
+    @property
+    def split(self) -> tuple[Mask, ...]:
+        return self.local, Earlier(self.stride)
 
     def runs(self, query: int, keys: int) -> Runs:
         return algebra.unite(self.local.runs(query, keys), self.column.runs(query, keys))

@@ -11,7 +11,7 @@ from attn_core import AttentionSpec, Mask, Operands
 from torch import Tensor
 from torch.nn.functional import pad
 
-from attn_variants.compute.block_sparse.layout import buckets
+from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, Tiles
 from attn_variants.compute.operands import nothing
 from attn_variants.score.compute import scale_of
@@ -77,7 +77,7 @@ def by_tiles(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
     rows = rows.permute(0, 2, 3, 1, 4).contiguous()
     keys = pad(key, (0, wide - key.shape[-1])).transpose(1, 2).contiguous()
     values = pad(value, (0, wide - size)).transpose(1, 2).contiguous()
-    cut = buckets(mask, query.shape[1], key.shape[1])
+    cut = parts(mask, query.shape[1], key.shape[1])
     layout = Layout(cut, scale_of(spec.score, query.shape[-1]), operands.keep)
     out: Tensor = Tiles.apply(rows, keys, values, layout)  # type: ignore[no-untyped-call]
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., :size]

@@ -32,8 +32,18 @@ class Bucket:
     step: int = 0
 
 
+Part = tuple[Bucket, ...]
+"""Tiles in which each query is once, or not at all."""
+
+
 @lru_cache(maxsize=64)
-def buckets(mask: Mask, queries: int, keys: int) -> tuple[Bucket, ...]:
+def parts(mask: Mask, queries: int, keys: int) -> tuple[Part, ...]:
+    """The tiles of each mask that this one is split in, those of no tile left out; see `buckets`."""
+    found = (buckets(part, queries, keys) for part in mask.over(keys).split)
+    return tuple(part for part in found if part)
+
+
+def buckets(mask: Mask, queries: int, keys: int) -> Part:
     """The tiles of `queries` queries aligned to the end of `keys` keys that see any key, on the CPU.
 
     The mask is the same for all heads.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attn_variants.compute.block_sparse.layout import Bucket
+from attn_variants.compute.block_sparse.layout import Bucket, Part
 
 PIECE = 1 << 23
 """Most elements of gathered keys that are held at once."""
@@ -21,9 +21,9 @@ BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How one call is cut: the buckets, the scale of the scores, and `keep` [batch, key], bool, or None."""
+    """How one call is cut: its parts, the scale of the scores, and `keep` [batch, key], bool, or None."""
 
-    buckets: tuple[Bucket, ...]
+    parts: tuple[Part, ...]
     scale: float
     keep: Tensor | None
 
@@ -38,19 +38,12 @@ class Tiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
         """The outputs."""
-        out = torch.zeros_like(query)
-        sums = query.new_zeros(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
-        for piece in pieces(layout, key):
-            rows = of_tiles(query, piece)
-            found, logs = FORWARD(
-                rows,
-                keys_of(key, piece),
-                keys_of(value, piece),
-                attn_mask=bias(piece, layout, query),
-                scale=layout.scale,
-            )
-            put(out, found, piece)
-            put(sums[..., None], logs[..., None].to(sums.dtype), piece)
+        out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
+        for place, part in enumerate(layout.parts):
+            found = attended((query, key, value), layout, part)
+            out, sums = found if place == 0 else merged((out, sums), found)
+        # Where nothing was seen any finite number will do: every weight is zero.
+        out, sums = out.to(query.dtype), sums.masked_fill(sums.isneginf(), 0.0)
         ctx.layout = layout
         ctx.save_for_backward(query, key, value, out, sums)
         return out
@@ -61,7 +54,7 @@ class Tiles(torch.autograd.Function):
         """The gradients to queries, keys and values."""
         query, key, value, out, sums = ctx.saved_tensors
         to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for piece in pieces(ctx.layout, key):
+        for piece in all_pieces(ctx.layout, key):
             found = BACKWARD(
                 of_tiles(gradient, piece),
                 of_tiles(query, piece),
@@ -71,18 +64,63 @@ class Tiles(torch.autograd.Function):
                 of_tiles(sums[..., None], piece)[..., 0],
                 0.0,
                 False,  # noqa: FBT003 -- not causal: the mask says all; torch takes it by place
-                attn_mask=bias(piece, ctx.layout, query),
+                attn_mask=spread(bias(piece, ctx.layout, query), piece, key),
                 scale=ctx.layout.scale,
             )
-            put(to_query, found[0], piece)
+            add(to_query, found[0], piece)
             add_keys(to_key, found[1], piece)
             add_keys(to_value, found[2], piece)
         return to_query, to_key, to_value, None
 
 
-def pieces(layout: Layout, key: Tensor) -> Iterator[Bucket]:
+def attended(tensors: tuple[Tensor, Tensor, Tensor], layout: Layout, part: Part) -> tuple[Tensor, Tensor]:
+    """Outputs of one part, in the type of the queries, and the logarithms of its sums of exponentials.
+
+    Queries that see no key of it have zeros and -inf.
+    """
+    query, key, value = tensors
+    out = torch.zeros_like(query)
+    sums = query.new_full(query.shape[:-1], float("-inf"), dtype=wider(query.dtype))
+    for piece in pieces(part, key):
+        added = bias(piece, layout, query)
+        rows = of_tiles(query, piece)
+        found, logs = FORWARD(
+            rows,
+            keys_of(key, piece),
+            keys_of(value, piece),
+            attn_mask=spread(added, piece, key),
+            scale=layout.scale,
+        )
+        if added is not None:
+            # torch says 0 of a row that sees nothing.
+            logs = logs.masked_fill(added.amax(-1).isneginf(), float("-inf"))
+        put(out, found, piece)
+        put(sums[..., None], logs[..., None].to(sums.dtype), piece)
+    return out, sums
+
+
+def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Outputs, in at least float32, and logarithms of sums of two parts that share no pair, as of one."""
+    whole = torch.logaddexp(one[1], other[1])
+    finite = whole.masked_fill(whole.isneginf(), 0.0)
+    out = sum(rows * torch.exp(logs - finite)[..., None] for rows, logs in (one, other))
+    return cast("Tensor", out), whole
+
+
+def wider(dtype: torch.dtype) -> torch.dtype:
+    """The type, or float32 where it has fewer bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def all_pieces(layout: Layout, key: Tensor) -> Iterator[Bucket]:
+    """The pieces of all parts."""
+    for part in layout.parts:
+        yield from pieces(part, key)
+
+
+def pieces(part: Part, key: Tensor) -> Iterator[Bucket]:
     """The buckets, those whose keys have to be gathered in pieces of bounded size."""
-    for bucket in layout.buckets:
+    for bucket in part:
         tiles, count = bucket.keys.shape
         most = max(1, PIECE // max(1, key.shape[0] * key.shape[1] * count * key.shape[-1]))
         if bucket.start is not None or tiles <= most:
@@ -105,10 +143,20 @@ def of_tiles(rows: Tensor, bucket: Bucket) -> Tensor:
 
 def put(into: Tensor, found: Tensor, bucket: Bucket) -> None:
     """Write [tiles, batch * groups, share * query, size] to their rows of [batch, groups, share, query, size]."""
-    batch, groups, share, _, width = into.shape
+    into.index_copy_(3, bucket.queries.flatten(), rows_of(found, into, bucket))
+
+
+def add(into: Tensor, found: Tensor, bucket: Bucket) -> None:
+    """Add [tiles, batch * groups, share * query, size] to their rows of [batch, groups, share, query, size]."""
+    into.index_add_(3, bucket.queries.flatten(), rows_of(found, into, bucket))
+
+
+def rows_of(found: Tensor, like: Tensor, bucket: Bucket) -> Tensor:
+    """Of [tiles, batch * groups, share * query, size], rows [batch, groups, share, tiles * query, size]."""
+    batch, groups, share, _, width = like.shape
     tiles, count = bucket.queries.shape
     back = found.view(tiles, batch, groups, share, count, width).permute(1, 2, 3, 0, 4, 5)
-    into.index_copy_(3, bucket.queries.flatten(), back.reshape(batch, groups, share, tiles * count, width))
+    return back.reshape(batch, groups, share, tiles * count, width)
 
 
 def keys_of(rows: Tensor, bucket: Bucket) -> Tensor:
@@ -131,7 +179,8 @@ def add_keys(into: Tensor, found: Tensor, bucket: Bucket) -> None:
 
 
 def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
-    """What is added to the scores [tiles, batch * groups, share * query, key]: 0 or -inf; None where all may meet."""
+    """What is added to the scores [tiles or 1, batch * groups or 1, share * query, key]: 0 or -inf; None where all may
+    meet."""
     batch, groups, share = query.shape[:3]
     tiles, count = bucket.keys.shape
     allowed = bucket.allowed
@@ -145,5 +194,9 @@ def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
     if allowed is None:
         return None
     added = torch.zeros(allowed.shape, dtype=query.dtype).masked_fill_(~allowed, float("-inf"))
-    added = added.repeat(1, 1, share, 1)
-    return added.expand(tiles, batch * groups, -1, -1)
+    return added.repeat(1, 1, share, 1)
+
+
+def spread(added: Tensor | None, bucket: Bucket, key: Tensor) -> Tensor | None:
+    """What is added to the scores, as [tiles, batch * groups, share * query, key], keys being [batch, groups, ...]."""
+    return None if added is None else added.expand(len(bucket.keys), key.shape[0] * key.shape[1], -1, -1)
