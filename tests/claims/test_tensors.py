@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # fmt: off
 WITHOUT_OPTIONS = (
-    "deltanet", "efficient", "gated_deltanet", "gla", "kda", "key_value", "key_value_predict", "lightning", "linear",
+    "deltanet", "efficient", "forgetting", "gated_deltanet", "gla", "kda", "key_value", "key_value_predict", "lightning", "linear",
     "mamba2", "ntm", "performer", "retnet",
 )
 # fmt: on

@@ -8,6 +8,22 @@ import torch
 from attn_core import configure, installed, state_bytes
 from attn_core.errors import InvalidValue
 from attn_testing import Agreement
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements of any tensor that an operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = [one for one in (out if isinstance(out, tuple | list) else [out]) if isinstance(one, torch.Tensor)]
+        self.elements = max([self.elements, *(one.numel() for one in made)])
+        return out
+
 
 FORGETTING = attn_forgetting.Forgetting()
 
@@ -82,6 +98,42 @@ def test_a_closed_gate_hides_everything_before_it():
     other = rows.clone()
     other[:, :3, 1:] = 7.0
     assert torch.equal(layer(rows)[:, 3:], layer(other)[:, 3:])
+
+
+@pytest.mark.parametrize("bias", [0.0, -6.0], ids=["half", "closed"])
+def test_sums_of_thousands_of_gates_leave_float32_outputs_as_near_as_few(bias):
+    layer = build(width=16, heads=2)
+    with torch.no_grad():
+        layer.inner.gate.bias.fill_(bias)
+    rows = torch.randn(1, 3000, 16, dtype=torch.float64)
+    operands = layer._operands(rows, None, None)
+    exact = layer.output(
+        (layer.inner.weights(rows, operands, None) @ operands.value.transpose(1, 2))[0].transpose(0, 1).flatten(1)
+    )
+    assert torch.allclose(layer(rows)[0], exact, rtol=0, atol=1e-10)
+    assert torch.allclose(layer.float()(rows.float())[0].double(), exact, rtol=0, atol=2e-6)
+
+
+def test_padding_is_not_seen_and_a_query_with_no_key_gives_zeros_and_no_gradient():
+    layer = build(width=8, heads=4, key_value_heads=2)
+    rows = torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True)
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    keep[0, :4] = keep[1, 6:] = False
+    out = layer(rows, keep=keep)
+    assert torch.allclose(out[0, 4:], layer(rows[:1, 4:])[0], rtol=0, atol=1e-13)
+    assert torch.allclose(out[1, :6], layer(rows[1:, :6])[0], rtol=0, atol=1e-13)
+    assert torch.equal(out[0, :4], torch.zeros(4, 8, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(out[0].sum(), rows)
+    assert torch.equal(gradient[0, :4], torch.zeros(4, 8, dtype=torch.float64))
+    assert gradient.isfinite().all()
+
+
+def test_no_tensor_of_a_long_sequence_has_all_pairs_forward_or_backward():
+    layer = build(width=16, heads=2).float()
+    rows = torch.randn(1, 1024, 16, requires_grad=True)
+    with LargestTensor() as seen:
+        layer(rows).sum().backward()
+    assert seen.elements <= 1024 * 2 * 16
 
 
 def test_a_token_remembers_one_gate_a_head_besides_its_key_and_value():

@@ -23,6 +23,9 @@ from attn_core.errors import InvalidValue
 if TYPE_CHECKING:
     from attn_forgetting.gates import ForgetGates
 
+CARRIED = 3
+"""Elements that queries and keys of whole sequences have beside their own."""
+
 
 class Forgetting(DeclaredMechanism):
     """Every token carries a forget gate; a score falls by the logarithms of all gates between its key and its query."""
@@ -58,10 +61,15 @@ class Forgetting(DeclaredMechanism):
         return {"gate": Field((config.heads,), dtype="float32")}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """That of the softmax attention and of the gates, which always have a bias."""
+        """That of the softmax attention and of the gates, which always have a bias.
+
+        Queries, keys and values of whole sequences have three more elements, for the gates.
+        """
         flops = 2 * shape.batch * shape.query * config.width * config.heads
+        whole = shape.query == shape.key
+        carried = 2 * shape.batch * shape.query * shape.key * config.heads * 2 * CARRIED if whole else 0
         return super().cost(config, shape) + Cost(
-            flops=flops, allowed_flops=flops, parameters=(config.width + 1) * config.heads
+            flops=flops + carried, allowed_flops=flops, parameters=(config.width + 1) * config.heads
         )
 
 

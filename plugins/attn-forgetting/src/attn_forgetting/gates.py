@@ -7,6 +7,8 @@ from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wi
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from attn_forgetting.fused import from_the_start
+
 
 class ForgetGates(InnerAttention, nn.Module):
     """Softmax attention whose scores fall by log f of every token after the key, up to the query's own.
@@ -27,6 +29,9 @@ class ForgetGates(InnerAttention, nn.Module):
 
     def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
+        placed = operands.query_positions is not None or operands.key_positions is not None
+        if not placed and operands.query.shape[1] == operands.key.shape[1]:
+            return from_the_start(self.spec.heads, operands, gate_sums(operands))
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value
         return out.transpose(1, 2).to(operands.value.dtype)
@@ -36,17 +41,24 @@ class ForgetGates(InnerAttention, nn.Module):
         heads = self.spec.heads
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
         key = of_query_heads(heads, wide(operands.key).transpose(1, 2))
-        return shares(query @ key.transpose(-1, -2) + forgotten(operands), allowed_pairs(self.spec.mask, operands))
+        return shares(
+            query @ key.transpose(-1, -2) + forgotten(operands).to(query), allowed_pairs(self.spec.mask, operands)
+        )
 
 
 def forgotten(operands: Operands) -> Tensor:
-    """D [batch, heads, query, key], for keys at positions 0, 1, ...: the sums of log f from after key to query.
+    """D [batch, heads, query, key], float64: the sums of log f from after key to query.
 
-    Padding forgets nothing. Above the diagonal D means nothing.
+    Keys stand at positions 0, 1, ... Padding forgets nothing. Above the diagonal D means nothing.
     """
-    gates = wide(operands.fields["gate"])
+    sums = gate_sums(operands)
+    places = positions(operands)[0][:, None].expand(*sums.shape[:2], -1)
+    return sums.gather(2, places)[..., None] - sums[:, :, None, :]
+
+
+def gate_sums(operands: Operands) -> Tensor:
+    """c [batch, heads, key], float64: the sum of log f up to each key. Padding forgets nothing."""
+    gates = operands.fields["gate"].double()
     if operands.keep is not None:
         gates = gates.masked_fill(~operands.keep[..., None], 0.0)
-    sums = gates.cumsum(1)
-    places = positions(operands)[0][..., None].expand(sums.shape[0], -1, sums.shape[2])
-    return sums.gather(1, places).transpose(1, 2)[..., None] - sums.transpose(1, 2)[:, :, None, :]
+    return gates.cumsum(1).transpose(1, 2)
