@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # fmt: off
 WITHOUT_OPTIONS = (
-    "deltanet", "efficient", "forgetting", "gated_deltanet", "gla", "kda", "key_value", "key_value_predict", "lightning",
-    "linear", "mamba2", "ntm", "performer", "retnet",
+    "deltanet", "efficient", "forgetting", "gated_deltanet", "gla", "kda", "key_value", "key_value_predict",
+    "lightning", "linear", "mamba2", "ntm", "performer", "retnet",
 )
 # fmt: on
 LINEAR: dict[str, dict[str, int]] = {
