@@ -184,7 +184,7 @@ async def test_the_asyncio_client_answers_the_same(server: Any) -> None:
 )
 def test_both_clients_have_the_same_calls(waits: type, awaits: type) -> None:
     def calls(kind: type) -> dict[str, list[str]]:
-        public = {name: member for name, member in vars(kind).items() if not name.startswith("_")}
+        public = {name: member for name, member in inspect.getmembers(kind) if not name.startswith("_")}
         return {name: list(inspect.signature(member).parameters) for name, member in public.items()}
 
     assert calls(waits) == calls(awaits)

@@ -1,7 +1,8 @@
 import subprocess
 import sys
 
-from attn_core import installed
+import pytest
+from attn_core import Capability, MechanismConfig, Shape, configure, installed
 from attn_variants import plugin
 
 
@@ -32,3 +33,11 @@ def test_every_declared_mechanism_can_be_priced_described_and_located_without_to
         "sys.exit('torch' in sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("mechanism", plugin.attn_mechanisms(), ids=lambda mechanism: mechanism.name)
+def test_a_config_without_the_options_means_their_defaults(mechanism):
+    sizes = {"width": 64, "heads": 4, "causal": mechanism.can(Capability.CAUSAL)}
+    bare, said = MechanismConfig(**sizes), configure(mechanism, **sizes)
+    assert mechanism.state(bare) == mechanism.state(said)
+    assert mechanism.cost(bare, Shape(query=8, key=8)) == mechanism.cost(said, Shape(query=8, key=8))

@@ -103,10 +103,10 @@ class Recurrence(ComputedMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""
-        heads = self.heads(config)
+        heads, taps = self.heads(config), self.taps(config)
         memory = {"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")}
-        if taps_of(config):
-            memory["tail"] = Field((taps_of(config) - 1, channels_of(heads)))
+        if taps:
+            memory["tail"] = Field((taps - 1, channels_of(heads)))
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
@@ -125,13 +125,13 @@ class Recurrence(ComputedMechanism):
         return Cost(
             flops=projected + shape.batch * chunks,
             allowed_flops=projected + shape.batch * least_flops(heads, update, shape.query),
-            parameters=weights + biases + extra.other + taps_of(config) * channels_of(heads),
+            parameters=weights + biases + extra.other + self.taps(config) * channels_of(heads),
         )
 
-
-def taps_of(config: MechanismConfig) -> int:
-    """The taps of the short convolution, 0 for none."""
-    return config.convolution if isinstance(config, ConvolvedConfig) else 0
+    def taps(self, config: MechanismConfig) -> int:
+        """The taps of the short convolution, 0 for none."""
+        own = self.Config.of(config)
+        return own.convolution if isinstance(own, ConvolvedConfig) else 0
 
 
 def channels_of(heads: Heads) -> int:
