@@ -65,7 +65,7 @@ from attn_core.mask import (
     mask_mod,
 )
 from attn_core.mechanism import AttentionLayer, ComputedMechanism, Mechanism, Paper
-from attn_core.model import LanguageModel, ModelFamily, ModelShape, SourceModel, Tokenizer
+from attn_core.model import LanguageModel, ModelFamily, ModelShape, NamedMechanisms, SourceModel, Tokenizer
 from attn_core.modifier import (
     Alibi,
     DependencyKeys,
@@ -178,6 +178,7 @@ __all__ = [
     "ModelState",
     "Modifier",
     "MultipleOf",
+    "NamedMechanisms",
     "Neighbourhood",
     "NeighbourhoodGrid",
     "OneOf",

@@ -191,3 +191,15 @@ class InternalError(AttnError):
     """A mistake of ours; the details are in the server's log under the request id."""
 
     reason = "INTERNAL"
+
+
+class LayerFailed(InternalError):
+    """A layer of a model raised, gave another shape than it must, or numbers that are not finite."""
+
+    reason = "LAYER_FAILED"
+
+    @classmethod
+    def of(cls, layer: str, mechanism: str | None, what: str) -> Self:
+        """The error for the part of the model called `layer`, the mechanism it attends with, and what came of it."""
+        named = layer if mechanism is None else f"{layer} (mechanism {mechanism!r})"
+        return cls(f"layer {named} failed: {what}", layer=layer, mechanism=mechanism or "", what=what)

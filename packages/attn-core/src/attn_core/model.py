@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from attn_core.batch import Fields, ModelState, RaggedBatch
 from attn_core.store import ModelSpecs
@@ -40,6 +40,15 @@ class LanguageModel(Protocol):
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> Mapping[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
+        ...
+
+
+@runtime_checkable
+class NamedMechanisms(Protocol):
+    """A model that says what attends in its layers."""
+
+    def layer_mechanisms(self) -> Mapping[str, str]:
+        """The mechanism of each layer of `state_specs` by the layer's name."""
         ...
 
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer
-from attn_core.errors import AlreadyExists, InternalError, InvalidValue, OutOfCapacity, Unavailable, UserError
+from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable, UserError
+from torch import Tensor
 
 from attn_engine.detokenize import Detokenizer
+from attn_engine.diagnosis import Diagnosis
 from attn_engine.event import Event, FinishReason
 from attn_engine.group import Group
 from attn_engine.guide import Guides
 from attn_engine.hypotheses import Hypotheses
 from attn_engine.limits import EngineLimits, Load
-from attn_engine.outcome import Progress
-from attn_engine.progress import NOT_FINITE, advance, ended
+from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
+from attn_engine.progress import advance, ended
 from attn_engine.request import ModelLimits, Request
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk, Scheduler
 from attn_engine.sequence import Sequence
 from attn_engine.step import Forward
+from attn_engine.suspects import Suspects
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,8 @@ class Engine:
         self.limits = limits
         self._clock = clock
         self._scheduler = Scheduler(store, limits)
+        self._suspects = Suspects(self._forward, self._scheduler)
+        self._diagnosis = Diagnosis(self._forward, self._scheduler.prefixes, limits.step_tokens)
         self._fit = ModelLimits(
             vocabulary=model.vocabulary, context=model.context, source_context=self._forward.source_context
         )
@@ -193,7 +199,20 @@ class Engine:
         return Hypotheses(request.task.beams, sequences, self._end_ids)
 
     def _compute(self, chunks: list[Chunk]) -> None:
-        ordered, hidden = self._forward.run(chunks)
+        computed, guilty = self._suspects.run(chunks)
+        for step in computed:
+            # Others of its request may have failed in between, and it with them.
+            if all(self._scheduler.holds(chunk.sequence) for chunk in step.chunks):
+                self._advance(step.chunks, step.hidden)
+        for found in guilty:
+            if found.sequence.id in self._groups:
+                self._end(found.sequence.id, FinishReason.FAILED, found.error)
+        for request in {chunk.sequence.id: None for chunk in chunks}:
+            group = self._groups.get(request)
+            if group is not None and group.beams is not None and group.beams.ready:
+                self._search(request, group.members, group.beams)
+
+    def _advance(self, ordered: list[Chunk], hidden: Tensor) -> None:
         for chunk in ordered:
             self._computed += chunk.rows
             sequence = chunk.sequence
@@ -205,15 +224,15 @@ class Engine:
             if sequence.id not in self._groups:
                 continue
             self._generated += 0 if sequence.scoring else len(progress.tokens)
-            if progress.tokens or progress.text or progress.reason:
+            if progress.reason is FinishReason.FAILED:
+                error = progress.error
+                error = self._diagnosis.of(sequence) or error if isinstance(error, NoTokenError) else error
+                self._tell(replace(progress, error=error))
+                if sequence.id in self._groups:
+                    self._end(sequence.id, FinishReason.FAILED, error)
+            elif progress.tokens or progress.text or progress.reason:
                 self._tell(progress)
-            if progress.reason is FinishReason.FAILED and sequence.id in self._groups:
-                self._end(sequence.id, FinishReason.FAILED, progress.error)
         self._remember_guessed(ordered)
-        for request in {chunk.sequence.id: None for chunk in ordered}:
-            group = self._groups.get(request)
-            if group is not None and group.beams is not None and group.beams.ready:
-                self._search(request, group.members, group.beams)
 
     def _remember_guessed(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
@@ -229,7 +248,8 @@ class Engine:
         try:
             found = beams.advance(self._scheduler)
         except FloatingPointError:
-            self._end(request, FinishReason.FAILED, InternalError(NOT_FINITE))
+            sick = next(sequence for sequence in beams.running if not beams.finite(sequence))
+            self._end(request, FinishReason.FAILED, self._diagnosis.of(sick) or NoTokenError(NOT_FINITE))
             return
         if found is None:
             return
@@ -253,11 +273,13 @@ class Engine:
         group = self._groups[sequence.id]
         if progress.reason is not None:
             self._scheduler.remove(sequence)
+            self._suspects.forget(sequence)
             group.remove(sequence)
             if not group.members:
                 del self._groups[sequence.id]
                 for held in group.held:
                     self._scheduler.remove(held)
+                    self._suspects.forget(held)
         event = Event(
             request=sequence.id,
             choice=sequence.choice,

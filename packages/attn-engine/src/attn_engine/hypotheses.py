@@ -63,7 +63,7 @@ class Hypotheses:
         """
         rows = [sequence.logits for sequence in self.running if sequence.logits is not None]
         logits = torch.stack(rows).float()
-        if not bool(logits.amax(-1).isfinite().all()):
+        if not all(self.finite(sequence) for sequence in self.running):
             raise FloatingPointError
         scores = torch.stack([self._scores(s, row) for s, row in zip(self.running, logits, strict=True)])
         chosen = self._search.step(scores, lambda place, token: self._describe(logits, place, token))
@@ -71,6 +71,10 @@ class Hypotheses:
             return self._search.finished
         self._regroup(chosen, brancher)
         return None
+
+    def finite(self, sequence: Sequence) -> bool:
+        """Whether what comes next is known for this hypothesis, and numbers."""
+        return sequence.logits is not None and bool(sequence.logits.amax().isfinite())
 
     def _scores(self, sequence: Sequence, logits: Tensor) -> Tensor:
         vocabulary, device = len(logits), logits.device

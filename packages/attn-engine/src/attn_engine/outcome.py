@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from attn_core.errors import InternalError
+
 from attn_engine.event import FinishReason, ScoredToken
 from attn_engine.sequence import Sequence
+
+NOT_FINITE = "the model's logits are not finite numbers"
+
+
+class NoTokenError(InternalError):
+    """What the model says of the next token is no distribution."""
+
+    reason = "NO_TOKEN"
 
 
 @dataclass(frozen=True)

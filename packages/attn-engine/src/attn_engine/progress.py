@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from attn_core import BranchingStore
-from attn_core.errors import InternalError, UserError
+from attn_core.errors import UserError
 from torch import Tensor
 
 from attn_engine import sequence as sequences
 from attn_engine.adjust import Draw
 from attn_engine.event import FinishReason, ScoredToken
-from attn_engine.outcome import Progress
+from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
 from attn_engine.sampler import choose_tokens, log_probabilities
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
@@ -20,7 +20,6 @@ from attn_engine.search import Hypothesis
 from attn_engine.step import Forward
 from attn_engine.verify import Guess, settle, verify
 
-NOT_FINITE = "the model's logits are not finite numbers"
 NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or none of the vocabulary can continue what the grammar asks for"
 
 
@@ -136,7 +135,7 @@ def _scored(growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Seque
 def _extend(sequence: sequences.Sequence, token: ScoredToken, end_ids: Collection[int]) -> Progress:
     """Add the token; decide whether the sequence ends."""
     if token.id < 0:
-        error = InternalError(NO_TOKEN if sequence.guide else NOT_FINITE)
+        error = NoTokenError(NO_TOKEN if sequence.guide else NOT_FINITE)
         return Progress(sequence, (), sequence.remaining_text(), FinishReason.FAILED, error)
     sequence.tokens.append(token.id)
     sampling: Sampling = sequence.sampling
@@ -169,6 +168,8 @@ def _score(forward: Forward, chunk: Chunk, hidden: Tensor) -> Progress:
     found = [ScoredToken(sequence.tokens[0])] if start == 0 else []
     if following:
         logits = forward.logits(hidden, range(len(following)))
+        if not bool(logits.amax(-1).isfinite().all()):
+            return Progress(sequence, (), reason=FinishReason.FAILED, error=NoTokenError(NOT_FINITE))
         for token, (own, likeliest) in zip(following, log_probabilities(logits, following, most), strict=True):
             found.append(ScoredToken(token, own, tuple(likeliest)))
     # After a preemption the beginning is computed again; what was told is not told twice.

@@ -100,6 +100,12 @@ class Scheduler:
             self._preempt(max(self.running.values(), key=_rank))
         self.add(copy)
 
+    def drop_states(self, sequence: Sequence) -> None:
+        """Let a sequence, with its gang, wait to be computed again from its beginning."""
+        for member in sequence.gang:
+            self.offload.drop(member)
+        self._leave(sequence)
+
     def holds(self, sequence: Sequence) -> bool:
         """Whether the states of a sequence are in the store."""
         return sequence.number in self.running
@@ -162,8 +168,13 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence) -> None:
         for sequence in victim.gang:
-            if self.running.pop(sequence.number, None):
+            if sequence.number in self.running:
                 self.offload.keep(sequence)
+        self._leave(victim)
+
+    def _leave(self, victim: Sequence) -> None:
+        for sequence in victim.gang:
+            if self.running.pop(sequence.number, None):
                 self._store.release(sequence.number)
                 sequence.forget()
                 self.waiting.append(sequence)

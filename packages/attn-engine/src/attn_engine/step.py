@@ -7,9 +7,11 @@ from typing import cast
 
 import torch
 from attn_core import LanguageModel, RaggedBatch, Source, SourceModel, StateStore
+from attn_core.errors import InternalError
 from torch import Tensor
 
 from attn_engine.scheduler import Chunk
+from attn_engine.witness import Witness
 
 
 class Forward:
@@ -30,8 +32,11 @@ class Forward:
             model = cast("SourceModel", self.model)
             self.store.write_source(number, model.encode(self._tensor(list(source_ids))))
 
-    def run(self, chunks: Sequence[Chunk]) -> tuple[list[Chunk], Tensor]:
-        """Compute the chunks; returns them in batch order and their hidden rows [tokens, width]."""
+    def run(self, chunks: Sequence[Chunk], witness: Witness | None = None) -> tuple[list[Chunk], Tensor]:
+        """Compute the chunks; returns them in batch order and their hidden rows [tokens, width].
+
+        Raises whatever the model raises, and `InternalError` where it gives fewer or more rows.
+        """
         by_number = {chunk.sequence.number: chunk for chunk in chunks}
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
@@ -41,7 +46,12 @@ class Forward:
             for chunk in ordered
             for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.guess)
         ]
-        hidden = self.model.step(self._tensor(tokens), batch, self.store.view(batch, numbers))
+        state = self.store.view(batch, numbers)
+        hidden = self.model.step(self._tensor(tokens), batch, witness.watched(state) if witness else state)
+        if hidden.dim() != 2 or len(hidden) != len(tokens):
+            raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")
+        if witness:
+            witness.look(hidden)
         return ordered, hidden
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:

@@ -15,6 +15,7 @@ from attn_models.decoder.feedforward import FeedForward, GatedFeedForward, build
 from attn_models.decoder.initial import initialise_block
 from attn_models.decoder.norms import build_norm
 from attn_models.replay import replay_step
+from attn_models.rows import require_rows
 
 
 class Block(nn.Module):
@@ -58,8 +59,10 @@ class Block(nn.Module):
                 return done
         entering = self.entering(hidden)
         if self.incremental:
-            return self._around(hidden, self.attention.step(entering, batch, state))
-        return self._around(hidden, replay_step(self.attention, entering, batch, state))
+            attended = self.attention.step(entering, batch, state)
+        else:
+            attended = replay_step(self.attention, entering, batch, state)
+        return self._around(hidden, require_rows(attended, hidden))
 
     def parts(self) -> BlockParts | None:
         """What a packed block is made of; None where a kernel of whole blocks has no words for it."""

@@ -45,6 +45,7 @@ class Decoder(nn.Module):
         self.weights: str | None = None
         self._lenders = [config.lender(layer) for layer in range(config.layers)]
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
+        self._mechanisms = {layer_name(i): attention.mechanism.name for i, attention in enumerate(attentions)}
         for module in (self.embedding, self.positions, self.unembedding):
             if module is not None:
                 initialise(module)
@@ -81,6 +82,10 @@ class Decoder(nn.Module):
     def state_specs(self) -> ModelSpecs:
         """What every layer must remember, by layer name."""
         return self._specs
+
+    def layer_mechanisms(self) -> Mapping[str, str]:
+        """The mechanism of each layer by layer name."""
+        return self._mechanisms
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
         """Always raises `Incompatible`: a decoder attends to its own sequence only."""

@@ -90,6 +90,10 @@ class RecurrentModel(nn.Module):
         """What is remembered: the cell's state, where it begins, and what the attention reads."""
         return self._specs
 
+    def layer_mechanisms(self) -> Mapping[str, str]:
+        """What attends to the source, if anything does, by layer name."""
+        return {} if self.chosen is None else {"attention": self.chosen.mechanism.name}
+
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, hidden] of the new tokens [tokens] of many requests, moment by moment."""
         own, sources = state["recurrence"], state.get("attention", {})

@@ -47,6 +47,8 @@ class Transformer(nn.Module):
         initialise(self.embedding, config.width**-0.5)
         self._specs = {f"decoder.{i}": writes.states for i in range(config.layers)}
         self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.layers)}
+        self._mechanisms = {f"decoder.{i}": writes.mechanism.name for i in range(config.layers)}
+        self._mechanisms |= {f"cross.{i}": self.chosen.mechanism.name for i in range(config.layers)}
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -69,6 +71,10 @@ class Transformer(nn.Module):
     def state_specs(self) -> ModelSpecs:
         """What every block must remember of what is written, and of the source."""
         return self._specs
+
+    def layer_mechanisms(self) -> Mapping[str, str]:
+        """What attends to what is written and to the source in each block, by layer name."""
+        return self._mechanisms
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""

@@ -13,6 +13,7 @@ from attn_models.decoder.feedforward import build_feed_forward
 from attn_models.encoder_decoder.sublayer import Inner, Residual
 from attn_models.encoder_decoder.transformer_config import TransformerConfig
 from attn_models.replay import replay_step
+from attn_models.rows import require_rows
 
 
 class EncoderBlock(nn.Module):
@@ -52,20 +53,22 @@ class DecoderBlock(nn.Module):
 
     def step(self, hidden: Tensor, batch: RaggedBatch, own: LayerState, source: LayerState) -> Tensor:
         """The new rows [tokens, width] of many requests."""
-        if self.incremental:
-            attend = partial(self.attention.step, batch=batch, state=own)
-        else:
-            attend = partial(self._replay, batch=batch, state=own)
-        return self._through(hidden, attend, partial(self.cross.step, batch=batch, state=source))
+
+        def attend(rows: Tensor) -> Tensor:
+            if self.incremental:
+                return require_rows(self.attention.step(rows, batch, own), rows)
+            return require_rows(replay_step(self.attention, rows, batch, own), rows)
+
+        def look(rows: Tensor) -> Tensor:
+            return require_rows(self.cross.step(rows, batch, source), rows)
+
+        return self._through(hidden, attend, look)
 
     def weights(self, hidden: Tensor, memory: Tensor) -> Tensor:
         """What the source attention looks at [batch, heads, tokens, source]."""
         attended = self.around_attention(hidden, self.attention)
         weights: Tensor = self.cross.weights(self.around_cross.entering(attended), memory)
         return weights
-
-    def _replay(self, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        return replay_step(self.attention, rows, batch, state)
 
     def _through(self, hidden: Tensor, own: Inner, cross: Inner) -> Tensor:
         attended = self.around_attention(hidden, own)

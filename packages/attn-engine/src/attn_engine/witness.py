@@ -1,0 +1,162 @@
+"""Where in a model a computation went wrong.
+
+A model is any module, so nothing is asked of it: which states it touches says in which layer it is, and hooks on its
+modules see the first numbers that are not finite.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from attn_core import Fields, LanguageModel, LayerState, ModelState, NamedMechanisms
+from attn_core.errors import LayerFailed
+from torch import Tensor, nn
+
+NOT_FINITE = "it gives numbers that are not finite"
+
+
+class Witness:
+    """Watches what a model computes while it is entered, in the thread that entered it.
+
+    Of a state with rows in memory only the rows are shown, so that layers are computed one after the other.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._module = cast("nn.Module", model)
+        self._layers = frozenset(model.state_specs())
+        named = model.layer_mechanisms() if isinstance(model, NamedMechanisms) else {}
+        self._mechanisms: Mapping[str, str] = named
+        self._thread = threading.get_ident()
+        self._hooks: list[Any] = []
+        self._inside: list[str] = []
+        self._asked: str | None = None
+        self._touched: str | None = None
+        self._before: str | None = None
+        self._clean = False
+        self.failure: LayerFailed | None = None
+        """What was not finite first."""
+
+    def __enter__(self) -> Witness:
+        for name, module in self._module.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._enter(name)))
+            self._hooks.append(module.register_forward_hook(lambda *seen, name=name: self._leave(name, *seen)))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def watched(self, state: ModelState) -> ModelState:
+        """The same views, which tell when they are asked for."""
+        return _Touched({layer: self._of_layer(layer, views) for layer, views in state.items()}, self._ask)
+
+    def blame(self, error: Exception) -> LayerFailed | None:
+        """The error that names the layer in which another was raised; None before the first layer."""
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return self._failed(self._inside[-1] if self._inside else None, self._asked, said)
+
+    def look(self, hidden: Tensor) -> None:
+        """Note numbers in the last hidden rows that are not finite, where no module has shown them."""
+        if self.failure is None and not _finite(hidden):
+            self.failure = self._failed(None, self._touched, NOT_FINITE)
+
+    def _of_layer(self, layer: str, views: LayerState) -> LayerState:
+        def remember(fields: Fields) -> None:
+            self._remember(layer, fields)
+
+        return _Touched({name: _Shown(view, remember) for name, view in views.items()}, lambda _: self._touch(layer))
+
+    def _ask(self, layer: str) -> None:
+        self._asked = layer
+
+    def _touch(self, layer: str) -> None:
+        # A layer that was only asked for may not have begun: what it is given can still come from the one before.
+        if layer != self._touched:
+            # What it remembers first comes from the layer before, unless a module has shown that all was well since.
+            self._before = layer if self._clean or self._touched is None else self._touched
+            self._clean = False
+        self._asked = self._touched = layer
+
+    def _remember(self, layer: str, fields: Fields) -> None:
+        if all(_finite(rows) for rows in fields.values()):
+            self._before = layer
+        elif self.failure is None:
+            self.failure = self._failed(None, self._before, NOT_FINITE)
+
+    def _enter(self, name: str) -> None:
+        if threading.get_ident() == self._thread:
+            self._inside.append(name)
+
+    def _leave(self, name: str, _module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._inside.pop()
+        if self.failure is None and not all(_finite(value) for value in given):
+            self.failure = self._failed(None, self._touched, NOT_FINITE)
+        elif self.failure is None and not _finite(output):
+            self.failure = self._failed(name, None, NOT_FINITE)
+        else:
+            self._clean = True
+
+    def _failed(self, module: str | None, layer: str | None, what: str) -> LayerFailed | None:
+        if module:
+            parts = module.split(".")
+            outer = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+            layer = next((name for name in outer if name in self._layers), None)
+            what = f"in {module}, {what}" if layer not in (None, module) else what
+        if layer is None and not module:
+            return None
+        return LayerFailed.of(layer or str(module), self._mechanisms.get(layer or ""), what)
+
+
+class _Touched(Mapping[str, Any]):
+    """A mapping that tells which key was asked for last."""
+
+    def __init__(self, found: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        self._found = found
+        self._tell = tell
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._found[key]
+        self._tell(key)
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+class _Shown:
+    """A view that tells what it is given, and whose rows are not reached in memory."""
+
+    def __init__(self, view: Any, tell: Callable[[Fields], None]) -> None:
+        self._view = view
+        self._tell = tell
+
+    def append(self, fields: Fields) -> Fields:
+        """Remember rows of tokens."""
+        self._tell(fields)
+        shown: Fields = self._view.append(fields)
+        return shown
+
+    def write(self, fields: Fields) -> None:
+        """Replace states of fixed size."""
+        self._tell(fields)
+        self._view.write(fields)
+
+    def in_place(self) -> None:
+        """Nothing: a kernel that writes several layers at once would hide which of them failed."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    return not isinstance(value, tuple | list) or all(_finite(item) for item in value)
