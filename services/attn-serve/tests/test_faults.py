@@ -11,7 +11,6 @@ from asking_inference import ask, complete, drained, refused
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 
 
-
 @pytest.mark.parametrize("way", ["raises", "gives another shape", "gives NaN"])
 async def test_a_failing_layer_is_named_and_others_are_served(
     stub: InferenceServiceStub, inference: Any, way: str
