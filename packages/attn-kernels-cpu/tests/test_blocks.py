@@ -38,6 +38,9 @@ BLOCKS = {
     },
 }
 
+WIDE = {"heads": 9, "key_value_heads": 3, "head_size": 48, "width": 64}
+"""Twelve rows for every four tokens, heads of an odd number of sixteens."""
+
 
 def packed(fields, weights="float32"):
     torch.manual_seed(11)
@@ -121,6 +124,50 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(weights):
             assert torch.equal(crowd[:3], one)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [*BLOCKS, "wide"])
+def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, dtype):
+    model = packed(WIDE if name == "wide" else BLOCKS[name])
+    torch.manual_seed(1)
+    tokens = torch.randint(61, (90,))
+
+    def rows_of(chunks):
+        store, done, found = store_of(model, "paged", dtype), 0, []
+        assert store.admit(0)
+        for chunk in chunks:
+            assert store.reserve(0, done + chunk)
+            batch = RaggedBatch.of([chunk], [done], torch.tensor)
+            with torch.no_grad():
+                found.append(model.step(tokens[done : done + chunk], batch, store.view(batch, [0])))
+            done += chunk
+        return torch.cat(found)
+
+    whole = rows_of([90])
+    for chunks in ([1] * 90, [3, 40, 1, 5, 4, 37], [64, 2, 24]):
+        assert torch.equal(rows_of(chunks), whole)
+
+
+def test_a_prompt_beside_others_gets_the_bits_it_gets_alone():
+    """Whatever neighbours a tile of new tokens has."""
+    model = packed(BLOCKS["two windows"])
+    torch.manual_seed(1)
+    tokens = torch.randint(61, (4, 40))
+    lengths = [40, 1, 33, 6]
+
+    def rows_of(requests):
+        store = store_of(model, "paged")
+        for request in requests:
+            assert store.admit(request)
+            assert store.reserve(request, lengths[request])
+        batch = RaggedBatch.of([lengths[r] for r in requests], [0] * len(requests), torch.tensor)
+        fed = torch.cat([tokens[r, : lengths[r]] for r in requests])
+        with torch.no_grad():
+            return model.step(fed, batch, store.view(batch, store.order(requests)))
+
+    alone = torch.cat([rows_of([request]) for request in range(4)])
+    assert torch.equal(rows_of([0, 1, 2, 3]), alone)
+
+
 def completions(model, requests, **limits):
     store = store_of(model, "shared", tokens=limits.pop("tokens", 512))
     engine = Engine(model, store, None, EngineLimits(**limits))
@@ -168,6 +215,19 @@ def test_what_a_block_cannot_compute_it_refuses_and_its_parts_compute(fields, wh
     assert why in (kernel.refuses(model.blocks[0].parts()) or "")
     assert model.blocks[0].joined is None
     assert steps(model, PLAN)[0].isfinite().all()
+
+
+def test_what_is_no_number_stays_with_tokens_that_see_it():
+    model = packed({})
+    store = store_of(model, "paged")
+    assert store.admit(0)
+    assert store.reserve(0, 40)
+    batch = RaggedBatch.of([40], [0], torch.tensor)
+    hidden = torch.randn(40, 64)
+    hidden[21, 5] = torch.nan
+    out = model.blocks[0].step(hidden, batch, store.view(batch, [0])["blocks.0"])
+    assert out[21:].isnan().any(-1).all()
+    assert out[:21].isfinite().all()
 
 
 def test_what_is_no_number_stays_with_its_request():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -31,7 +32,12 @@ async def test_a_private_cluster_computes_and_then_is_gone(tmp_path: Path, monke
         def double(number: int) -> int:
             return 2 * number
 
+        @ray.remote(num_cpus=0)
+        def niceness() -> int:
+            return os.nice(0)
+
         assert await double.remote(21) == 42
+        assert await niceness.remote() == os.nice(0)
         assert ray.get_runtime_context().namespace == "attn"
         assert ray.cluster_resources()["CPU"] == 1
         folder = Path(ray._private.worker._global_node.get_session_dir_path()).parent
@@ -73,8 +79,9 @@ def test_a_model_option_is_a_name_or_a_name_and_a_source() -> None:
 
 
 def test_weights_are_kept_as_something_that_exists() -> None:
-    assert ClusterSettings(weights="int8").weights == "int8"
-    with pytest.raises(InvalidValue, match=r"int7.*bfloat16"):
+    for weights in ("int8", "auto", "unpacked", None):
+        assert ClusterSettings(weights=weights).weights == weights
+    with pytest.raises(InvalidValue, match=r"int7.*auto, unpacked, float32, bfloat16, int8, int4"):
         ClusterSettings(weights="int7")
 
 

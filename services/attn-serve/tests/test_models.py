@@ -14,6 +14,7 @@ from attn.v1 import model_pb2 as wire
 from attn.v1.inference_pb2 import GetLoadRequest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_core import installed
 
 
 def load(name: str, source: str = "", **engine: object) -> wire.LoadModelRequest:
@@ -60,15 +61,22 @@ async def test_loading_the_same_source_twice_is_one_model_and_another_source_is_
     assert [model.name for model in (await models.ListModels(wire.ListModelsRequest())).models] == ["tiny"]
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["unpacked", "float32", "bfloat16", "int8", "int4"])
 async def test_a_model_is_served_with_its_weights_kept_as_asked(
     models: ModelServiceStub, stub: InferenceServiceStub, weights: str
 ) -> None:
     loaded = (await models.LoadModel(load("packed", "tiny", weights=weights))).model
     assert loaded.parameters == (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.parameters
-    assert loaded.dtype == "float32"
+    assert (loaded.dtype, loaded.weights) == ("float32", weights)
     messages = await complete(stub, ask(max_new_tokens=5, model="packed"))
     assert messages
+
+
+async def test_unasked_weights_are_packed_as_they_are_stored_where_that_loses_nothing(models: ModelServiceStub) -> None:
+    lossless = [kernel for kernel in installed().linears if kernel.weights == "float32" and kernel.exact]
+    kept = "float32" if any(kernel.available() is None for kernel in lossless) else "unpacked"
+    assert (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.weights == kept
+    assert (await models.LoadModel(load("same", "tiny", weights="auto"))).model.weights == kept
 
 
 async def test_weights_that_nobody_can_keep_are_refused_with_those_that_can_be(models: ModelServiceStub) -> None:

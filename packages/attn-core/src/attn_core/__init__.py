@@ -36,7 +36,7 @@ from attn_core.heads import Heads
 from attn_core.hooks import Command, Finding, hookimpl
 from attn_core.inner import Attend, InnerAttention
 from attn_core.kernel import Anything, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
-from attn_core.linear import WEIGHT_FORMATS, LinearKernel, LinearShape, Pack, choose_linear
+from attn_core.linear import WEIGHT_CHOICES, WEIGHT_FORMATS, LinearKernel, LinearShape, Pack, choose_linear
 from attn_core.loader import PluginRecord, PluginStatus
 from attn_core.mask import (
     BigBird,
@@ -108,6 +108,7 @@ from attn_core.store import (
 )
 
 __all__ = [
+    "WEIGHT_CHOICES",
     "WEIGHT_FORMATS",
     "AdaptiveEntmax",
     "Additive",

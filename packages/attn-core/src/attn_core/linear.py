@@ -17,6 +17,10 @@ WEIGHT_FORMATS = ("float32", "bfloat16", "int8", "int4")
 
 `int8` has a step per output, `int4` a step and a least value per 32 inputs, as GGUF's Q4_1."""
 
+WEIGHT_CHOICES = ("auto", "unpacked", *WEIGHT_FORMATS)
+"""What a server may be told to do with the weights of a model: `auto` packs them as they are stored where that changes
+no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
+
 Pack = Callable[[Sequence["nn.Linear"]], "nn.Module"]
 """Turns linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by side.
 
@@ -37,13 +41,15 @@ class LinearKernel(ABC):
     """One way to keep weights in a format and to multiply rows by them.
 
     Each row of the product depends on its own row of inputs only, however many are computed together, but for
-    rounding: `exact` says that not even that changes.
+    rounding: `exact` says that not even that changes. `float32` says that inputs and sums are float32 to the end, so
+    that weights that the format holds as they are stored lose nothing.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     weights: ClassVar[str]
     exact: ClassVar[bool] = False
+    float32: ClassVar[bool] = False
 
     def available(self) -> str | None:
         """Why the kernel cannot run on this machine at all, or None if it can."""

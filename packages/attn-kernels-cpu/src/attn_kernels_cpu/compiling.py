@@ -17,7 +17,17 @@ from filelock import FileLock
 from attn_kernels_cpu import chip
 
 SOURCES = Path(__file__).parent / "native"
-OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC", "-w")
+OPTIONS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-shared",
+    "-fPIC",
+    "-w",
+)
 LONGEST = 300.0
 """Seconds a compiler may take."""
 

@@ -48,6 +48,7 @@ class CpuFloat32(CpuLinear):
     name = "cpu_float32"
     summary = "float32 weights, multiplied in float32 in C++"
     weights: ClassVar[str] = "float32"
+    float32: ClassVar[bool] = True
     price = 0.53
 
 
@@ -57,6 +58,7 @@ class CpuBfloat16(CpuLinear):
     name = "cpu_bfloat16"
     summary = "bfloat16 weights, multiplied in float32 in C++"
     weights: ClassVar[str] = "bfloat16"
+    float32: ClassVar[bool] = True
     price = 0.46
 
 

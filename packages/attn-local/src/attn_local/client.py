@@ -20,11 +20,13 @@ class LocalClient(Writer):
     """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
 
     A model is named as under the `models` of `home`, or by its folder; it is loaded when it is first asked, and stays.
-    Threads may share a client. Raises the errors of `attn_core.errors`.
+    `weights`, one of `attn_core.WEIGHT_CHOICES`, says how linear layers keep theirs. Threads may share a client. Raises
+    the errors of `attn_core.errors`.
     """
 
-    def __init__(self, home: Path | None = None) -> None:
+    def __init__(self, home: Path | None = None, weights: str = "auto") -> None:
         self._shelf = Shelf(home)
+        self._weights = weights
         self._running: dict[Path, RunningModel] = {}
         self._encoders: dict[Path, SentenceEncoder] = {}
         self._lock = threading.Lock()
@@ -67,5 +69,5 @@ class LocalClient(Writer):
         folder = self._shelf.find(model)
         with self._lock:
             if folder not in self._running:
-                self._running[folder] = RunningModel(folder)
+                self._running[folder] = RunningModel(folder, self._weights)
             return self._running[folder]

@@ -25,10 +25,13 @@ STATE_BYTES = 512 * 2**20
 
 
 class RunningModel:
-    """The model in `folder`; raises what loading it raises, `InvalidValue` where it has no tokenizer."""
+    """The model in `folder`; raises what loading it raises, `InvalidValue` where it has no tokenizer.
 
-    def __init__(self, folder: Path) -> None:
-        loaded = load_model(folder)
+    `weights` is one of `attn_core.WEIGHT_CHOICES`.
+    """
+
+    def __init__(self, folder: Path, weights: str = "auto") -> None:
+        loaded = load_model(folder, weights=weights)
         if loaded.tokenizer is None:
             raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
         self._context = loaded.model.context

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attn_core import WEIGHT_CHOICES
 from attn_core.dtype import dtype_name
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, WrongState
 from torch import nn
@@ -20,6 +21,7 @@ from attn_models.families.door import Door
 from attn_models.families.doors import door_of
 from attn_models.families.own import OwnDoor
 from attn_models.families.tensors import read_parameters, stored_tensors
+from attn_models.packing.lossless import pack_lossless
 from attn_models.packing.pack import pack_weights
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
@@ -69,8 +71,9 @@ def load_model(
     """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
 
     Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
-    folder is checked against its manifest, if it has one. `weights` packs the weights of linear layers for serving, in
-    one of `attn_core.WEIGHT_FORMATS`; then `dtype` is what everything else is computed in (see `pack_weights`).
+    folder is checked against its manifest, if it has one. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs the
+    weights of linear layers for serving; `dtype` is what everything else is computed in (see `pack_weights`). `auto`
+    packs them as they are stored, and a model in float32 alone (see `pack_lossless`); None means `unpacked`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
@@ -79,7 +82,11 @@ def load_model(
     name = dtype_name(dtype)
     if name not in FLOATS:
         raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
+    if weights not in (None, *WEIGHT_CHOICES):
+        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
     checkpoint = read_folder(folder, verify=verify)
+    if weights == "unpacked" or (weights == "auto" and name != "float32"):
+        weights = None
     # Packing reads each weight once, wherever it lies and whatever its type.
     read_as = getattr(torch, name) if weights is None else _stored_type(checkpoint)
     if checkpoint.config.get("model_type") == source_folders.LAYOUT:
@@ -87,7 +94,9 @@ def load_model(
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
-    if weights is not None:
+    if weights == "auto":
+        pack_lossless(model, read_as)
+    elif weights is not None:
         pack_weights(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and isinstance(model, Decoder) and tokenizer.vocabulary > model.vocabulary:

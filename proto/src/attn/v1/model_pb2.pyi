@@ -73,6 +73,7 @@ class Model(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     STATE_DETAIL_FIELD_NUMBER: _builtins.int
     LOAD_TIME_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
@@ -99,6 +100,8 @@ class Model(_message.Message):
     """Where it is in its life."""
     state_detail: _builtins.str
     """Why it is in that state, in one line; empty while it serves."""
+    weights: _builtins.str
+    """What the weights of its linear layers are kept as: "float32", "bfloat16", "int8", "int4" or "unpacked"."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The mechanisms of its attention layers, each once, in the order of their first layer."""
@@ -125,10 +128,11 @@ class Model(_message.Message):
         state: Global___ModelState.ValueType = ...,
         state_detail: _builtins.str = ...,
         load_time: _timestamp_pb2.Timestamp | None = ...,
+        weights: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "heads", b"heads", "layers", b"layers", "load_time", b"load_time", "mechanisms", b"mechanisms", "name", b"name", "parameters", b"parameters", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocabulary_size", b"vocabulary_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "heads", b"heads", "layers", b"layers", "load_time", b"load_time", "mechanisms", b"mechanisms", "name", b"name", "parameters", b"parameters", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -162,7 +166,9 @@ class EngineOptions(_message.Message):
     state_bytes: _builtins.int
     """The memory for the states of all requests, in bytes."""
     weights: _builtins.str
-    """What the weights of linear layers are kept as: "float32", "bfloat16", "int8" or "int4"; empty: as `dtype`."""
+    """What the weights of linear layers are kept as: "float32", "bfloat16", "int8" or "int4"; "auto", or empty: packed as
+    they are stored where that loses nothing; "unpacked": as `dtype`, in the file's layout.
+    """
     cache: _builtins.str
     """How states are remembered, by the name of a cache, such as "shared" or "int8"; `attn list caches` names them."""
     guesses: _builtins.int

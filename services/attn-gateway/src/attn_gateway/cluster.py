@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_core import WEIGHT_FORMATS
+from attn_core import WEIGHT_CHOICES
 from attn_core.errors import InvalidValue, Unavailable
 from attn_core.home import home_folder
 
@@ -37,8 +37,8 @@ class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
     `address` None makes a private cluster on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `weights` is what those of `models` are kept as, None: as they are; `cache` names how
-    these remember states, None: as the service chooses; `guesses` is how many tokens they guess ahead at a step.
+    store of `object_store_bytes`. `weights` is what those of `models` are kept as, `cache` names how these remember
+    states, None: as the service chooses; `guesses` is how many tokens they guess ahead at a step.
     """
 
     address: str | None = None
@@ -51,8 +51,8 @@ class ClusterSettings:
     guesses: int = 0
 
     def __post_init__(self) -> None:
-        if self.weights is not None and self.weights not in WEIGHT_FORMATS:
-            raise InvalidValue.of("weights", self.weights, ", ".join(WEIGHT_FORMATS))
+        if self.weights is not None and self.weights not in WEIGHT_CHOICES:
+            raise InvalidValue.of("weights", self.weights, ", ".join(WEIGHT_CHOICES))
 
 
 class Cluster:
@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def weights(self) -> str | None:
-        """What the weights of these models are kept as, one of `attn_core.WEIGHT_FORMATS`; None: as they are."""
+        """What the weights of these models are kept as, one of `attn_core.WEIGHT_CHOICES`; None leaves the choice."""
         return self.settings.weights
 
     @property

@@ -31,7 +31,11 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     ] = None,
     weights: Annotated[
         str | None,
-        Text(help="Keep weights of linear layers as float32, bfloat16, int8 or int4: fewer bytes decode faster."),
+        Text(
+            help="Keep weights of linear layers as float32, bfloat16, int8 or int4 (fewer bytes decode faster), as "
+            "they are stored, losing nothing (auto), or unpacked.",
+            show_default="auto",
+        ),
     ] = None,
     cache: Annotated[
         str | None, Text(help="How models remember states, such as int8; `attn list caches` names the ways.")

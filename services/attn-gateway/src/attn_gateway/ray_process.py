@@ -25,6 +25,9 @@ NAMESPACE = "attn"
 ATTEMPTS = 2
 """How often a private Ray is started: it gives up after 30 seconds, which a busy machine can need."""
 
+NICENESS = "0"
+"""What workers of a private Ray yield to others; Ray's own 15 lets any other work take nearly all of the processor."""
+
 KNOCK_SECONDS = 5.0
 """How long a cluster may take to accept a connection."""
 
@@ -65,6 +68,7 @@ class RayProcess:
         # A token of its own keeps other users of this machine out.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_worker_niceness", NICENESS)  # as Ray spells it
         _read_token_again()
         remove_abandoned()
         for attempt in range(1, ATTEMPTS + 1):

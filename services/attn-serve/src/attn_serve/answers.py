@@ -127,5 +127,6 @@ class ModelInfo:
     layers: int
     heads: int
     dtype: str
+    weights: str
     device: str
     chat: bool

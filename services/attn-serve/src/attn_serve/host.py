@@ -50,7 +50,7 @@ class EngineHost:
     def info(self) -> ModelInfo:
         """What the model is."""
         model, mechanisms = self._loaded.model, self._loaded.mechanisms
-        weights = next(model.parameters())
+        parameter = next(model.parameters())
         return ModelInfo(
             architecture=self._loaded.family,
             mechanisms=tuple(dict.fromkeys(mechanisms)),
@@ -59,8 +59,9 @@ class EngineHost:
             vocabulary=model.vocabulary,
             layers=len(mechanisms),
             heads=getattr(self._loaded.config, "heads", 0),
-            dtype=str(weights.dtype).removeprefix("torch."),
-            device=str(weights.device),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            weights=getattr(model, "weights", None) or "unpacked",
+            device=str(parameter.device),
             chat=self._reader.chat,
         )
 

@@ -46,8 +46,10 @@ class InferenceGrpc:
 
 
 def _settings(cluster: Cluster) -> EngineSettings:
-    settings = EngineSettings(weights=cluster.weights, guesses=cluster.guesses)
-    return settings if cluster.cache is None else dataclasses.replace(settings, cache=cluster.cache)
+    default = EngineSettings(guesses=cluster.guesses)
+    return dataclasses.replace(
+        default, weights=cluster.weights or default.weights, cache=cluster.cache or default.cache
+    )
 
 
 def _ray_engine(name: str, folder: Path, settings: EngineSettings) -> EngineClient:

@@ -41,6 +41,7 @@ class Model:
     layers: int
     heads: int
     dtype: str
+    weights: str
     device: str
     chat: bool
     state: ModelState

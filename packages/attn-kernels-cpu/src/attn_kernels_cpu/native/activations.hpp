@@ -23,6 +23,18 @@ struct Quantised {
   }
 };
 
+// Where some of the rows of a `Quantised` begin.
+struct QuantisedRows {
+  const int8_t* values;
+  const float *scale, *sum;
+  const int32_t* offset;
+
+  QuantisedRows from(size_t row, size_t width) const {
+    size_t groups = row * width / GROUP;
+    return {values + row * width, scale + groups, sum + groups, offset + groups};
+  }
+};
+
 static inline void quantise_row(const float* x, int width, int8_t* values, float* scale, float* sum, int32_t* offset) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
   for (int g = 0; g < width / GROUP; g++) {

@@ -90,21 +90,3 @@ static void attend_group(const float* query, const Memory& key, const Memory& va
   for (; q < queries; q++)
     mix<1>(weights + q * stride, stride, values, value.row, numbers, count, size, out + q * size);
 }
-
-// `query` and `out` are [tokens, query heads, size], `query` with rows of `width`.
-static void attend(const float* query, int64_t width, const Memory& key, const Memory& value, const Heads& heads,
-                   const Seen& seen, int tokens, float scale, float* out, int threads) {
-  int queries = heads.query / heads.shared, size = heads.size;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (threads > 1)
-  for (int task = 0; task < tokens * heads.shared; task++) {
-    static thread_local std::vector<float> room;
-    int t = task / heads.shared, shared = task % heads.shared;
-    const float* from = query + t * width + shared * queries * size;
-    float* to = out + ((int64_t)t * heads.query + shared * queries) * size;
-    const int64_t* numbers = seen.numbers + seen.start[t];
-    if (key.format == FLOAT32)
-      attend_group<float>(from, key, value, shared, queries, numbers, seen.count[t], size, scale, room, to);
-    else
-      attend_group<uint16_t>(from, key, value, shared, queries, numbers, seen.count[t], size, scale, room, to);
-  }
-}

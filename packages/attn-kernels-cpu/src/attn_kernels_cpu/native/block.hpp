@@ -1,6 +1,6 @@
 // A whole pre-norm block for the new tokens of many requests: attention and a gated feed-forward, each added to what came in.
 #pragma once
-#include "attend.hpp"
+#include "attend_batch.hpp"
 
 struct Block {
   const Linear *projections, *output, *both, *down;
@@ -69,8 +69,9 @@ static void run_block(const Block& b, const Step& s, float* hidden) {
   float *rows = wide.data(), *out = mixed.data();
   norm_rows(hidden, tokens, width, b.attention_gain, b.eps, normed.data(), threads);
   multiply(*b.projections, normed.data(), tokens, Into{rows, (size_t)projected, false}, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
   for (int t = 0; t < tokens; t++) place_token(rows + (size_t)t * projected, b, s, t);
-  attend(rows, projected, s.key, s.value, b.heads, s.seen, tokens, b.scale, out, threads);
+  attend(Rows{rows, projected, out}, s.key, s.value, b.heads, s.seen, tokens, b.scale, threads);
   multiply(*b.output, out, tokens, Into{hidden, (size_t)width, true}, threads);
   norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
   multiply(*b.both, normed.data(), tokens, Into{rows, (size_t)(2 * inner), false}, threads);

@@ -4,7 +4,6 @@
 
 #include "tiles.hpp"
 
-
 template <class Element>
 struct FloatTiles {
   using Input = const float*;
@@ -12,25 +11,28 @@ struct FloatTiles {
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     float_tile<ROWS, PANELS, Element>(l, x, row, panel, to);
   }
-  static constexpr int MANY = 12;
+  static Input from(const Linear& l, Input x, int row) { return x + (size_t)row * l.inputs; }
+  static constexpr int MANY = 12, BYTES = 4;
 };
 
 struct Int8Tiles {
-  using Input = const Quantised&;
+  using Input = QuantisedRows;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     int8_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
-  static constexpr int MANY = 6;
+  static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
+  static constexpr int MANY = 6, BYTES = 1;
 };
 
 struct Int4Tiles {
-  using Input = const Quantised&;
+  using Input = QuantisedRows;
   template <int ROWS, int PANELS>
   static void run(const Linear& l, Input x, int row, int panel, Into to) {
     int4_tile<ROWS, PANELS>(l, x, row, panel, to);
   }
-  static constexpr int MANY = 6;
+  static Input from(const Linear& l, Input x, int row) { return x.from(row, l.inputs); }
+  static constexpr int MANY = 6, BYTES = 1;
 };
 
 template <class Tiles, int ROWS, int PANELS>
@@ -65,12 +67,18 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 }
 
 constexpr int BLOCK = 4;
+constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the second cache while panels pass by
 
 template <class Tiles>
 static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
   int panels = (l.outputs + 15) / 16, blocks = (panels + BLOCK - 1) / BLOCK;
+  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / Tiles::MANY) * Tiles::MANY, parts = (rows + many - 1) / many;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int b = 0; b < blocks; b++) block<Tiles>(l, x, rows, b * BLOCK, std::min(panels, (b + 1) * BLOCK), to);
+  for (int task = 0; task < parts * blocks; task++) {
+    int first = task / blocks * many, b = task % blocks;
+    Into there{to.out + first * to.stride, to.stride, to.add};
+    block<Tiles>(l, Tiles::from(l, x, first), std::min(many, rows - first), b * BLOCK, std::min(panels, (b + 1) * BLOCK), there);
+  }
 }
 
 static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
@@ -84,6 +92,7 @@ static void multiply(const Linear& l, const float* x, int rows, Into to, int thr
   for (int r = 0; r < rows; r++)
     quantise_row(x + (size_t)r * l.inputs, l.inputs, q.values.data() + (size_t)r * l.inputs, q.scale.data() + r * groups,
                  q.sum.data() + r * groups, q.offset.data() + r * groups);
-  if (l.format == INT8) return shared_out<Int8Tiles>(l, q, rows, to, threads);
-  shared_out<Int4Tiles>(l, q, rows, to, threads);
+  QuantisedRows all{q.values.data(), q.scale.data(), q.sum.data(), q.offset.data()};
+  if (l.format == INT8) return shared_out<Int8Tiles>(l, all, rows, to, threads);
+  shared_out<Int4Tiles>(l, all, rows, to, threads);
 }

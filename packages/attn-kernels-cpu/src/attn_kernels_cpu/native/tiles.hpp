@@ -53,12 +53,12 @@ static inline __m512i four(const int8_t* at) {
 }
 
 template <int ROWS, int PANELS>
-static void int8_tile(const Linear& l, const Quantised& x, int row, int panel, Into to) {
+static void int8_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
   const size_t inputs = l.inputs, groups = inputs / GROUP;
   const uint8_t* w = (const uint8_t*)l.weights + (size_t)panel * inputs * 16;
-  const int8_t* values = x.values.data() + row * inputs;
-  const float* scale = x.scale.data() + row * groups;
-  const int32_t* offset = x.offset.data() + row * groups;
+  const int8_t* values = x.values + row * inputs;
+  const float* scale = x.scale + row * groups;
+  const int32_t* offset = x.offset + row * groups;
   __m512 sum[ROWS][PANELS];
   for (int r = 0; r < ROWS; r++)
     for (int p = 0; p < PANELS; p++) sum[r][p] = _mm512_setzero_ps();
@@ -86,12 +86,12 @@ static void int8_tile(const Linear& l, const Quantised& x, int row, int panel, I
 }
 
 template <int ROWS, int PANELS>
-static void int4_tile(const Linear& l, const Quantised& x, int row, int panel, Into to) {
+static void int4_tile(const Linear& l, const QuantisedRows& x, int row, int panel, Into to) {
   const size_t inputs = l.inputs, groups = inputs / GROUP;
   const uint8_t* w = (const uint8_t*)l.weights + (size_t)panel * inputs * 8;
   const uint16_t* scales = l.scales + (size_t)panel * groups * 32;
-  const int8_t* values = x.values.data() + row * inputs;
-  const float *scale = x.scale.data() + row * groups, *total = x.sum.data() + row * groups;
+  const int8_t* values = x.values + row * inputs;
+  const float *scale = x.scale + row * groups, *total = x.sum + row * groups;
   const __m512i low = _mm512_set1_epi8(15);
   __m512 sum[ROWS][PANELS];
   for (int r = 0; r < ROWS; r++)

@@ -73,9 +73,9 @@ class Decoder(nn.Module):
         """Logits [..., vocabulary] of hidden rows [..., width]."""
         if self.head is not None:
             logits: Tensor = self.head(hidden)
-            return logits
-        weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-        logits = nn.functional.linear(hidden, weight)
+        else:
+            weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
+            logits = nn.functional.linear(hidden, weight)
         cap = self.config.logit_cap
         return logits if cap is None else cap * torch.tanh(logits / cap)
 

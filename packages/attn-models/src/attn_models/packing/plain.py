@@ -16,6 +16,7 @@ class PlainFloat32(LinearKernel):
     name = "plain_float32"
     summary = "torch's own product of float32 weights"
     weights: ClassVar[str] = "float32"
+    float32: ClassVar[bool] = True
 
     def cost(self) -> float:
         """The unit."""

@@ -16,6 +16,7 @@ class PrepackedFloat32(LinearKernel):
     name = "onednn_float32"
     summary = "oneDNN's product of float32 weights in its own layout"
     weights: ClassVar[str] = "float32"
+    float32: ClassVar[bool] = True
 
     def available(self) -> str | None:
         """Why oneDNN cannot be used here, or None."""

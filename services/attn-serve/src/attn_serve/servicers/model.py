@@ -63,6 +63,7 @@ def model_message(model: ServedModel) -> wire.Model:
         message.layers = info.layers
         message.heads = info.heads
         message.dtype = info.dtype
+        message.weights = info.weights
         message.device = info.device
         message.chat = info.chat
     return message

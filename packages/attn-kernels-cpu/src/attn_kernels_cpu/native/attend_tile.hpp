@@ -1,0 +1,138 @@
+// Attention of neighbouring new tokens of a request: keys are turned once and values read once for many rows.
+// A row goes through the same sums in the same order as in attend.hpp, so that neither can be told from the other.
+#pragma once
+#include "attend.hpp"
+#include "turn.hpp"
+
+// Lane partial sums of ROWS queries with sixteen keys: what lane `lane` of the sums in `scores_of` holds for each key.
+template <int ROWS>
+static inline void lane_sums(const float* queries, const float* turned, int lane, int size, __m512 sums[ROWS]) {
+  for (int r = 0; r < ROWS; r++) sums[r] = _mm512_setzero_ps();
+  for (int d = lane; d < size; d += 16) {
+    __m512 key = _mm512_loadu_ps(turned + d * 16);
+    for (int r = 0; r < ROWS; r++) sums[r] = _mm512_fmadd_ps(_mm512_set1_ps(queries[r * size + d]), key, sums[r]);
+  }
+}
+
+template <int ROWS>
+static inline void added(__m512 to[ROWS], const __m512 other[ROWS]) {
+  for (int r = 0; r < ROWS; r++) to[r] = _mm512_add_ps(to[r], other[r]);
+}
+
+// Lanes 4 q to 4 q + 3, added as `sums16` adds them.
+template <int ROWS>
+static inline void quarter(const float* queries, const float* turned, int q, int size, __m512 sums[ROWS]) {
+  __m512 other[ROWS], last[ROWS];
+  lane_sums<ROWS>(queries, turned, 4 * q, size, sums);
+  lane_sums<ROWS>(queries, turned, 4 * q + 2, size, other);
+  added<ROWS>(sums, other);
+  lane_sums<ROWS>(queries, turned, 4 * q + 1, size, other);
+  lane_sums<ROWS>(queries, turned, 4 * q + 3, size, last);
+  added<ROWS>(other, last);
+  added<ROWS>(sums, other);
+}
+
+template <int ROWS>
+static inline void half_of_lanes(const float* queries, const float* turned, int half, int size, __m512 sums[ROWS]) {
+  __m512 other[ROWS];
+  quarter<ROWS>(queries, turned, 2 * half, size, sums);
+  quarter<ROWS>(queries, turned, 2 * half + 1, size, other);
+  added<ROWS>(sums, other);
+}
+
+template <int ROWS>
+static inline void score_rows(const float* queries, const float* turned, int size, float scale, float* out, int stride) {
+  __m512 sums[ROWS], other[ROWS], factor = _mm512_set1_ps(scale);
+  half_of_lanes<ROWS>(queries, turned, 0, size, sums);
+  half_of_lanes<ROWS>(queries, turned, 1, size, other);
+  added<ROWS>(sums, other);
+  for (int r = 0; r < ROWS; r++) _mm512_storeu_ps(out + (size_t)r * stride, _mm512_mul_ps(sums[r], factor));
+}
+
+// Values `first` to `last` - 1, times the weights of ROWS rows, added to `out` [ROWS, size].
+template <int ROWS, int PANELS, class Element>
+static inline void mix_panels(const float* weights, int stride, const Element* values, int64_t row,
+                              const int64_t* numbers, int first, int last, int size, float* out) {
+  __m512 sum[ROWS][PANELS];
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) sum[r][p] = _mm512_loadu_ps(out + r * size + p * 16);
+  for (int j = first; j < last; j++) {
+    __m512 value[PANELS];
+    for (int p = 0; p < PANELS; p++) value[p] = load16(values + numbers[j] * row + p * 16);
+    for (int r = 0; r < ROWS; r++) {
+      __m512 weight = _mm512_set1_ps(weights[(size_t)r * stride + j]);
+      for (int p = 0; p < PANELS; p++) sum[r][p] = _mm512_fmadd_ps(weight, value[p], sum[r][p]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int p = 0; p < PANELS; p++) _mm512_storeu_ps(out + r * size + p * 16, sum[r][p]);
+}
+
+template <int ROWS, class Element>
+static inline void mix_rows(const float* weights, int stride, const Element* values, int64_t row,
+                            const int64_t* numbers, int first, int last, int size, float* out) {
+  if (first >= last) return;
+  int d = 0;
+  for (; d + 32 <= size; d += 32)
+    mix_panels<ROWS, 2>(weights, stride, values + d, row, numbers, first, last, size, out + d);
+  for (; d < size; d += 16)
+    mix_panels<ROWS, 1>(weights, stride, values + d, row, numbers, first, last, size, out + d);
+}
+
+// What a row of the tile sees of the tile's keys: `first` to `last` - 1.
+struct Span {
+  int first, last;
+};
+
+template <class Element>
+static void mix_tile(const float* weights, int stride, const Element* values, int64_t row, const int64_t* numbers,
+                     const Span* spans, int rows, int size, float* out) {
+  for (int r = 0; r < rows;) {
+    int many = rows - r >= 12 ? 12 : rows - r >= 4 ? 4 : 1;
+    Span common = spans[r];
+    for (int i = 1; i < many; i++) common = {std::max(common.first, spans[r + i].first), std::min(common.last, spans[r + i].last)};
+    if (common.first > common.last) common = {spans[r].last, spans[r].last};
+    const float* from = weights + (size_t)r * stride;
+    float* to = out + r * size;
+    auto alone = [&](int i, int first, int last) {
+      mix_rows<1>(from + (size_t)i * stride, stride, values, row, numbers, first, last, size, to + i * size);
+    };
+    // What each row sees before and after what all see is added by itself, in its place.
+    for (int i = 0; i < many; i++) alone(i, spans[r + i].first, std::min(common.first, spans[r + i].last));
+    if (many == 12) mix_rows<12>(from, stride, values, row, numbers, common.first, common.last, size, to);
+    if (many == 4) mix_rows<4>(from, stride, values, row, numbers, common.first, common.last, size, to);
+    if (many == 1) alone(0, common.first, common.last);
+    for (int i = 0; i < many; i++) alone(i, std::max(common.last, spans[r + i].first), spans[r + i].last);
+    r += many;
+  }
+}
+
+struct TileRoom {
+  std::vector<float> queries, turned, weights, out;
+  std::vector<Span> spans;
+};
+
+// Rows of queries [rows, size] in `room`, each with its span of the keys `numbers[0]` to `numbers[count - 1]`.
+template <class Element>
+static void attend_rows(const Memory& key, const Memory& value, int shared, const int64_t* numbers, int count, int size,
+                        float scale, TileRoom& room) {
+  const Element* keys = (const Element*)key.at + shared * key.head;
+  const Element* values = (const Element*)value.at + shared * value.head;
+  int rows = room.spans.size(), stride = (count + 15) / 16 * 16 + 16;  // a row's last sixteen may reach beyond the tile
+  room.weights.resize((size_t)rows * stride);
+  room.turned.resize(size * 16);
+  room.out.assign((size_t)rows * size, 0.0f);
+  float* weights = room.weights.data();
+  for (int j = 0; j < count; j += 16) {
+    turn_keys(keys, key.row, numbers + j, std::min(16, count - j), size, room.turned.data());
+    int r = 0;
+    for (; r + 4 <= rows; r += 4)
+      if (j < room.spans[r + 3].last)
+        score_rows<4>(room.queries.data() + r * size, room.turned.data(), size, scale, weights + (size_t)r * stride + j, stride);
+    for (; r < rows; r++)
+      score_rows<1>(room.queries.data() + r * size, room.turned.data(), size, scale, weights + (size_t)r * stride + j, stride);
+  }
+  for (int r = 0; r < rows; r++)
+    softmax_row(weights + (size_t)r * stride + room.spans[r].first, room.spans[r].last - room.spans[r].first);
+  mix_tile(weights, stride, values, value.row, numbers, room.spans.data(), rows, size, room.out.data());
+}
