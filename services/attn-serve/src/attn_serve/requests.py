@@ -53,8 +53,8 @@ class EngineSettings:
     """How to run a model; None leaves the choice to the engine.
 
     `state_bytes` bounds the memory for the states of all requests, which the cache of that name keeps; `threads` are
-    those of tensor operations. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs those of linear layers. `guesses` are
-    tokens guessed ahead for requests that do not say.
+    those of tensor operations. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs those of linear layers. `guesses`
+    are tokens guessed ahead for requests that do not say.
     """
 
     dtype: str = "float32"
