@@ -123,7 +123,8 @@ class ModelShape:
     """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
 
     With `experts` every layer has so many feed-forwards of the inner width `hidden`, of which a token uses
-    `experts_per_token`.
+    `experts_per_token`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
+    uses where they are fewer; None where nobody has counted them.
     """
 
     name: str
@@ -139,3 +140,5 @@ class ModelShape:
     options: Mapping[str, Any] | None = None
     experts: int | None = None
     experts_per_token: int | None = None
+    parameters: int | None = None
+    active_parameters: int | None = None

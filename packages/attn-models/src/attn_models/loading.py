@@ -134,7 +134,7 @@ def save_model(
         door = door_of(layout)
         if model.config.lenders and layout != OwnDoor.model_type:
             raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
-        described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door)
+        described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door.layout(model.config))
     else:
         described, tensors = source_folders.described(model), dict(model.state_dict())
     described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
@@ -149,7 +149,7 @@ def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
     config = _configured(checkpoint, door)
     with weightless():
         model = Decoder(config)
-    model.load_state_dict(read_parameters(checkpoint, door, model.state_dict(), dtype), assign=True)
+    model.load_state_dict(read_parameters(checkpoint, door.layout(config), model.state_dict(), dtype), assign=True)
     _compute_constants(model, config)
     return model
 

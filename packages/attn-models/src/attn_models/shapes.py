@@ -12,7 +12,7 @@ LLAMA2_VOCABULARY = 32000
 LLAMA3_VOCABULARY = 128256
 
 
-def _gpt(name: str, summary: str, *, layers: int, width: int, heads: int) -> ModelShape:
+def _gpt(name: str, summary: str, parameters: int, *, layers: int, width: int, heads: int) -> ModelShape:
     """A GPT: every head has its own keys and values, the feed-forward is four times as wide as the model."""
     return ModelShape(
         name=name,
@@ -25,15 +25,23 @@ def _gpt(name: str, summary: str, *, layers: int, width: int, heads: int) -> Mod
         hidden=4 * width,
         vocabulary=GPT2_VOCABULARY,
         mechanism="mha",
+        parameters=parameters,
     )
 
 
 SHAPES = (
-    _gpt("gpt2", "GPT-2 124M (Radford et al. 2019)", layers=12, width=768, heads=12),
-    _gpt("gpt2-medium", "GPT-2 355M (Radford et al. 2019)", layers=24, width=1024, heads=16),
-    _gpt("gpt2-large", "GPT-2 774M (Radford et al. 2019)", layers=36, width=1280, heads=20),
-    _gpt("gpt2-xl", "GPT-2 1.5B (Radford et al. 2019)", layers=48, width=1600, heads=25),
-    _gpt("gpt3-175b", "GPT-3 175B, priced as dense (Brown et al. 2020)", layers=96, width=12288, heads=96),
+    _gpt("gpt2", "GPT-2 124M (Radford et al. 2019)", 124_439_808, layers=12, width=768, heads=12),
+    _gpt("gpt2-medium", "GPT-2 355M (Radford et al. 2019)", 354_823_168, layers=24, width=1024, heads=16),
+    _gpt("gpt2-large", "GPT-2 774M (Radford et al. 2019)", 774_030_080, layers=36, width=1280, heads=20),
+    _gpt("gpt2-xl", "GPT-2 1.5B (Radford et al. 2019)", 1_557_611_200, layers=48, width=1600, heads=25),
+    _gpt(
+        "gpt3-175b",
+        "GPT-3 175B, priced as dense (Brown et al. 2020)",
+        174_604_259_328,
+        layers=96,
+        width=12288,
+        heads=96,
+    ),
     ModelShape(
         name="llama-2-7b",
         summary="Llama 2 7B (Touvron et al. 2023)",
@@ -45,6 +53,7 @@ SHAPES = (
         hidden=11008,
         vocabulary=LLAMA2_VOCABULARY,
         mechanism="mha",
+        parameters=6_738_415_616,
     ),
     ModelShape(
         name="llama-2-70b",
@@ -57,6 +66,7 @@ SHAPES = (
         hidden=28672,
         vocabulary=LLAMA2_VOCABULARY,
         mechanism="gqa",
+        parameters=68_976_648_192,
     ),
     ModelShape(
         name="llama-3-8b",
@@ -69,6 +79,7 @@ SHAPES = (
         hidden=14336,
         vocabulary=LLAMA3_VOCABULARY,
         mechanism="gqa",
+        parameters=8_030_261_248,
     ),
     ModelShape(
         name="llama-3-70b",
@@ -81,6 +92,7 @@ SHAPES = (
         hidden=28672,
         vocabulary=LLAMA3_VOCABULARY,
         mechanism="gqa",
+        parameters=70_553_706_496,
     ),
     ModelShape(
         name="llama-3.1-405b",
@@ -93,6 +105,7 @@ SHAPES = (
         hidden=53248,
         vocabulary=LLAMA3_VOCABULARY,
         mechanism="gqa",
+        parameters=405_853_388_800,
     ),
     ModelShape(
         name="mistral-7b",
@@ -106,6 +119,7 @@ SHAPES = (
         vocabulary=LLAMA2_VOCABULARY,
         mechanism="sliding_window",
         options={"window": 4096},
+        parameters=7_241_732_096,
     ),
     ModelShape(
         name="mixtral-8x7b",
@@ -120,6 +134,8 @@ SHAPES = (
         mechanism="gqa",
         experts=8,
         experts_per_token=2,
+        parameters=46_702_792_704,
+        active_parameters=12_879_925_248,
     ),
     ModelShape(
         name="smollm2-135m",
@@ -132,5 +148,40 @@ SHAPES = (
         hidden=1536,
         vocabulary=49152,
         mechanism="gqa",
+        parameters=134_515_008,
+    ),
+    ModelShape(
+        name="deepseek-v3",
+        summary="DeepSeek-V3, latents and 256 experts: 671 B weights of which a token uses 37 B (DeepSeek-AI 2024)",
+        layers=61,
+        width=7168,
+        heads=128,
+        key_value_heads=128,
+        head_size=128,
+        hidden=2048,
+        vocabulary=129280,
+        mechanism="mla",
+        options={"latent": 512, "rotary_size": 64, "query_latent": 1536},
+        experts=256,
+        experts_per_token=8,
+        parameters=671_026_419_200,
+        active_parameters=37_552_297_472,
+    ),
+    ModelShape(
+        name="deepseek-v2-lite",
+        summary="DeepSeek-V2-Lite, latents and 64 experts: 15.7 B weights, a token uses 2.4 B (DeepSeek-AI 2024)",
+        layers=27,
+        width=2048,
+        heads=16,
+        key_value_heads=16,
+        head_size=128,
+        hidden=1408,
+        vocabulary=102400,
+        mechanism="mla",
+        options={"latent": 512, "rotary_size": 64},
+        experts=64,
+        experts_per_token=6,
+        parameters=15_706_484_224,
+        active_parameters=2_661_150_208,
     ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attn_core import installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.experts import active_parameters
@@ -28,6 +29,52 @@ def llama(kind, layers, width, hidden, heads, shared, **fields):
         }
         | fields
     )
+
+
+DEEPSEEK_V3 = {
+    "vocab_size": 129280,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "max_position_embeddings": 163840,
+}
+DEEPSEEK_V2_LITE = DEEPSEEK_V3 | {
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "n_shared_experts": 2,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": None,
+}
+
+
+def kept_and_used(layout, values):
+    """The numbers that a checkpoint keeps, biases of routers among them, and those that one token uses."""
+    with weightless():
+        model = Decoder(door_of(layout).configure(values))
+    kept = sum(tensor.numel() for tensor in model.state_dict().values())
+    routed = kept - sum(parameter.numel() for parameter in model.parameters())
+    return kept, active_parameters(model) + routed
 
 
 COUNTS = {
@@ -60,7 +107,7 @@ def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str
 def test_a_token_of_mixtral_uses_12_9_billion_of_its_weights() -> None:
     with weightless():
         model = Decoder(COUNTS["Mixtral 8x7B"][0])
-    assert active_parameters(model) == 12_879_925_248
+    assert active_parameters(model) == 12_879_925_248 == installed().shapes.get("mixtral-8x7b").active_parameters
 
 
 def test_bert_base_has_110_million_weights_with_its_pooler() -> None:
@@ -68,3 +115,38 @@ def test_bert_base_has_110_million_weights_with_its_pooler() -> None:
     with weightless():
         count = sum(parameter.numel() for parameter in Encoder(config).parameters())
     assert count + 768 * 768 + 768 == 109_482_240
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "values", "total", "billions"),
+    [
+        ("deepseek-v3", "deepseek_v3", DEEPSEEK_V3, 671_026_419_200, 37),
+        ("deepseek-v2-lite", "deepseek_v2", DEEPSEEK_V2_LITE, 15_706_484_224, 2.4),
+    ],
+    ids=["V3", "V2-Lite"],
+)
+def test_deepseek_has_its_published_number_of_weights_and_a_token_uses_few(name, layout, values, total, billions):
+    # Sparse layers are all alike: two models that differ by one say what one keeps, without the wait for all.
+    dense, layers = values["first_k_dense_replace"], values["num_hidden_layers"]
+    one, two = (kept_and_used(layout, values | {"num_hidden_layers": dense + n}) for n in (1, 2))
+    kept, used = (first + (layers - dense - 1) * (second - first) for first, second in zip(one, two, strict=True))
+    assert kept == total
+    shape = installed().shapes.get(name)
+    assert (shape.parameters, shape.active_parameters) == (kept, used)
+    read = used - values["vocab_size"] * values["hidden_size"]  # of the embedding a token uses one row
+    assert read / 1e9 == pytest.approx(billions, rel=0.025)
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "published", "counted"),
+    [(512, 8, 65e6, 63_045_632), (1024, 16, 213e6, 214_171_648)],
+    ids=["base", "big"],
+)
+def test_the_transformer_of_2017_has_the_weights_of_its_table(width, heads, published, counted) -> None:
+    family = installed().models.get("transformer")
+    sizes = {"width": width, "heads": heads, "hidden": 4 * width, "layers": 6}
+    config = family.configure({"vocabulary": 37000, "context": 512, "source_context": 512} | sizes)
+    with weightless():
+        count = sum(parameter.numel() for parameter in family.build(config).parameters())
+    assert count == counted
+    assert count == pytest.approx(published, rel=0.04)

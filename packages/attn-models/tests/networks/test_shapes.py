@@ -20,6 +20,8 @@ PARAMETERS = {
     "mixtral-8x7b": 46_702_792_704,
     "smollm2-135m": 134_515_008,
 }
+COUNTED_AS_MODELS = {"deepseek-v3", "deepseek-v2-lite"}
+"""In test_parameter_counts, as their layers differ."""
 GPT_CONTEXT = {"gpt2": 1024, "gpt2-medium": 1024, "gpt2-large": 1024, "gpt2-xl": 1024, "gpt3-175b": 2048}
 
 
@@ -32,7 +34,12 @@ def cache_bytes(name, tokens, **shared):
 
 
 def test_every_shape_is_tested_here():
-    assert {shape.name for shape in installed().shapes} == PARAMETERS.keys()
+    assert {shape.name for shape in installed().shapes} == PARAMETERS.keys() | COUNTED_AS_MODELS
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_shape_says_its_published_number_of_parameters(name):
+    assert installed().shapes.get(name).parameters == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

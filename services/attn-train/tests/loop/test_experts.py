@@ -49,3 +49,21 @@ def test_a_mixture_learns_and_keeps_its_checkpoints(mixture, text, spec, record,
     assert seen.losses[30] < seen.losses[1] - 0.5
     assert not torch.equal(model.blocks[0].feed_forward.router.score.weight, before)
     assert seen.checkpoints
+
+
+def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(text, spec, record, tmp_path):
+    def make():
+        torch.manual_seed(5)
+        family = installed().models.get("decoder")
+        shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
+        experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "balance_rate": 0.01}
+        return family.build(family.configure(shape | experts | {"shared_experts": 1}))
+
+    model = make()
+    Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(record(), StopFlag())
+    biases = model.blocks[0].feed_forward.router.correction
+    assert biases.abs().max() >= 0.01
+    torch.testing.assert_close(biases / 0.01, (biases / 0.01).round())  # whole numbers of rates
+    again = make()
+    assert Trainer(again, text, spec, checkpoints=CheckpointFolder(tmp_path)).resume()
+    assert torch.equal(again.blocks[0].feed_forward.router.correction, biases)

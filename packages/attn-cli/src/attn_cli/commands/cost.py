@@ -125,4 +125,7 @@ def price(
         "prefill_flops": prefill.allowed_flops,
         "decode_step_flops": decode.allowed_flops,
     }
+    if attention.name is None and kv_heads is None and model.parameters is not None and not lenders:
+        facts["model_parameters"] = model.parameters
+        facts["active_parameters"] = model.active_parameters or model.parameters
     return facts if work.cache is None else {"cache": work.cache, **facts}

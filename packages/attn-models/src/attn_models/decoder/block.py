@@ -13,6 +13,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.experts import MixtureOfExperts
 from attn_models.decoder.feedforward import FeedForward, GatedFeedForward, build_feed_forward
 from attn_models.decoder.initial import initialise_block
+from attn_models.decoder.mixture import Experts
 from attn_models.decoder.norms import build_norm
 from attn_models.replay import replay_step
 from attn_models.rows import require_rows
@@ -22,7 +23,7 @@ class Block(nn.Module):
     """x + F(norm(x)) for both sublayers F (pre-norm, arXiv 2002.04745), norm(x + F(x)) (post-norm), or
     x + norm(F(norm(x))) (both, Gemma 2, arXiv 2408.00118)."""
 
-    def __init__(self, config: DecoderConfig, attention: LayerAttention) -> None:
+    def __init__(self, config: DecoderConfig, attention: LayerAttention, experts: Experts | None = None) -> None:
         super().__init__()
         self.mechanism = attention.mechanism
         self.incremental = attention.mechanism.can(Capability.INCREMENTAL)
@@ -31,7 +32,6 @@ class Block(nn.Module):
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = attention.mechanism.build(attention.config)
         self.feed_forward_norm = build_norm(config)
-        experts = config.mixture
         self.feed_forward: FeedForward | GatedFeedForward | MixtureOfExperts = (
             build_feed_forward(config) if experts is None else MixtureOfExperts(config, experts, build_feed_forward)
         )

@@ -13,16 +13,26 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_core.lending import Lenders, checked_lenders, lender_of
 
 from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, require_word, whole
+from attn_models.decoder.mixture import ROUTINGS, Experts, experts_of
 
 COUNTS = ("vocabulary", "context", "width", "layers", "heads")
-OPTIONAL_COUNTS = ("key_value_heads", "head_size", "hidden", "experts", "experts_per_token")
+OPTIONAL_COUNTS = (
+    "key_value_heads",
+    "head_size",
+    "hidden",
+    "experts",
+    "experts_per_token",
+    "shared_experts",
+    "expert_hidden",
+    "expert_groups",
+)
 FLAGS = ("tied", "bias", "rotary_interleaved", "scaled_embedding")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": ("pre", "post", "both"),
     "feed_forward": ("gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
-    "routing": ("mixtral", "switch"),
+    "routing": ROUTINGS,
 }
 GATED = ("swiglu", "geglu", "geglu_tanh")
 SMALLEST_CAP = 1e-3
@@ -57,14 +67,6 @@ class AttentionChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
-    """How many feed-forwards a layer has, and how many of them a token uses."""
-
-    count: int
-    per_token: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """A stack of blocks of causal attention and feed-forward layers over token embeddings.
 
@@ -84,7 +86,11 @@ class DecoderConfig:
     `experts` gives every layer so many feed-forwards, each of the inner width, of which a token uses the
     `experts_per_token` best (arXiv 2401.04088). `routing` says what weighs them: "mixtral" a softmax over the chosen,
     "switch" their part of a softmax over all. `balance` is the weight, in training, of the loss that spreads tokens
-    over the experts (arXiv 2101.03961).
+    over the experts (arXiv 2101.03961). DeepSeekMoE (arXiv 2401.06066) has small experts, of inner width
+    `expert_hidden`, and `shared_experts` that every token uses; its first `dense_layers` have one feed-forward of the
+    width `hidden`. A token is held to the best `groups_per_token` of the `expert_groups`, and what its experts say is
+    multiplied by `routed_scale`: routing "deepseek_v2" weighs as "switch", "deepseek_v3" by sigmoids made to sum to
+    one, chosen with a bias for each expert that training moves by `balance_rate` (arXiv 2412.19437, section 2.1.2).
 
     Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
     """
@@ -119,6 +125,13 @@ class DecoderConfig:
     experts_per_token: int | None = None
     routing: str = "mixtral"
     balance: float = 0.0
+    balance_rate: float = 0.0
+    shared_experts: int | None = None
+    expert_hidden: int | None = None
+    expert_groups: int | None = None
+    groups_per_token: int | None = None
+    routed_scale: float = 1.0
+    dense_layers: int = 0
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -149,16 +162,12 @@ class DecoderConfig:
 
     @property
     def mixture(self) -> Experts | None:
-        """The experts of every layer; None where each has one feed-forward for all tokens."""
-        if self.experts is None:
-            if self.experts_per_token is not None or self.balance:
-                given = {"experts_per_token": self.experts_per_token, "balance": self.balance}
-                raise InvalidValue.of("experts", given, "a number of experts beside these, or neither of them")
-            return None
-        if self.experts_per_token is None or self.experts_per_token > self.experts:
-            allowed = f"a whole number from 1 to the {self.experts} experts"
-            raise InvalidValue.of("experts_per_token", self.experts_per_token, allowed)
-        return Experts(count=self.experts, per_token=self.experts_per_token)
+        """The experts of every layer after the dense ones; None where each has one feed-forward for all tokens."""
+        return experts_of(self)
+
+    def experts_in(self, layer: int) -> Experts | None:
+        """The experts of one layer; None where it has one feed-forward for all tokens."""
+        return self.mixture if layer >= self.dense_layers else None
 
     @property
     def rotary(self) -> Rotary | None:

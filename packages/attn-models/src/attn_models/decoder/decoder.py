@@ -38,7 +38,9 @@ class Decoder(nn.Module):
         learned = config.positions == "learned"
         self.positions: Any = nn.Embedding(config.context, config.width) if learned else None
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, attention) for attention in attentions)
+        self.blocks = nn.ModuleList(
+            Block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
+        )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.head: nn.Module | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -9,15 +10,18 @@ import torch
 from attn_core import Pack
 from torch import Tensor, nn
 
-from attn_models.decoder.config import DecoderConfig, Experts
+from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.feedforward import FeedForward, GatedFeedForward
-from attn_models.decoder.routing import ROUTERS
+from attn_models.decoder.mixture import Experts
+from attn_models.decoder.routers import ROUTERS
 
 
 class MixtureOfExperts(nn.Module):
-    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1).
+    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1), and
+    what the shared experts say to every token (arXiv 2401.06066, section 3.2).
 
-    Every token reaches all the experts it chose, whatever its neighbours chose: there is no capacity to overflow.
+    Every token reaches all the experts it chose, whatever its neighbours chose: there is no capacity to overflow. The
+    shared experts are one feed-forward of all their inner elements, which is their sum.
     """
 
     def __init__(
@@ -25,8 +29,11 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.chosen = experts.per_token
-        self.router = ROUTERS[config.routing](config, experts.count, experts.per_token)
-        self.experts = nn.ModuleList(build(config) for _ in range(experts.count))
+        self.router = ROUTERS[config.routing](config.width, experts)
+        one = dataclasses.replace(config, hidden=experts.hidden)
+        self.experts = nn.ModuleList(build(one) for _ in range(experts.count))
+        several = dataclasses.replace(config, hidden=experts.shared * experts.hidden) if experts.shared else None
+        self.shared = None if several is None else build(several)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]; an expert that nobody chose is not run."""
@@ -37,12 +44,16 @@ class MixtureOfExperts(nn.Module):
             row, place = (chosen == index).nonzero(as_tuple=True)
             fed = self.experts[index](rows[row]) * weights[row, place, None]
             mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
+        if self.shared is not None:
+            mixed = mixed + self.shared(rows)
         return mixed.view_as(hidden)
 
     def pack(self, pack: Pack) -> None:
         """Pack the matrices of every expert for serving; the router stays exact, as near scores decide the path."""
         for expert in self._each():
             expert.pack(pack)
+        if self.shared is not None:
+            self.shared.pack(pack)
 
     def idle_parameters(self) -> int:
         """Parameters that one token does not use."""

@@ -10,7 +10,7 @@ from torch import nn
 from attn_models.decoder.attention import LayerAttention
 
 STANDARD = 0.02
-INTO_RESIDUAL = re.compile(r"attention\.output|feed_forward(\.experts\.\d+)?\.down")
+INTO_RESIDUAL = re.compile(r"attention\.output|feed_forward(\.experts\.\d+|\.shared)?\.down")
 
 
 def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -> None:

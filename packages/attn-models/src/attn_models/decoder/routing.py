@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.mixture import Experts
 
 
 class Router(nn.Module):
@@ -18,11 +17,11 @@ class Router(nn.Module):
     were spread, where the config asks for `balance`.
     """
 
-    def __init__(self, config: DecoderConfig, experts: int, chosen: int) -> None:
+    def __init__(self, width: int, experts: Experts) -> None:
         super().__init__()
-        self.experts, self.chosen = experts, chosen
-        self.score = nn.Linear(config.width, experts, bias=False)
-        self.balance = config.balance
+        self.experts, self.chosen = experts.count, experts.per_token
+        self.score = nn.Linear(width, experts.count, bias=False)
+        self.balance = experts.balance
         self.imbalance: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,11 +29,23 @@ class Router(nn.Module):
         scores: Tensor = self.score(rows)
         # Near scores must not become equal by the rounding of 16-bit exponentials.
         scores = scores if scores.dtype == torch.float64 else scores.float()
-        # Sorted stably: topk does not say which of two equal scores it takes.
-        chosen = scores.argsort(dim=-1, descending=True, stable=True)[:, : self.chosen]
-        if self.training and self.balance > 0:
-            self.imbalance = imbalance(scores, chosen)
+        chosen = self.choose(scores)
+        if self.training:
+            self.note(scores, chosen)
         return chosen, self.weigh(scores, chosen).to(rows.dtype)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """The experts [rows, chosen] of scores [rows, experts], best first."""
+        return best(scores, self.chosen)
+
+    def note(self, scores: Tensor, chosen: Tensor) -> None:
+        """Keep how evenly the tokens of this training pass are spread."""
+        if self.balance > 0:
+            self.imbalance = imbalance(self.affinity(scores), chosen)
+
+    def affinity(self, scores: Tensor) -> Tensor:
+        """How much of each token every expert wants, [rows, experts], of scores [rows, experts]; rows sum to one."""
+        return scores.softmax(dim=-1)
 
     def take_imbalance(self) -> Tensor | None:
         """What the last training pass left, once: it holds on to the graph of that pass."""
@@ -65,15 +76,26 @@ class SwitchRouter(Router):
         return scores.softmax(dim=-1).gather(-1, chosen)
 
 
-def imbalance(scores: Tensor, chosen: Tensor) -> Tensor:
-    """E Σᵢ fᵢ Pᵢ of scores [rows, E] and choices [rows, chosen]: 1 where tokens spread evenly, E where all go to one.
+def best(scores: Tensor, number: int) -> Tensor:
+    """The places [..., number] of the highest scores [..., scores], highest first; of equal ones the first."""
+    # Sorted stably: topk does not say which of two equal scores it takes.
+    return scores.argsort(dim=-1, descending=True, stable=True)[..., :number]
 
-    fᵢ is the fraction of choices that fell on expert i, Pᵢ the mean of its softmax (arXiv 2101.03961, equations 4 to 6,
-    whose tokens choose one). Gradients flow through P alone.
+
+def imbalance(affinity: Tensor, chosen: Tensor) -> Tensor:
+    """E Σᵢ fᵢ Pᵢ of rows [rows, E] that sum to one and choices [rows, chosen]: 1 where tokens spread evenly, E where
+    all go to one.
+
+    fᵢ is the fraction of choices that fell on expert i, Pᵢ the mean of what it wants (arXiv 2101.03961, equations 4 to
+    6, whose tokens choose one). Gradients flow through P alone.
     """
-    experts = scores.shape[-1]
-    fractions = torch.bincount(chosen.flatten(), minlength=experts).to(scores.dtype) / max(chosen.numel(), 1)
-    return experts * (fractions * scores.softmax(dim=-1).mean(dim=0)).sum()
+    return affinity.shape[-1] * (fractions(chosen, affinity) * affinity.mean(dim=0)).sum()
+
+
+def fractions(chosen: Tensor, like: Tensor) -> Tensor:
+    """The part of the choices [rows, chosen] that fell on each expert of `like` [rows, experts], as its type."""
+    counts = torch.bincount(chosen.flatten(), minlength=like.shape[-1])
+    return counts.to(like.dtype) / max(chosen.numel(), 1)
 
 
 def balance_loss(model: nn.Module) -> Tensor | float:
@@ -84,6 +106,3 @@ def balance_loss(model: nn.Module) -> Tensor | float:
     routers = [module for module in model.modules() if isinstance(module, Router)]
     taken = [(router.balance, router.take_imbalance()) for router in routers]
     return sum((balance * value for balance, value in taken if value is not None), start=0.0)
-
-
-ROUTERS: dict[str, Callable[[DecoderConfig, int, int], Router]] = {"mixtral": MixtralRouter, "switch": SwitchRouter}

@@ -19,12 +19,16 @@ class Stored:
 
     `parts` are the decoder's parameters that lie in it, one after the other along their first axis; `transposed`
     says that the checkpoint keeps it with both axes exchanged; `below` is by how much its numbers lie below ours.
+    With several `groups` the first axis is so many equal pieces, such as heads, and each holds a piece of every part.
+    `exact` keeps it in float32 whatever the type of the weights.
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
     below: float = 0.0
+    groups: int = 1
+    exact: bool = False
 
 
 class Layout(ABC):
@@ -46,9 +50,17 @@ class Layout(ABC):
         """The names of a checkpoint's tensors by the names that `stored` uses."""
         return {name: name for name in names}
 
+    def derives(self, name: str) -> bool:
+        """Whether a tensor of this name follows from the config or is not used."""
+        return bool(self.derived.search(name))
+
 
 class Door(Layout):
     """A layout of the checkpoints of decoders."""
+
+    def layout(self, config: DecoderConfig) -> Layout:  # noqa: ARG002  (names of some depend on it)
+        """How the tensors of this decoder are named."""
+        return self
 
     @abstractmethod
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attn_core.errors import UnknownName
 
+from attn_models.families.deepseek import DeepseekV2Door, DeepseekV3Door
 from attn_models.families.door import Door
 from attn_models.families.gemma import Gemma2Door, Gemma3Door
 from attn_models.families.gpt2 import Gpt2Door
@@ -24,6 +25,8 @@ DOORS: dict[str, Door] = {
         Qwen3Door(),
         Gemma2Door(),
         Gemma3Door(),
+        DeepseekV2Door(),
+        DeepseekV3Door(),
     )
 }
 

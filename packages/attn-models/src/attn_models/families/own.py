@@ -11,6 +11,7 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
+from attn_models.families.deepseek_layout import CORRECTION
 from attn_models.families.door import Door, Stored, needed
 
 OURS = ("attn-core", "attn-models")
@@ -45,8 +46,8 @@ class OwnDoor(Door):
         }
 
     def stored(self, parameters: Sequence[str]) -> list[Stored]:
-        """Every parameter under its own name."""
-        return [Stored(name, (name,)) for name in parameters]
+        """Every parameter under its own name; the biases of routers, which move by small rates, in float32."""
+        return [Stored(name, (name,), exact=name.endswith(CORRECTION)) for name in parameters]
 
 
 def _choices(config: DecoderConfig) -> list[AttentionChoice]:

@@ -57,6 +57,8 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
         return Rope(base=base, fraction=fraction)
     if kind not in KEYS:
         raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *KEYS]))
+    if not isinstance(given.get("factor"), (int, float)):
+        raise InvalidValue.of("rope_parameters.factor", given.get("factor"), "a number from 1")
     words = {field: given[key] for field, key in KEYS[kind].items() if given.get(key) is not None}
     if kind == "yarn" and "attention" not in words and given.get("mscale") and given.get("mscale_all_dim"):
         words["attention"] = mscale(given["factor"], given["mscale"]) / mscale(given["factor"], given["mscale_all_dim"])

@@ -28,10 +28,10 @@ def read_parameters(
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         whole = tensor.T if item.transposed else tensor
-        sizes = [wanted[part].shape[0] for part in item.parts] if len(item.parts) > 1 else None
-        pieces = torch.split(whole, sizes) if sizes else (whole,)
-        for part, piece in zip(item.parts, pieces, strict=True):
-            typed = (piece.to(dtype) if piece.is_floating_point() else piece).contiguous()
+        sizes = [wanted[part].shape[0] for part in item.parts]
+        for part, piece in zip(item.parts, _split(whole, sizes, item.groups), strict=True):
+            needed = torch.promote_types(dtype, torch.float32) if item.exact else dtype
+            typed = (piece.to(needed) if piece.is_floating_point() else piece).contiguous()
             parameters[part] = typed + item.below if item.below else typed
     return parameters
 
@@ -41,10 +41,25 @@ def stored_tensors(parameters: Mapping[str, Tensor], door: Layout) -> dict[str, 
     tensors = {}
     for item in door.stored(list(parameters)):
         parts = [parameters[part].detach() for part in item.parts]
-        whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+        whole = _joined(parts, item.groups)
         whole = whole - item.below if item.below else whole
         tensors[item.name] = whole.T.contiguous() if item.transposed else whole
     return tensors
+
+
+def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
+    """The parts of these sizes, one after the other in each group of the first axis."""
+    if len(sizes) == 1:
+        return [whole]
+    pieces = torch.split(whole.reshape(groups, -1, *whole.shape[1:]), [size // groups for size in sizes], dim=1)
+    return [piece.flatten(0, 1) for piece in pieces]
+
+
+def _joined(parts: list[Tensor], groups: int) -> Tensor:
+    """The whole of which `_split` gives these parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
 
 
 def _require_match(folder: CheckpointFolder, door: Layout, stored: list[Stored], shapes: Shapes) -> None:
@@ -54,7 +69,7 @@ def _require_match(folder: CheckpointFolder, door: Layout, stored: list[Stored],
     problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
     for name, own in actual.items():
         if name not in expected:
-            if name != door.head and not door.derived.search(name):
+            if name != door.head and not door.derives(name):
                 problems.append(f"tensor {own!r} has no place in the model")
         elif entries[own].shape != expected[name]:
             given, needed = list(entries[own].shape), list(expected[name])

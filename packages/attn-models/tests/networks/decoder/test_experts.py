@@ -98,14 +98,14 @@ def test_the_imbalance_is_that_of_the_papers_sums(chosen):
     for expert in range(4):
         fraction = sum(expert in row for row in best.tolist()) / (50 * chosen)
         expected += 4 * fraction * sum(row[expert] for row in probabilities) / 50
-    assert imbalance(scores, best).item() == pytest.approx(expected, abs=1e-12)
+    assert imbalance(scores.softmax(-1), best).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_imbalance_is_one_where_tokens_are_spread_evenly_and_the_number_of_experts_where_one_has_all():
     even = torch.eye(4, dtype=torch.float64).repeat(5, 1) * 100
-    assert imbalance(even, even.argmax(-1, keepdim=True)).item() == pytest.approx(1.0)
+    assert imbalance(even.softmax(-1), even.argmax(-1, keepdim=True)).item() == pytest.approx(1.0)
     crowded = even[:1].expand(20, 4)
-    assert imbalance(crowded, crowded.argmax(-1, keepdim=True)).item() == pytest.approx(4.0)
+    assert imbalance(crowded.softmax(-1), crowded.argmax(-1, keepdim=True)).item() == pytest.approx(4.0)
 
 
 def test_training_on_the_balance_alone_spreads_tokens_over_the_experts(tiny):

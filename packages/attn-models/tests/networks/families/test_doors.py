@@ -19,7 +19,30 @@ EXPERTS = {"experts": 4, "experts_per_token": 2}
 GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scaled_embedding": True}
 GPT = {"norm": "layer", "feed_forward": "gelu", "positions": "learned", "bias": True}
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-PLAIN = {"llama": LLAMA, "mistral": LLAMA, "mixtral": LLAMA, "gpt2": GPT2}
+DEEPSEEK = LLAMA | {
+    "kv_lora_rank": 12,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+}
+LATENT = {
+    "mechanism": "mla",
+    "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6},
+    "rotary_interleaved": True,
+}
+SPARSE = {"experts": 8, "experts_per_token": 2, "shared_experts": 1}
+PLAIN = {
+    "deepseek_v2": DEEPSEEK,
+    "deepseek_v3": DEEPSEEK,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "mixtral": LLAMA,
+    "gpt2": GPT2,
+}
 
 
 @pytest.mark.parametrize(("layout", "key"), [(layout, key) for layout, values in PLAIN.items() for key in values])
@@ -44,6 +67,17 @@ def test_a_missing_key_is_named(layout, key):
         ("mixtral", {"num_key_value_heads": 4, "num_local_experts": "8"}, "experts: '8'"),
         ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise"),
         ("mixtral", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "factor"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob"),
+        ("deepseek_v3", {"norm_topk_prob": False}, "norm_topk_prob"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank: is missing"),
+        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "expert_groups: 3"),
+        ("deepseek_v3", {"num_experts_per_tok": 9}, "experts_per_token: 9"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
@@ -65,7 +99,9 @@ def test_an_unknown_model_type_is_answered_with_the_nearest():
 @pytest.mark.parametrize("layout", PLAIN)
 def test_a_config_survives_its_own_layout(layout):
     door = DOORS[layout]
-    config = door.configure(PLAIN[layout] | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7})
+    shared = 4 if layout.startswith("deepseek") else 2
+    written = {"num_key_value_heads": shared, "head_dim": 8, "sliding_window": 7, "n_shared_experts": 1}
+    config = door.configure(PLAIN[layout] | written)
     assert door.configure(door.describe(config)) == config
 
 
@@ -84,6 +120,13 @@ def test_a_config_survives_its_own_layout(layout):
         ("mistral", EXPERTS, "experts 4"),
         ("qwen3", EXPERTS | {"mechanism": "gemma"}, "experts 4"),
         ("gemma2", EXPERTS | GEMMA, "experts 4"),
+        ("deepseek_v3", {}, "'mha' cannot be said"),
+        ("deepseek_v2", LATENT | {"rotary_interleaved": False}, "rotary_interleaved"),
+        ("deepseek_v2", LATENT | SPARSE | {"routing": "deepseek_v3"}, "routing 'deepseek_v3'"),
+        ("deepseek_v3", LATENT | SPARSE | {"routing": "deepseek_v3", "shared_experts": None}, "without shared"),
+        ("deepseek_v3", LATENT | {"pattern": ["mha", "mla"]}, "differ in attention"),
+        ("deepseek_v3", LATENT | {"options": {"norm_eps": 1e-3}}, "eps 0.001"),
+        ("deepseek_v3", LATENT | {"options": {"score_factor": 2.0}}, "score_factor of 2"),
         ("mixtral", {}, "without experts"),
         ("mixtral", EXPERTS | {"routing": "switch"}, "routing 'switch'"),
         ("mixtral", EXPERTS | {"bias": True}, "biases"),

@@ -46,6 +46,35 @@ def qwen3(**fields):
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**LLAMA | {"head_dim": 12} | fields))
 
 
+LATENT = LLAMA | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+}
+GROUPED = {"n_group": 4, "topk_group": 2, "num_hidden_layers": 3}
+
+
+def deepseek2(**fields):
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**LATENT | fields))
+
+
+def deepseek3(**fields):
+    """Its routers drawn with biases, which decide with the scores who is chosen."""
+    peer = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**LATENT | GROUPED | fields))
+    for name, buffer in peer.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.3)
+    return peer
+
+
 GEMMA = LLAMA | {"head_dim": 12, "num_key_value_heads": 1, "num_hidden_layers": 3, "sliding_window": 5}
 
 
@@ -97,6 +126,19 @@ PEERS = {
         num_local_experts=6, num_experts_per_tok=3, sliding_window=5, tie_word_embeddings=True
     ),
     "mixtral, one expert a token": lambda: mixtral(num_experts_per_tok=1, num_key_value_heads=4),
+    "deepseek 2, best of all experts": lambda: deepseek2(q_lora_rank=None),
+    "deepseek 2, in groups, scaled": lambda: deepseek2(
+        topk_method="group_limited_greedy", routed_scaling_factor=16.0, **GROUPED
+    ),
+    "deepseek 2, yarn with both weights": lambda: deepseek2(
+        rope_parameters=stretched(rope_type="yarn", mscale=0.707, mscale_all_dim=0.5)
+    ),
+    "deepseek 2, no experts": lambda: deepseek2(first_k_dense_replace=2),
+    "deepseek 3": deepseek3,
+    "deepseek 3, halves turned, no query latent": lambda: deepseek3(rope_interleave=False, q_lora_rank=None),
+    "deepseek 3, yarn": lambda: deepseek3(
+        rope_parameters=stretched(rope_type="yarn", mscale=1.0, mscale_all_dim=1.0), rms_norm_eps=1e-3
+    ),
     "gpt2": gpt2,
     "gpt2 untied": lambda: gpt2(tie_word_embeddings=False),
     "gpt2, exact gelu, wide": lambda: gpt2(activation_function="gelu", n_inner=80, layer_norm_epsilon=1e-3),
@@ -180,6 +222,8 @@ def test_a_checkpoint_of_transformers_gives_its_logits_whole_and_in_steps(peer, 
     if dtype == "float64" and hasattr(peer, "model"):
         if any(rope["rope_type"] != "default" for rope in ropes(peer.config).values()):
             pytest.skip("transformers stretches angles in float32")
+        if peer.config.model_type.startswith("deepseek"):
+            pytest.skip("transformers routes and turns in float32")
         if peer.config.model_type == "gemma2":
             pytest.skip("transformers computes the softmax of Gemma 2 in float32")
         peer = without_float32(peer)

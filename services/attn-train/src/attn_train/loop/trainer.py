@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import CheckpointWriteFailed, UserError
+from attn_models.decoder.routers import level_experts
 from torch import Tensor, nn
 
 from attn_train.loop.checkpoint import CheckpointFolder, Progress, read_checkpoint
@@ -150,6 +151,7 @@ class Trainer:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        level_experts(self.model)
         return loss.detach(), norm
 
     def _speed(self) -> dict[str, float]:

@@ -1,0 +1,226 @@
+"""DeepSeek-V2 and DeepSeek-V3 checkpoints, as Hugging Face's transformers keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_models.decoder.attention import LayerAttention, layer_attentions
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.mixture import Experts
+from attn_models.families.deepseek_layout import DeepseekLayout
+from attn_models.families.door import Layout, needed, refuse_others
+from attn_models.families.llama import FIXED, LlamaDoor
+from attn_models.families.rope import Rope, mscale, rope_parameters
+from attn_models.families.said import require_fields
+
+MECHANISM = "mla"
+LATENT_EPS = 1e-6
+# Options of the mechanism by their names for them.
+SIZES = {
+    "kv_lora_rank": "latent",
+    "qk_rope_head_dim": "rotary_size",
+    "qk_nope_head_dim": "nope_size",
+    "v_head_dim": "value_size",
+    "q_lora_rank": "query_latent",
+}
+DENSE = {name: value for name, value in FIXED.items() if name not in {"experts", "rotary_interleaved"}}
+
+
+class DeepseekDoor(LlamaDoor):
+    """Latent attention, and after the first layers small experts, some of which all tokens share."""
+
+    architecture: ClassVar[str]
+    routing: ClassVar[str]
+    said: ClassVar[Mapping[str, tuple[Any, ...]]]
+    fixed = DENSE | {"bias": False, "rotary_fraction": 1.0}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of their config."""
+        refuse_others(values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)})
+        refuse_others(values, self.said)
+        heads = needed(values, "num_attention_heads")
+        refuse_others(values, {"num_key_value_heads": (heads, None)})
+        if "q_lora_rank" not in values:
+            raise InvalidValue("q_lora_rank: is missing; null says that queries have no latent", field="q_lora_rank")
+        own = {"num_key_value_heads": heads, "head_dim": needed(values, "qk_nope_head_dim"), "mlp_bias": False}
+        plain = super().configure(dict(values) | own | {"attention_bias": False})
+        sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items() if ours != "query_latent"}
+        return dataclasses.replace(
+            plain,
+            key_value_heads=None,
+            mechanism=MECHANISM,
+            options=sizes
+            | {
+                "query_latent": values["q_lora_rank"],
+                "norm_eps": LATENT_EPS,
+                "score_factor": _score_factor(values, plain.rotary_scaling),
+            },
+            rotary_interleaved=self.interleaved(values),
+            **self._experts(values, plain.layers),
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A config.json of this family that transformers 5 reads."""
+        require_fields(config, self.fixed, self.model_type)
+        options = self._options(config)
+        return {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
+            "vocab_size": config.vocabulary,
+            "max_position_embeddings": config.context,
+            "hidden_size": config.width,
+            "num_hidden_layers": config.layers,
+            "num_attention_heads": config.heads,
+            "num_key_value_heads": config.heads,
+            **{theirs: options[ours] for theirs, ours in SIZES.items()},
+            "head_dim": options["rotary_size"],
+            "hidden_act": "silu",
+            "intermediate_size": config.inner_width,
+            "rms_norm_eps": config.norm_eps,
+            "rope_parameters": self._ropes(config, options["score_factor"]),
+            "attention_bias": False,
+            "tie_word_embeddings": config.tied,
+            "first_k_dense_replace": config.layers if config.experts is None else config.dense_layers,
+            **({} if config.mixture is None else self._described(config.mixture, config)),
+        }
+
+    def layout(self, config: DecoderConfig) -> Layout:
+        """The names of its tensors, which depend on the heads and the number of layers."""
+        return DeepseekLayout(heads=config.heads, layers=config.layers)
+
+    def interleaved(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002  (only V3's can say)
+        """Whether neighbours are turned together, or elements half a head apart."""
+        return True
+
+    def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """To how many groups of experts a token is held; nothing where all are one group."""
+        if values.get("n_group") in (None, 1):
+            return {}
+        return {"expert_groups": values.get("n_group"), "groups_per_token": values.get("topk_group")}
+
+    def _experts(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+        dense = values.get("first_k_dense_replace") or 0
+        if dense >= layers:
+            return {}
+        return {
+            "experts": needed(values, "n_routed_experts"),
+            "experts_per_token": needed(values, "num_experts_per_tok"),
+            "shared_experts": values.get("n_shared_experts") or None,
+            "expert_hidden": needed(values, "moe_intermediate_size"),
+            "routed_scale": values.get("routed_scaling_factor", 1.0),
+            "dense_layers": dense,
+            "routing": self.routing,
+            **self.groups(values),
+        }
+
+    def _described(self, experts: Experts, config: DecoderConfig) -> dict[str, Any]:
+        require_fields(config, {"routing": self.routing}, self.model_type)
+        if not experts.shared:
+            raise Incompatible(f"layers without shared experts cannot be said in a {self.model_type} config.json")
+        return {
+            "n_routed_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+            "n_shared_experts": experts.shared,
+            "moe_intermediate_size": experts.hidden,
+            "routed_scaling_factor": float(experts.scale),
+            "n_group": experts.groups,
+            "topk_group": experts.groups_per_token,
+        }
+
+    def _options(self, config: DecoderConfig) -> dict[str, Any]:
+        """The options of the mechanism, the same in all layers."""
+        attentions = layer_attentions(config)
+        if any(
+            (other.mechanism, other.config) != (attentions[0].mechanism, attentions[0].config) for other in attentions
+        ):
+            raise Incompatible(f"layers that differ in attention cannot be said in a {self.model_type} config.json")
+        options = latent_options(attentions[0], self.model_type)
+        if options["norm_eps"] != LATENT_EPS:
+            eps = options["norm_eps"]
+            raise Incompatible(f"latent norms of eps {eps} cannot be said in a {self.model_type} config.json")
+        return options
+
+    def _ropes(self, config: DecoderConfig, score_factor: float) -> dict[str, Any]:
+        scaling = config.rotary_scaling
+        described = rope_parameters(Rope(base=config.rotary_base, scaling=scaling))
+        described.pop("partial_rotary_factor")
+        if score_factor == 1:
+            return described
+        if scaling is None or scaling["factor"] <= 1:
+            raise Incompatible(f"a score_factor of {score_factor} cannot be said without a stretching of positions")
+        # Rounded to the digits that a person writes.
+        return described | {
+            "mscale_all_dim": round((math.sqrt(score_factor) - 1) / math.log(scaling["factor"]) * 10, 9)
+        }
+
+
+class DeepseekV2Door(DeepseekDoor):
+    """Softmax scores; a group of experts is as good as its best (DeepSeek-V2, arXiv 2405.04434)."""
+
+    model_type = "deepseek_v2"
+    architecture = "DeepseekV2ForCausalLM"
+    routing = "deepseek_v2"
+    fixed = DeepseekDoor.fixed | {"rotary_interleaved": True}
+    said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "scoring_func": ("softmax", None),
+        "topk_method": ("greedy", "group_limited_greedy", None),
+        "norm_topk_prob": (False, None),
+    }
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A DeepseekV2Config."""
+        grouped = config.expert_groups is not None
+        method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
+        return super().describe(config) | method | {"norm_topk_prob": False}
+
+    def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """None where experts are chosen among all."""
+        return super().groups(values) if values.get("topk_method") == "group_limited_greedy" else {}
+
+
+class DeepseekV3Door(DeepseekDoor):
+    """Sigmoid scores and a bias for each expert; a group is as good as its best two (DeepSeek-V3, arXiv 2412.19437)."""
+
+    model_type = "deepseek_v3"
+    architecture = "DeepseekV3ForCausalLM"
+    routing = "deepseek_v3"
+    said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "scoring_func": ("sigmoid", None),
+        "topk_method": ("noaux_tc", None),
+        "norm_topk_prob": (True, None),
+    }
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A DeepseekV3Config."""
+        return super().describe(config) | {"rope_interleave": config.rotary_interleaved, "norm_topk_prob": True}
+
+    def interleaved(self, values: Mapping[str, Any]) -> bool:
+        """Neighbours, unless it is said otherwise."""
+        return bool(values.get("rope_interleave", True))
+
+
+def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
+    """The options of a layer of latent attention; raises `Incompatible` for any other."""
+    mechanism, config = attention.mechanism, attention.config
+    if mechanism.name != MECHANISM:
+        raise Incompatible(
+            f"mechanism {mechanism.name!r} cannot be said in a {layout} config.json", mechanism=mechanism.name
+        )
+    options = {name: getattr(config, name) for name in (*SIZES.values(), "norm_eps", "score_factor")}
+    head = config.head_layout
+    return options | {
+        "nope_size": options["nope_size"] or head.key_size,
+        "value_size": options["value_size"] or head.value_size,
+    }
+
+
+def _score_factor(values: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> float:
+    """What scores are multiplied by where positions are stretched: m² of the weight `mscale_all_dim`."""
+    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    weight = given.get("mscale_all_dim")
+    return 1.0 if scaling is None or not weight else mscale(scaling["factor"], weight) ** 2
