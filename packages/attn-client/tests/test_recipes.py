@@ -9,9 +9,18 @@ from attn_core.errors import InvalidValue, UnknownName
 
 
 def test_the_recipes_that_come_along_can_be_read():
-    assert recipe_names() == ["bottleneck", "luong", "rnnsearch", "transformer"]
-    for name in recipe_names():
-        assert read_recipe(name).model.family == name
+    families = ["bottleneck", "luong", "rnnsearch", "transformer"]
+    families_of = {name: name for name in families} | {"multi30k": "transformer", "multi30k-rnnsearch": "rnnsearch"}
+    assert recipe_names() == sorted(families_of)
+    for name, family in families_of.items():
+        assert read_recipe(name).model.family == family
+
+
+def test_a_recipe_for_a_folder_knows_what_lies_there(tmp_path):
+    spec = changed(read_recipe("multi30k"), str(tmp_path), "", "", None, 0)
+    assert (spec.data.path, spec.data.tokenizer, spec.data.languages) == (str(tmp_path), "byte_pairs:4000", "en-de")
+    other = changed(read_recipe("multi30k"), str(tmp_path), "word", "de-en", None, 0)
+    assert (other.data.tokenizer, other.data.languages) == ("word", "de-en")
 
 
 def test_a_file_of_ones_own_is_a_recipe(tmp_path):

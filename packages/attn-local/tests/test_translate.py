@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from attn_cli.lazy import load
-from attn_client import Sampling, Sourced
+from attn_client import Beams, Sampling, Sourced
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_local import LocalClient
@@ -54,6 +56,22 @@ def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
     assert begun.stdout.strip() == alone[0]
 
 
+def test_beams_find_what_is_likelier_than_the_likeliest_words(attn, shelf):
+    lines = [" ".join(words) for words in product(["a", "dog", "cat", "runs", "sees"], repeat=2)]
+    words = ("translate", "--model", "searcher", "-", "-n", "5")
+    found = attn(*words, "--beams", "5", "--length-penalty", "0", text="\n".join(lines)).stdout.splitlines()
+    assert found != attn(*words, text="\n".join(lines)).stdout.splitlines()
+    with LocalClient(shelf) as client:
+        scores = []
+        for chosen in (Sampling(beams=Beams(width=5, length_penalty=0)), Sampling(temperature=0)):
+            sampling = replace(chosen, max_new_tokens=5, top_logprobs=0)
+            written = [client.complete("searcher", Sourced(line), sampling) for line in lines]
+            scores.append([sum(token.logprob for token in each.tokens) for each in written])
+            if chosen.beams:
+                assert [each.text.strip() for each in written] == found
+    assert sum(scores[0]) > sum(scores[1])
+
+
 def test_bleu_is_sacrebleus(attn, tmp_path):
     from sacrebleu.metrics import BLEU
 
@@ -81,6 +99,8 @@ def test_bad_input_is_named(attn, tmp_path):
         (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "can be read"),
         (("the dog",), "a server's model and a text"),
         (("--model", "searcher", "the " * 40), "at most 12 tokens"),
+        (("--model", "searcher", "the dog", "--beams", "0"), "a whole number from 2 to 64"),
+        (("--model", "searcher", "the dog", "--beams", "2", "--length-penalty", "nan"), "a number from -10 to 10"),
     ):
         with pytest.raises(InvalidValue, match=said):
             attn("translate", *words)

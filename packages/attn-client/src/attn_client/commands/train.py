@@ -129,6 +129,9 @@ def changed(
 ) -> pb.TrainingSpec:
     """The recipe with what was given on the command line."""
     if data:
+        if spec.data.path and Path(data).expanduser().is_dir():
+            # A recipe for a folder says what lies there; only where it lies differs.
+            tokenizer, languages = tokenizer or spec.data.tokenizer, languages or spec.data.languages
         given = data_source(data, tokenizer, languages)
         given.most_pairs = spec.data.most_pairs
         spec.data.CopyFrom(given)

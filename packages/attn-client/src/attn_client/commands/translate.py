@@ -16,7 +16,7 @@ from attn_client.bleu import Bleu, corpus_bleu
 from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
 from attn_client.commands.place import here
 from attn_client.results.inference import Completion
-from attn_client.sampling import Sampling, Sourced
+from attn_client.sampling import Beams, Sampling, Sourced
 from attn_client.writer import Writer
 
 Option = typer.Option
@@ -32,24 +32,27 @@ def translate_command(  # noqa: PLR0913 - a command has the options it has
         Path | None, Option(help="File with a translation for each line; measures the BLEU of ours.")
     ] = None,
     max_new_tokens: Annotated[int | None, Option("--max-new-tokens", "-n", help="Most tokens of a sentence.")] = None,
+    beams: Annotated[int, Option(help="Search with so many beams for the likeliest; 1 takes each likeliest word.")] = 1,
+    length_penalty: Annotated[float, Option(help="With --beams: above 0 favours long texts, below 0 short.")] = 1.0,
     json: Json = False,
     address: Address = ADDRESS,
     token_file: TokenFile = None,
     certificates: Certificates = None,
 ) -> None:
-    """Translate each line of a text with a model that reads a source, such as RNNsearch: the likeliest word each time.
+    """Translate each line of a text with a model that reads a source, such as RNNsearch.
 
-    Examples: `attn translate my-job "a dog runs"` asks a server, `attn translate --model my-job - < test.en` needs none
-    and `--references test.de` measures it, which needs sacrebleu: `pip install "attn-client[bleu]"`.
+    Examples: `attn translate my-job "a dog runs"` asks a server, `attn translate --model my-job --beams 5 - < test.en`
+    needs none and `--references test.de` measures it, which needs sacrebleu: `pip install "attn-client[bleu]"`.
     """
     name, text = _asked(words, model)
+    sampling = _sampling(max_new_tokens, beams, length_penalty)
     lines = (sys.stdin.read() if text == "-" else text).splitlines()
     wanted = None if references is None else _references(references, len(lines))
     with ExitStack() as stack:
         served = connect(address, token_file, certificates) if model is None else None
         writer: Writer = stack.enter_context(served or here())
         found = []
-        for source, translation in zip(lines, translations(writer, name, lines, max_new_tokens), strict=True):
+        for source, translation in zip(lines, translations(writer, name, lines, sampling), strict=True):
             found.append(translation)
             if json:
                 print_line({"source": source, "translation": translation})
@@ -59,9 +62,8 @@ def translate_command(  # noqa: PLR0913 - a command has the options it has
         _tell(corpus_bleu(found, wanted), json=json)
 
 
-def translations(writer: Writer, model: str, lines: Sequence[str], most: int | None) -> Iterator[str]:
+def translations(writer: Writer, model: str, lines: Sequence[str], sampling: Sampling) -> Iterator[str]:
     """The translation of each line, in order; empty lines stay empty."""
-    sampling = Sampling(temperature=0.0, max_new_tokens=most)
 
     def translate(line: str) -> str:
         if not line.strip():
@@ -70,6 +72,12 @@ def translations(writer: Writer, model: str, lines: Sequence[str], most: int | N
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(translate, lines)
+
+
+def _sampling(most: int | None, beams: int, length_penalty: float) -> Sampling:
+    if beams == 1:
+        return Sampling(temperature=0.0, max_new_tokens=most)
+    return Sampling(max_new_tokens=most, beams=Beams(width=beams, length_penalty=length_penalty))
 
 
 def _asked(words: Sequence[str], model: str | None) -> tuple[str, str]:
