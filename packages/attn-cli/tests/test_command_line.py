@@ -56,6 +56,17 @@ def test_a_mistyped_option_value_names_what_is_allowed() -> None:
     assert "mechanisms" in answer.stderr
 
 
+def test_the_flag_for_programs_may_stand_before_or_after_what_is_listed() -> None:
+    for words in (("--json",), ("--json", "mechanisms"), ("mechanisms", "--json")):
+        assert json.loads(attn("list", *words, plugins="attn-cli").stdout) == []
+
+
+def test_listing_into_a_pipe_prints_a_line_for_each_row() -> None:
+    lines = attn("list", "plugins", plugins="attn-cli").stdout.splitlines()
+    rows = json.loads(attn("list", "plugins", "--json", plugins="attn-cli").stdout)
+    assert len(lines) == 2 + len(rows)
+
+
 def test_the_doctor_reports_python_and_every_plugin() -> None:
     findings = json.loads(attn("doctor", "--json", plugins="attn-cli").stdout)
     subjects = {finding["subject"]: finding for finding in findings}

@@ -8,10 +8,11 @@ from typing import Any
 
 import typer
 from attn_core import Command, installed
-from typer.core import TyperCommand, TyperGroup
+
+from attn_cli.flags import FlagCommand, FlagGroup
 
 
-class PluginGroup(TyperGroup):
+class PluginGroup(FlagGroup):
     """Lists what plugins offer from their summaries alone, and imports the one that is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- typer passes it
@@ -25,7 +26,7 @@ class PluginGroup(TyperGroup):
             return None
         command = commands.get(cmd_name)
         if ctx.invoked_subcommand is None and cmd_name not in sys.argv[1:]:
-            return TyperCommand(cmd_name, help=command.summary, callback=None)
+            return FlagCommand(cmd_name, help=command.summary, callback=None)
         return load(command)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

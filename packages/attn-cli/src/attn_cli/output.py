@@ -1,9 +1,9 @@
-"""Answers for people as tables, for programs as JSON."""
+"""Answers for people as facts, for programs as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -14,23 +14,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 def print_json(value: Any) -> None:
     """Print `value` as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
-def print_table(rows: Sequence[Mapping[str, Any]], empty: str) -> None:
-    """Print rows of equal keys as a table, or `empty` where there are none."""
-    if not rows:
-        print(empty)
-        return
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in rows[0]:
-        table.add_column(column, overflow="fold", no_wrap=column in ("name", "plugin"))
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:

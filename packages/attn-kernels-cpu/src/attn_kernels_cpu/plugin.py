@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from attn_core import BlockKernel, LinearKernel, hookimpl
 
-from attn_kernels_cpu.blocks import CpuBlock
-from attn_kernels_cpu.linears import CpuBfloat16, CpuFloat32, CpuInt4, CpuInt8
-
 
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
     """Linear layers in every format of weights."""
+    from attn_kernels_cpu.linears import CpuBfloat16, CpuFloat32, CpuInt4, CpuInt8
+
     return [CpuFloat32(), CpuBfloat16(), CpuInt8(), CpuInt4()]
 
 
 @hookimpl
 def attn_blocks() -> list[BlockKernel]:
     """Whole pre-norm blocks."""
+    from attn_kernels_cpu.blocks import CpuBlock
+
     return [CpuBlock()]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attn_core import Kernel, hookimpl
 
-from attn_kernels_triton.kernels.attend import TritonAttend
-
 
 @hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for GPUs."""
+    from attn_kernels_triton.kernels.attend import TritonAttend
+
     return [TritonAttend()]

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
 
-from attn_models.decoder.family import DecoderFamily
-from attn_models.encoder_decoder.families import source_families
-from attn_models.packing.plain import PlainBfloat16, PlainFloat32
-from attn_models.packing.prepacked import PrepackedBfloat16, PrepackedFloat32
-from attn_models.packing.weight_only import WeightOnlyInt4, WeightOnlyInt8
-from attn_models.shapes import SHAPES
-
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
     """The decoder, and models that read a source."""
+    from attn_models.decoder.family import DecoderFamily
+    from attn_models.encoder_decoder.families import source_families
+
     return [DecoderFamily(), *source_families()]
 
 
 @hookimpl
 def attn_shapes() -> list[ModelShape]:
     """Published sizes of well-known models."""
+    from attn_models.shapes import SHAPES
+
     return list(SHAPES)
 
 
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
     """What torch offers for packed weights."""
+    from attn_models.packing.plain import PlainBfloat16, PlainFloat32
+    from attn_models.packing.prepacked import PrepackedBfloat16, PrepackedFloat32
+    from attn_models.packing.weight_only import WeightOnlyInt4, WeightOnlyInt8
+
     return [
         PlainFloat32(),
         PlainBfloat16(),

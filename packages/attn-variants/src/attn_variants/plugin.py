@@ -7,10 +7,6 @@ from typing import Any
 
 from attn_core import AttentionSpec, InnerAttention, Kernel, Mechanism, MechanismConfig, hookimpl
 
-from attn_variants.kernels.block_sparse import BlockSparse
-from attn_variants.kernels.plain import Plain
-from attn_variants.kernels.torch_sdpa import TorchSdpa
-
 
 @hookimpl
 def attn_mechanisms() -> list[Mechanism]:
@@ -23,6 +19,10 @@ def attn_mechanisms() -> list[Mechanism]:
 @hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for `attend`."""
+    from attn_variants.kernels.block_sparse import BlockSparse
+    from attn_variants.kernels.plain import Plain
+    from attn_variants.kernels.torch_sdpa import TorchSdpa
+
     return [Plain(), TorchSdpa(), BlockSparse()]
 
 

@@ -9,7 +9,8 @@ from attn_core import installed, parse_options
 from attn_core.errors import MissingPackage
 
 from attn_cli.options import Options
-from attn_cli.output import Json, print_json, print_table
+from attn_cli.output import Json, print_json
+from attn_cli.tables import print_table
 
 
 def check_command(

@@ -13,8 +13,9 @@ from attn_core.errors import InvalidValue
 
 from attn_cli.facts import price
 from attn_cli.options import Bidirectional, Dtype, HeadCount, HeadSize, KeyValueHeads, Sizes, Width, fitting
-from attn_cli.output import Json, human_bytes, human_count, print_json, print_table
+from attn_cli.output import Json, human_bytes, human_count, print_json
 from attn_cli.pictures import draw_curves
+from attn_cli.tables import print_table
 
 CURVES = {"allowed flops": "FLOPs of a forward pass", "state bytes": "bytes remembered"}
 COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed flops"}

@@ -10,7 +10,8 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 from attn_core import Finding, PluginStatus, installed
 
-from attn_cli.output import Json, print_json, print_table
+from attn_cli.output import Json, print_json
+from attn_cli.tables import print_table
 
 
 def doctor_command(json: Json = False) -> None:

@@ -20,7 +20,8 @@ from attn_cli.options import (
     Sizes,
     Width,
 )
-from attn_cli.output import Json, print_json, print_table
+from attn_cli.output import Json, print_json
+from attn_cli.tables import print_table
 
 
 def explain_command(

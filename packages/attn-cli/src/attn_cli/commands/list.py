@@ -3,36 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from attn_core import Catalog, Registry, installed
+from attn_core.errors import InvalidValue
 
-from attn_cli.output import Json, print_json, print_table
-
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    MECHANISMS = "mechanisms"
-    KERNELS = "kernels"
-    LINEARS = "linears"
-    BLOCKS = "blocks"
-    CACHES = "caches"
-    MODELS = "models"
-    SHAPES = "shapes"
-    PLUGINS = "plugins"
+from attn_cli.flags import FlagCommand, FlagGroup
+from attn_cli.output import Json, print_json
+from attn_cli.tables import print_table
 
 
-def list_command(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")] = Kind.MECHANISMS, json: Json = False
-) -> None:
-    """List what is installed.
+class Kinds(FlagGroup):
+    """Says what can be listed to whom names something else."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command that lists a kind; raises `InvalidValue` for what is none."""
+        if cmd_name not in self.commands:
+            raise InvalidValue.of("what to list", cmd_name, f"one of {', '.join(self.commands)}")
+        return super().get_command(ctx, cmd_name)
+
+
+list_command = typer.Typer(cls=Kinds, add_completion=False, rich_markup_mode="markdown")
+"""A command for every kind: its only option is a flag, so that Typer loads nothing that checks other types."""
+
+
+@list_command.callback(invoke_without_command=True)
+def root(context: typer.Context, json: Json = False) -> None:
+    """List what is installed: mechanisms, if no kind is named.
 
     `attn list mechanisms` is what a model's `--attention` may name. Each row names the package that owns it;
     install or write a package and its mechanisms appear here. `attn show NAME` tells more.
     """
+    if context.invoked_subcommand is None:
+        print_rows("mechanisms", json)
+
+
+def print_rows(kind: str, json: bool) -> None:
+    """Print what is installed of a kind, a key of `ROWS`."""
     rows = ROWS[kind](installed())
     if json:
         print_json(rows)
@@ -95,13 +103,41 @@ def _owned(registry: Registry[Any]) -> list[tuple[Any, str]]:
     return [(registry.get(name), registry.owner(name)) for name in registry.names()]
 
 
-ROWS: dict[Kind, Callable[[Catalog], list[dict[str, Any]]]] = {
-    Kind.MECHANISMS: mechanisms,
-    Kind.KERNELS: kernels,
-    Kind.LINEARS: linears,
-    Kind.BLOCKS: blocks,
-    Kind.CACHES: lambda catalog: _summaries(catalog.caches),
-    Kind.MODELS: lambda catalog: _summaries(catalog.models),
-    Kind.SHAPES: lambda catalog: _summaries(catalog.shapes),
-    Kind.PLUGINS: plugins,
+def _caches(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per store for what is remembered."""
+    return _summaries(catalog.caches)
+
+
+def _models(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per model family."""
+    return _summaries(catalog.models)
+
+
+def _shapes(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per published size of a known model."""
+    return _summaries(catalog.shapes)
+
+
+ROWS: dict[str, Callable[[Catalog], list[dict[str, Any]]]] = {
+    "mechanisms": mechanisms,
+    "kernels": kernels,
+    "linears": linears,
+    "blocks": blocks,
+    "caches": _caches,
+    "models": _models,
+    "shapes": _shapes,
+    "plugins": plugins,
 }
+
+
+def _add(kind: str) -> None:
+    def listed(context: typer.Context, json: Json = False) -> None:
+        before = context.parent.params["json"] if context.parent else False
+        print_rows(kind, json or before)
+
+    listed.__doc__ = ROWS[kind].__doc__
+    list_command.command(kind, cls=FlagCommand)(listed)
+
+
+for _kind in ROWS:
+    _add(_kind)

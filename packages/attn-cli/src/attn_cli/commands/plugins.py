@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_cli.commands.list import Kind, list_command
+from attn_cli.commands.list import print_rows
 from attn_cli.output import Json
 
 
@@ -12,4 +12,4 @@ def plugins_command(json: Json = False) -> None:
     A plugin that raises, exits, lacks a dependency or was built for another core is listed with its reason and
     harms no other. `ATTN_PLUGINS=attn-variants,attn-cli attn ...` loads only the packages named.
     """
-    list_command(Kind.PLUGINS, json)
+    print_rows("plugins", json)
