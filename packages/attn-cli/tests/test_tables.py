@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from attn_cli.tables import print_table, table
 from hypothesis import given
 from hypothesis import strategies as st
-
-from attn_cli.tables import print_table, table
 
 ROWS = [
     {"name": "gqa", "summary": "query heads share keys and values in groups", "paper": "Ainslie et al., 2023"},

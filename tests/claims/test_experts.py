@@ -1,0 +1,58 @@
+"""CL-32: a mixture of experts has the weights of all its feed-forwards and computes with a few."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import installed
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.decoder.experts import active_parameters
+from attn_models.decoder.feedforward import build_feed_forward
+from attn_models.decoder.weightless import weightless
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+WIDTH, HIDDEN, TOKENS = 12, 20, 17
+
+
+def feed_forward(**mixture: int) -> tuple[DecoderConfig, nn.Module]:
+    """The feed-forward of a decoder of one layer, gated, with random weights."""
+    torch.manual_seed(0)
+    config = DecoderConfig(
+        vocabulary=9, context=8, width=WIDTH, layers=1, heads=2, feed_forward="swiglu", hidden=HIDDEN, **mixture
+    )
+    found = Decoder(config).blocks[0].feed_forward
+    assert isinstance(found, nn.Module)
+    return config, found
+
+
+def counted(module: nn.Module) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        module(torch.randn(TOKENS, WIDTH))
+    return int(counter.get_total_flops())
+
+
+def weights(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(("experts", "chosen"), [(1, 1), (4, 1), (4, 3), (8, 2)])
+def test_cl_32_a_mixture_has_the_weights_of_all_experts_and_computes_with_the_chosen(experts: int, chosen: int) -> None:
+    config, mixture = feed_forward(experts=experts, experts_per_token=chosen)
+    one, router = build_feed_forward(config), WIDTH * experts
+    assert weights(mixture) == experts * weights(one) + router
+    assert counted(mixture) == chosen * counted(one) + 2 * TOKENS * router
+
+
+def test_cl_32_mixtral_has_3_6_times_the_weights_that_a_token_uses() -> None:
+    shape = installed().shapes.get("mixtral-8x7b")
+    config = DecoderConfig(
+        vocabulary=shape.vocabulary, context=64, width=shape.width, layers=shape.layers, heads=shape.heads,
+        key_value_heads=shape.key_value_heads, mechanism="gqa", hidden=shape.hidden, feed_forward="swiglu", norm="rms",
+        positions="rotary", tied=False, experts=shape.experts, experts_per_token=shape.experts_per_token,
+    )  # fmt: skip
+    with weightless():
+        model = Decoder(config)
+    assert (weights(model), active_parameters(model)) == (shape.parameters, shape.active_parameters)
+    assert weights(model) / active_parameters(model) == pytest.approx(46.7 / 12.9, abs=0.01)
