@@ -11,7 +11,11 @@ import pytest
 from attn_cli.lazy import load
 from attn_client import ChatMessage, Sampling
 from attn_core import installed
-from attn_core.errors import ContextLengthExceeded, InvalidValue, UnknownName
+from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue, UnknownName, WrongState
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import save_model
+from attn_models.tokenizers import character_tokenizer
 from click.testing import CliRunner
 
 ATTN = "from attn_cli.main import main; main()"
@@ -100,3 +104,20 @@ def test_without_the_package_that_runs_models_the_reason_is_said():
     assert done.returncode == 1
     assert done.stderr.startswith("attn: ")
     assert "attn-local" in done.stderr
+
+
+def test_a_draft_writes_the_same_text_and_must_have_the_same_tokens(attn, client, home, tmp_path):
+    whole = client.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text + "\n"
+    for draft in ("writer", "talker", str(home / "models" / "talker")):
+        assert attn("generate", "--model", "writer", "to be or ", "-n", "12", "--draft", draft).stdout == whole
+    other = character_tokenizer("abcdefgh")
+    config = DecoderConfig(vocabulary=other.vocabulary, context=64, width=16, layers=1, heads=2)
+    save_model(tmp_path / "other", Decoder(config), other)
+    with pytest.raises(Incompatible, match="tokens"):
+        attn("generate", "--model", "writer", "to be", "--draft", str(tmp_path / "other"))
+    with pytest.raises(UnknownName):
+        attn("generate", "--model", "writer", "to be", "--draft", "nobody")
+    with pytest.raises(InvalidValue, match="only with --model"):
+        attn("generate", "writer", "to be", "--draft", "talker")
+    with pytest.raises(WrongState, match="runs already"):
+        client.draft("writer", "talker")

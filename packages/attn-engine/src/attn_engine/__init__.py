@@ -2,6 +2,7 @@
 
 from attn_engine.beams import Beams
 from attn_engine.build import build_engine
+from attn_engine.draft import Draft
 from attn_engine.engine import Engine
 from attn_engine.event import Event, Finish, FinishReason, RequestUsage, ScoredToken
 from attn_engine.grammar import Grammar
@@ -12,6 +13,7 @@ from attn_engine.sampling import Sampling
 
 __all__ = [
     "Beams",
+    "Draft",
     "Engine",
     "EngineLimits",
     "EngineLoop",

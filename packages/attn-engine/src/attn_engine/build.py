@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from attn_core import LanguageModel, StoreSize, Tokenizer, installed
+from attn_core import LanguageModel, StateStore, StoreSize, Tokenizer, installed
 
+from attn_engine.draft import Draft
 from attn_engine.engine import Engine
 from attn_engine.limits import EngineLimits
 
@@ -16,12 +17,22 @@ def build_engine(
     requests: int = 16,
     tokens: int | None = None,
     limits: EngineLimits = EngineLimits(),  # noqa: B008  (frozen)
+    draft: LanguageModel | None = None,
 ) -> Engine:
     """An engine with a new store of the installed cache family called `cache`.
 
     At most `requests` run at a time; `tokens` is what they remember together, by default the model's context each.
+    A `draft`, a smaller decoder of the same vocabulary, guesses `limits.guesses` tokens ahead.
     States have the element type and device of the model's weights. Raises `UnknownName` for the cache.
     """
+    store = _store(model, cache, requests, tokens)
+    if draft is None:
+        return Engine(model, store, tokenizer, limits)
+    helper = Draft(draft, _store(draft, cache, requests, None), limits.step_tokens)
+    return Engine(model, store, tokenizer, limits, draft=helper)
+
+
+def _store(model: LanguageModel, cache: str, requests: int, tokens: int | None) -> StateStore:
     weights = next(model.parameters())  # type: ignore[attr-defined]
     size = StoreSize(
         tokens=requests * model.context if tokens is None else tokens,
@@ -29,5 +40,4 @@ def build_engine(
         dtype=str(weights.dtype).removeprefix("torch."),
         device=str(weights.device),
     )
-    store = installed().caches.get(cache).create(model.state_specs(), size)
-    return Engine(model, store, tokenizer, limits)
+    return installed().caches.get(cache).create(model.state_specs(), size)

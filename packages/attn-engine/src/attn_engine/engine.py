@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attn_engine.detokenize import Detokenizer
 from attn_engine.diagnosis import Diagnosis
+from attn_engine.draft import Draft
 from attn_engine.event import Event, FinishReason
 from attn_engine.group import Group
 from attn_engine.guide import Guides
@@ -21,6 +22,7 @@ from attn_engine.hypotheses import Hypotheses
 from attn_engine.limits import EngineLimits, Load
 from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
 from attn_engine.progress import advance, ended
+from attn_engine.proposer import LookupProposer
 from attn_engine.request import ModelLimits, Request
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk, Scheduler
@@ -36,6 +38,7 @@ class Engine:
 
     `store` was made for `model.state_specs()`. Without a `tokenizer` events carry no text, stop strings are refused and
     nothing but the number of tokens ends a request. `clock` gives the time that deadlines are compared with, seconds.
+    A `draft` of the same vocabulary guesses, in place of what followed the same words before.
     """
 
     def __init__(
@@ -45,7 +48,11 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         limits: EngineLimits = EngineLimits(),  # noqa: B008  (frozen)
         clock: Callable[[], float] = time.monotonic,
+        draft: Draft | None = None,
     ) -> None:
+        if draft is not None and draft.vocabulary != model.vocabulary:
+            given = f"a model of {draft.vocabulary} tokens"
+            raise InvalidValue.of("draft", given, f"one of the same {model.vocabulary} tokens as the model")
         self._forward = Forward(model, store)
         self._store = store
         self._tokenizer = tokenizer
@@ -53,7 +60,7 @@ class Engine:
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
         self.limits = limits
         self._clock = clock
-        self._scheduler = Scheduler(store, limits)
+        self._scheduler = Scheduler(store, limits, draft or LookupProposer())
         self._suspects = Suspects(self._forward, self._scheduler)
         self._diagnosis = Diagnosis(self._forward, self._scheduler.prefixes, limits.step_tokens)
         self._fit = ModelLimits(

@@ -10,6 +10,7 @@ from attn_core import BranchingStore, StateStore
 from attn_engine.limits import EngineLimits
 from attn_engine.offload import Offload
 from attn_engine.prefixes import Prefixes
+from attn_engine.proposer import Proposer, Wanted
 from attn_engine.sequence import Sequence
 from attn_engine.shares import Shares
 
@@ -48,8 +49,9 @@ class Scheduler:
     sequences cannot block each other.
     """
 
-    def __init__(self, store: StateStore, limits: EngineLimits) -> None:
+    def __init__(self, store: StateStore, limits: EngineLimits, proposer: Proposer) -> None:
         self._store = store
+        self._proposer = proposer
         self._branches = store if isinstance(store, BranchingStore) else None
         self._step_tokens = limits.step_tokens
         self._guesses = limits.guesses
@@ -68,6 +70,7 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Take it out, wherever it is, and free what it holds at once."""
         self.offload.drop(sequence)
+        self._proposer.forget(sequence)
         if sequence.number in self.running:
             del self.running[sequence.number]
             self._store.release(sequence.number)
@@ -114,18 +117,25 @@ class Scheduler:
         """The chunks of the next step; reserves their room, preempts and admits; what is left goes to guesses."""
         chunks = self._plan()
         left = self._step_tokens - sum(chunk.length for chunk in chunks)
-        for place, chunk in enumerate(chunks):
-            if left > 0 and self._branches is not None and chunk.sequence.pending == 1:
-                chunks[place] = self._with_guess(chunk, left, self._branches)
-                left -= len(chunks[place].guess)
+        if left > 0 and self._branches is not None:
+            places, wanted = [], []
+            for place, chunk in enumerate(chunks):
+                most = self._most_guesses(chunk.sequence, left) if chunk.sequence.pending == 1 else 0
+                if most > 0:
+                    places.append(place)
+                    wanted.append(Wanted(chunk.sequence, most))
+            guesses = self._proposer.propose(wanted, left) if wanted else []
+            for place, guess in zip(places, guesses, strict=True):
+                chunks[place] = self._with_guess(chunks[place], guess, self._branches)
         return chunks
 
-    def _with_guess(self, chunk: Chunk, left: int, store: BranchingStore) -> Chunk:
+    def _most_guesses(self, sequence: Sequence, left: int) -> int:
+        most = min(left, sequence.most_guesses(self._guesses))
+        return self.prefixes.chunk(sequence, 1 + most) - 1 if most > 0 else 0
+
+    def _with_guess(self, chunk: Chunk, guess: list[int], store: BranchingStore) -> Chunk:
         """The chunk with what is guessed to follow, where there is room for it without throwing anybody out."""
         sequence = chunk.sequence
-        most = min(left, sequence.most_guesses(self._guesses))
-        most = self.prefixes.chunk(sequence, 1 + most) - 1
-        guess = sequence.lookup.guess(sequence.tokens, most) if most > 0 else []
         if not guess or not self._store.reserve(sequence.number, sequence.computed + 1 + len(guess)):
             return chunk
         store.mark(sequence.number, sequence.computed)
@@ -176,6 +186,7 @@ class Scheduler:
         for sequence in victim.gang:
             if self.running.pop(sequence.number, None):
                 self._store.release(sequence.number)
+                self._proposer.forget(sequence)
                 sequence.forget()
                 self.waiting.append(sequence)
         self.preemptions += 1

@@ -10,6 +10,7 @@ from types import TracebackType
 from attn_client.results.inference import Chunk
 from attn_client.sampling import Prompt, Sampling
 from attn_client.writer import Writer
+from attn_core.errors import WrongState
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
 
 from attn_local.running import RunningModel
@@ -28,6 +29,7 @@ class LocalClient(Writer):
         self._shelf = Shelf(home)
         self._weights = weights
         self._running: dict[Path, RunningModel] = {}
+        self._drafts: dict[Path, Path] = {}
         self._encoders: dict[Path, SentenceEncoder] = {}
         self._lock = threading.Lock()
 
@@ -53,6 +55,17 @@ class LocalClient(Writer):
         """The completion of a prompt, piece by piece; closing the iterator cancels it. `timeout` is in seconds."""
         return self._run(model).generate(prompt, sampling or Sampling(), timeout)
 
+    def draft(self, model: str, draft: str) -> None:
+        """Let a smaller model of the same tokens guess for `model`, which is not asked yet: the same text, sooner.
+
+        Raises `WrongState` for a model that runs; a draft that does not fit is refused when the model is asked.
+        """
+        folder, smaller = self._shelf.find(model), self._shelf.find(draft)
+        with self._lock:
+            if folder in self._running:
+                raise WrongState(f"model {model!r} runs already; a draft is named before it is asked", model=model)
+            self._drafts[folder] = smaller
+
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""
         folder = self._shelf.find(model)
@@ -69,5 +82,5 @@ class LocalClient(Writer):
         folder = self._shelf.find(model)
         with self._lock:
             if folder not in self._running:
-                self._running[folder] = RunningModel(folder, self._weights)
+                self._running[folder] = RunningModel(folder, self._weights, self._drafts.get(folder))
             return self._running[folder]

@@ -13,33 +13,45 @@ from attn_client.results.inference import Chunk
 from attn_client.sampling import Prompt, Sampling
 from attn_core import LanguageModel, state_bytes
 from attn_core.errors import InvalidValue
-from attn_engine import EngineLoop, Event, Request, build_engine
+from attn_engine import EngineLimits, EngineLoop, Event, Request, build_engine
 from attn_engine import Sampling as EngineSampling
+from attn_models.drafts import load_draft
 from attn_models.loading import load_model
 
 from attn_local.words import Words, sampling_fields
 
 CACHE = "shared"
 REQUESTS = 8
+DRAFT_GUESSES = 4
+"""Tokens that a draft guesses ahead where a request does not say."""
 STATE_BYTES = 512 * 2**20
 
 
 class RunningModel:
-    """The model in `folder`; raises what loading it raises, `InvalidValue` where it has no tokenizer.
+    """The model in `folder`, with the one in `draft` to guess for it; raises what loading them raises, `InvalidValue`
+    where it has no tokenizer, `Incompatible` for a draft of other tokens.
 
     `weights` is one of `attn_core.WEIGHT_CHOICES`.
     """
 
-    def __init__(self, folder: Path, weights: str = "auto") -> None:
+    def __init__(self, folder: Path, weights: str = "auto", draft: Path | None = None) -> None:
         loaded = load_model(folder, weights=weights)
         if loaded.tokenizer is None:
             raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
         self._context = loaded.model.context
         self._words = Words(loaded.tokenizer)
         room = _token_room(loaded.model)
-        self._loop = EngineLoop(
-            build_engine(loaded.model, loaded.tokenizer, cache=CACHE, requests=REQUESTS, tokens=room)
+        helper = None if draft is None else load_draft(draft, loaded, weights=weights)
+        engine = build_engine(
+            loaded.model,
+            loaded.tokenizer,
+            cache=CACHE,
+            requests=REQUESTS,
+            tokens=room,
+            limits=EngineLimits(guesses=0 if helper is None else DRAFT_GUESSES),
+            draft=helper,
         )
+        self._loop = EngineLoop(engine)
 
     def generate(self, prompt: Prompt, sampling: Sampling, seconds: float | None) -> Generator[Chunk, None, None]:
         """The completion of a prompt, piece by piece; closing the generator cancels it."""

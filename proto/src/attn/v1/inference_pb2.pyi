@@ -692,6 +692,9 @@ class GetLoadResponse(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
     GUESSED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
+    RELOADED_TOKENS_FIELD_NUMBER: _builtins.int
+    OFFLOADED_BYTES_FIELD_NUMBER: _builtins.int
     running: _builtins.int
     """Requests in the current batch."""
     waiting: _builtins.int
@@ -710,6 +713,12 @@ class GetLoadResponse(_message.Message):
     """Tokens guessed ahead since the model was loaded."""
     accepted_tokens: _builtins.int
     """Those of them that were right: their share is the acceptance rate."""
+    computed_tokens: _builtins.int
+    """Tokens computed since the model was loaded, those computed again included."""
+    reloaded_tokens: _builtins.int
+    """Tokens since the model was loaded whose states had to leave and came back without being computed again."""
+    offloaded_bytes: _builtins.int
+    """Bytes of states that wait outside the memory for states now."""
     def __init__(
         self,
         *,
@@ -722,10 +731,13 @@ class GetLoadResponse(_message.Message):
         generated_tokens: _builtins.int = ...,
         guessed_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
+        computed_tokens: _builtins.int = ...,
+        reloaded_tokens: _builtins.int = ...,
+        offloaded_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "generated_tokens", b"generated_tokens", "guessed_tokens", b"guessed_tokens", "preemptions", b"preemptions", "running", b"running", "state_tokens_total", b"state_tokens_total", "state_tokens_used", b"state_tokens_used", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "generated_tokens", b"generated_tokens", "guessed_tokens", b"guessed_tokens", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "running", b"running", "state_tokens_total", b"state_tokens_total", "state_tokens_used", b"state_tokens_used", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,6 +153,8 @@ class EngineOptions(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     CACHE_FIELD_NUMBER: _builtins.int
     GUESSES_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    OFFLOAD_BYTES_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """The element type to compute in, such as "float32" or "bfloat16"."""
     device: _builtins.str
@@ -172,7 +174,13 @@ class EngineOptions(_message.Message):
     cache: _builtins.str
     """How states are remembered, by the name of a cache, such as "shared" or "int8"; `attn list caches` names them."""
     guesses: _builtins.int
-    """Tokens guessed ahead at a step, at most 32, for requests that do not say; absent means 0."""
+    """Tokens guessed ahead at a step, at most 32, for requests that do not say; absent means 4 with a draft, else 0."""
+    draft: _builtins.str
+    """A smaller model that guesses, by name or folder; its tokens must be those of the model. Empty: guesses are what
+    followed the same words before.
+    """
+    offload_bytes: _builtins.int
+    """Memory for states of requests that had to leave the memory for states, in bytes; absent means none."""
     def __init__(
         self,
         *,
@@ -185,10 +193,12 @@ class EngineOptions(_message.Message):
         weights: _builtins.str = ...,
         cache: _builtins.str = ...,
         guesses: _builtins.int | None = ...,
+        draft: _builtins.str = ...,
+        offload_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "guesses", b"guesses", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "guesses", b"guesses", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_state_bytes", b"_state_bytes", "cache", b"cache", "device", b"device", "dtype", b"dtype", "guesses", b"guesses", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "cache", b"cache", "device", b"device", "draft", b"draft", "dtype", b"dtype", "guesses", b"guesses", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
     _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
@@ -196,6 +206,8 @@ class EngineOptions(_message.Message):
     _WhichOneofArgType__max_batch_tokens: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens"]  # noqa: Y015
     _WhichOneofReturnType__max_sequences: _TypeAlias = _typing.Literal["max_sequences"]  # noqa: Y015
     _WhichOneofArgType__max_sequences: _TypeAlias = _typing.Literal["_max_sequences", b"_max_sequences"]  # noqa: Y015
+    _WhichOneofReturnType__offload_bytes: _TypeAlias = _typing.Literal["offload_bytes"]  # noqa: Y015
+    _WhichOneofArgType__offload_bytes: _TypeAlias = _typing.Literal["_offload_bytes", b"_offload_bytes"]  # noqa: Y015
     _WhichOneofReturnType__state_bytes: _TypeAlias = _typing.Literal["state_bytes"]  # noqa: Y015
     _WhichOneofArgType__state_bytes: _TypeAlias = _typing.Literal["_state_bytes", b"_state_bytes"]  # noqa: Y015
     @_typing.overload
@@ -204,6 +216,8 @@ class EngineOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_tokens) -> _WhichOneofReturnType__max_batch_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_sequences) -> _WhichOneofReturnType__max_sequences | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_bytes) -> _WhichOneofReturnType__offload_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__state_bytes) -> _WhichOneofReturnType__state_bytes | None: ...
 

@@ -38,7 +38,8 @@ class ClusterSettings:
 
     `address` None makes a private cluster on this machine, with `cpus` logical CPUs (None: all) and an object
     store of `object_store_bytes`. `weights` is what those of `models` are kept as, `cache` names how these remember
-    states, None: as the service chooses; `guesses` is how many tokens they guess ahead at a step.
+    states, `guesses` is how many tokens they guess ahead at a step, None: as the service chooses; `draft` is the
+    smaller model that guesses; `offload_bytes` is the memory for states of requests that had to leave, for each model.
     """
 
     address: str | None = None
@@ -48,7 +49,9 @@ class ClusterSettings:
     models: tuple[ModelToLoad, ...] = ()
     weights: str | None = None
     cache: str | None = None
-    guesses: int = 0
+    guesses: int | None = None
+    draft: str | None = None
+    offload_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in WEIGHT_CHOICES:
@@ -85,11 +88,6 @@ class Cluster:
     def cache(self) -> str | None:
         """The name of the cache that these models remember states in; None leaves the choice to the service."""
         return self.settings.cache
-
-    @property
-    def guesses(self) -> int:
-        """How many tokens these models guess ahead at a step for requests that do not say."""
-        return self.settings.guesses
 
     async def start(self) -> None:
         """Start or join Ray unless that is done; afterwards `import ray` and its calls work in this process.

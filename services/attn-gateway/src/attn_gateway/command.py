@@ -41,7 +41,14 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         str | None, Text(help="How models remember states, such as int8; `attn list caches` names the ways.")
     ] = None,
     guesses: Annotated[
-        int, Text(help="Tokens to guess ahead at a step: text that repeats itself comes faster.", min=0, max=32)
+        int | None,
+        Text(help="Tokens to guess ahead at a step: text that repeats itself comes faster.", min=0, max=32),
+    ] = None,
+    draft: Annotated[
+        str | None, Text(metavar="NAME|PATH", help="A smaller model of the same tokens that guesses: 4 unless told.")
+    ] = None,
+    offload_bytes: Annotated[
+        int, Text(help="Memory for states of requests that had to leave, so that they are not computed again.", min=0)
     ] = 0,
     token_file: Annotated[
         Path | None, Text(help="File with the bearer token callers must give; readable by you alone.")
@@ -83,6 +90,9 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
             weights=weights,
             cache=cache,
             guesses=guesses,
+            # The service does not know this shell's folder.
+            draft=str(Path(draft).resolve()) if draft and Path(draft).is_dir() else draft,
+            offload_bytes=offload_bytes,
         ),
         ready_file=ready_file,
         grace=grace,

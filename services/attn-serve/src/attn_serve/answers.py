@@ -113,6 +113,9 @@ class LoadAnswer:
     generated_tokens: int
     guessed_tokens: int
     accepted_tokens: int
+    computed_tokens: int
+    reloaded_tokens: int
+    offloaded_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,10 +114,10 @@ def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:
     """How the caller wants the model run; what is left out stays the default."""
     given: dict[str, Any] = {
         name: getattr(message, name)
-        for name in ("dtype", "device", "kernel", "weights", "cache")
+        for name in ("dtype", "device", "kernel", "weights", "cache", "draft")
         if getattr(message, name)
     }
-    for name in ("max_sequences", "max_batch_tokens", "state_bytes", "guesses"):
+    for name in ("max_sequences", "max_batch_tokens", "state_bytes", "guesses", "offload_bytes"):
         if message.HasField(name):
             given[name] = getattr(message, name)
     return EngineSettings(**given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,6 +85,8 @@ class Fleet:
             await known.ready.wait()
             return self.find(name)
         folder = find_folder(source or name, self._home)
+        if settings.draft is not None:
+            settings = dataclasses.replace(settings, draft=str(find_folder(settings.draft, self._home)))
         model = ServedModel(name=name, source=source or name, engine=self._make(name, folder, settings))
         self._models[name] = model
         await self._start(model)

@@ -14,6 +14,7 @@ from attn_engine import Engine, EngineLimits, EngineLoop, Event, Request, Sampli
 from attn_models.loading import LoadedModel, load_model
 
 from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.drafts import draft_of
 from attn_serve.kernels import use_kernel
 from attn_serve.maps import compute_maps
 from attn_serve.memory import store_size
@@ -21,6 +22,9 @@ from attn_serve.news import chunk_of
 from attn_serve.reader import Reader
 from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
 from attn_serve.scores import score_all
+
+DRAFT_GUESSES = 4
+"""Tokens that a draft guesses ahead where nobody says."""
 
 Deliver = Callable[[list[Chunk]], None]
 """Called on the engine's thread with all news of a step; must return at once."""
@@ -43,8 +47,10 @@ class EngineHost:
         family = installed().caches.get(settings.cache)
         store = family.create(model.state_specs(), store_size(model, family, settings))
         step_tokens = EngineLimits.step_tokens if settings.max_batch_tokens is None else settings.max_batch_tokens
-        limits = EngineLimits(step_tokens=step_tokens, guesses=settings.guesses)
-        self._loop = EngineLoop(Engine(model, store, tokenizer, limits), self._listen)
+        guesses = (DRAFT_GUESSES if settings.draft else 0) if settings.guesses is None else settings.guesses
+        limits = EngineLimits(step_tokens=step_tokens, guesses=guesses, offload_bytes=settings.offload_bytes)
+        draft = draft_of(Path(settings.draft), self._loaded, family, settings) if settings.draft else None
+        self._loop = EngineLoop(Engine(model, store, tokenizer, limits, draft=draft), self._listen)
 
     @property
     def info(self) -> ModelInfo:
@@ -105,6 +111,9 @@ class EngineHost:
             generated_tokens=load.generated_tokens,
             guessed_tokens=load.guessed_tokens,
             accepted_tokens=load.accepted_tokens,
+            computed_tokens=load.computed_tokens,
+            reloaded_tokens=load.reloaded_tokens,
+            offloaded_bytes=load.offloaded_bytes,
         )
 
     def stop(self, grace: float) -> None:

@@ -54,7 +54,8 @@ class EngineSettings:
 
     `state_bytes` bounds the memory for the states of all requests, which the cache of that name keeps; `threads` are
     those of tensor operations. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs those of linear layers. `guesses`
-    are tokens guessed ahead for requests that do not say.
+    are tokens guessed ahead for requests that do not say, by the model `draft` where one is named; None is 4 with a
+    draft and none without. `offload_bytes` bounds the memory for states of requests that had to leave.
     """
 
     dtype: str = "float32"
@@ -66,4 +67,6 @@ class EngineSettings:
     state_bytes: int | None = None
     threads: int | None = None
     weights: str = "auto"
-    guesses: int = 0
+    guesses: int | None = None
+    draft: str | None = None
+    offload_bytes: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,9 +45,13 @@ class InferenceGrpc:
 
 
 def _settings(cluster: Cluster) -> EngineSettings:
-    default = EngineSettings(guesses=cluster.guesses)
-    return dataclasses.replace(
-        default, weights=cluster.weights or default.weights, cache=cluster.cache or default.cache
+    options, default = cluster.settings, EngineSettings()
+    return EngineSettings(
+        weights=options.weights or default.weights,
+        cache=options.cache or default.cache,
+        guesses=options.guesses,
+        draft=options.draft,
+        offload_bytes=options.offload_bytes,
     )
 
 

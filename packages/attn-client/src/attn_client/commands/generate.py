@@ -43,6 +43,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     beams: Annotated[int | None, Option(help="Search with so many beams for the likeliest; draw nothing.")] = None,
     length_penalty: Annotated[float, Option(help="With --beams: above 0 favours long texts, below 0 short.")] = 1.0,
     guesses: Annotated[int | None, Option(help="Most tokens to guess ahead at a step; changes only the time.")] = None,
+    draft: Annotated[str | None, Option(help="With --model, a smaller model of the same tokens that guesses.")] = None,
     stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
     top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
@@ -87,8 +88,15 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         grammar=_grammar(json_schema, regex, lark),
     )
     with ExitStack() as stack:
-        served = connect(address, token_file, certificates) if model is None else None
-        writer: Writer = stack.enter_context(served or here())
+        writer: Writer
+        if model is None:
+            if draft is not None:
+                raise InvalidValue.of("--draft", draft, "only with --model; a server has its own: attn serve --draft")
+            writer = stack.enter_context(connect(address, token_file, certificates))
+        else:
+            local = writer = stack.enter_context(here())
+            if draft is not None:
+                local.draft(model, draft)
         chunks = writer.generate(name, _prompt(text, system, source, chat=chat), sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
         with closing(chunks):

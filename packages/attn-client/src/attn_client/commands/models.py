@@ -40,14 +40,24 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
     kernel: Annotated[str, typer.Option(help="Attention kernel, by name.")] = "",
     weights: Annotated[str, typer.Option(help="Keep weights as float32, bfloat16, int8, int4, auto or unpacked.")] = "",
     guesses: Annotated[int | None, typer.Option(help="Tokens to guess ahead where a request does not say.")] = None,
+    draft: Annotated[str, typer.Option(help="A smaller model of the same tokens that guesses: name or folder.")] = "",
+    offload_bytes: Annotated[int | None, typer.Option(help="Memory for states of requests that had to leave.")] = None,
     address: Address = ADDRESS,
     token_file: TokenFile = None,
     certificates: Certificates = None,
 ) -> None:
     """Load a model; returns when it answers requests."""
     # The server does not know this shell's folder.
-    place = str(Path(source).resolve()) if source and Path(source).is_dir() else source
-    engine = EngineOptions(dtype=dtype, device=device, kernel=kernel, weights=weights, guesses=guesses)
+    place, helper = (str(Path(text).resolve()) if text and Path(text).is_dir() else text for text in (source, draft))
+    engine = EngineOptions(
+        dtype=dtype,
+        device=device,
+        kernel=kernel,
+        weights=weights,
+        guesses=guesses,
+        draft=helper,
+        offload_bytes=offload_bytes,
+    )
     with connect(address, token_file, certificates) as client:
         model = client.models.load(name, place, engine=engine)
     typer.echo(f"{model.name} is {model.state}: {model.parameters:,} parameters, context {model.context_length}")

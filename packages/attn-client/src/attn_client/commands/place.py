@@ -19,6 +19,10 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
         """Itself; leaving stops its models."""
         ...
 
+    def draft(self, model: str, draft: str) -> None:
+        """Let a smaller model guess for one that does not run yet."""
+        ...
+
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text."""
         ...

@@ -217,6 +217,9 @@ class Load:
     generated_tokens: int
     guessed_tokens: int
     accepted_tokens: int
+    computed_tokens: int
+    reloaded_tokens: int
+    offloaded_bytes: int
 
     @classmethod
     def of(cls, message: pb.GetLoadResponse) -> Load:

@@ -80,4 +80,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             generated_tokens=load.generated_tokens,
             guessed_tokens=load.guessed_tokens,
             accepted_tokens=load.accepted_tokens,
+            computed_tokens=load.computed_tokens,
+            reloaded_tokens=load.reloaded_tokens,
+            offloaded_bytes=load.offloaded_bytes,
         )

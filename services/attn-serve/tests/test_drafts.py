@@ -1,0 +1,66 @@
+"""Models that guess for others, and states that wait outside, as a server is asked to have them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+from asking_inference import ask, complete, refused
+from attn.v1 import model_pb2 as wire
+from attn.v1.inference_pb2 import GetLoadRequest
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import save_model
+from attn_models.tokenizers import character_tokenizer
+
+
+def load(name: str, source: str, **engine: Any) -> wire.LoadModelRequest:
+    return wire.LoadModelRequest(name=name, source=source, engine=wire.EngineOptions(**engine))
+
+
+async def test_a_draft_changes_no_token_and_its_guesses_are_counted(
+    models: ModelServiceStub, stub: InferenceServiceStub
+) -> None:
+    await models.LoadModel(load("itself", "tiny", draft="tiny"))
+    await models.LoadModel(load("another", "tiny", draft="tiny-linear", guesses=2, cache="paged"))
+    for sampling in ({}, {"temperature": 1.5, "seed": 7}):
+        alone = await complete(stub, ask(max_new_tokens=40, **sampling))
+        for name in ("itself", "another"):
+            assert await complete(stub, ask(model=name, max_new_tokens=40, **sampling)) == alone
+    own = await stub.GetLoad(GetLoadRequest(model="itself"))
+    assert own.accepted_tokens == own.guessed_tokens > 40
+    other = await stub.GetLoad(GetLoadRequest(model="another"))
+    assert other.guessed_tokens > other.accepted_tokens
+
+
+async def test_a_draft_of_other_tokens_or_none_at_all_is_refused(models: ModelServiceStub, tmp_path: Path) -> None:
+    other = character_tokenizer("abcdefgh")
+    config = DecoderConfig(vocabulary=other.vocabulary, context=64, width=16, layers=1, heads=2)
+    save_model(tmp_path / "other", Decoder(config), other)
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "draft", "tokens"):
+        await models.LoadModel(load("guessing", "tiny", draft=str(tmp_path / "other")))
+    async with refused(grpc.StatusCode.NOT_FOUND, "'tinny'", "'tiny'"):
+        await models.LoadModel(load("guessing", "tiny", draft="tinny"))
+    assert [model.name for model in (await models.ListModels(wire.ListModelsRequest())).models] == ["tiny"]
+
+
+async def test_states_that_had_to_leave_come_back_where_a_server_keeps_them(
+    models: ModelServiceStub, stub: InferenceServiceStub
+) -> None:
+    small = {"cache": "paged", "state_bytes": 200_000, "max_sequences": 8}
+    await models.LoadModel(load("kept", "tiny", offload_bytes=10**8, **small))
+    texts = [chr(ord("a") + place) * 40 for place in range(6)]
+    alone = [await complete(stub, ask(text, max_new_tokens=60)) for text in texts]
+    crowd = await asyncio.gather(*(complete(stub, ask(text, model="kept", max_new_tokens=60)) for text in texts))
+    assert crowd == alone
+    load_now = await stub.GetLoad(GetLoadRequest(model="kept"))
+    assert load_now.preemptions > 0
+    assert load_now.reloaded_tokens > 0
+    assert load_now.computed_tokens == sum(40 + 60 - 1 for _ in texts)
+    assert load_now.offloaded_bytes == 0
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "offload_bytes"):
+        await models.LoadModel(load("minus", "tiny", offload_bytes=-1))
