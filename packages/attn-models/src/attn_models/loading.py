@@ -162,6 +162,7 @@ def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
     entries = checkpoint.tensors.entries
+    config = door.filled(config, entries)
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
     limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
     for field, limit in limits.items():
@@ -184,9 +185,10 @@ def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
     if not pending:
         return
     attentions = layer_attentions(config)
+    places = {f"blocks.{index}.attention.": attention for index, attention in enumerate(attentions)}
+    later = {f"predictors.{index}.block.attention.": attentions[-1] for index in range(config.prediction_depth)}
     fresh: dict[int, nn.Module] = {}
-    for index, attention in enumerate(attentions):
-        prefix = f"blocks.{index}.attention."
+    for prefix, attention in (places | later).items():
         if id(attention) not in fresh:
             fresh[id(attention)] = attention.mechanism.build(attention.config)
         for name, buffer in fresh[id(attention)].named_buffers():

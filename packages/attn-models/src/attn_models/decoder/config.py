@@ -43,6 +43,7 @@ NUMBERS = {
     "rotary_fraction": (0.0, 1.0 + 1e-9),
     "dropout": (0.0, 1.0),
     "balance": (0.0, math.inf),
+    "prediction_weight": (0.0, math.inf),
 }
 
 
@@ -92,6 +93,9 @@ class DecoderConfig:
     multiplied by `routed_scale`: routing "deepseek_v2" weighs as "switch", "deepseek_v3" by sigmoids made to sum to
     one, chosen with a bias for each expert that training moves by `balance_rate` (arXiv 2412.19437, section 2.1.2).
 
+    `prediction_depth` D adds D modules that predict the D tokens after the next (arXiv 2412.19437, section 2.2); the
+    mean of their losses enters that of training with `prediction_weight`. Nothing else uses them.
+
     Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
     """
 
@@ -132,6 +136,8 @@ class DecoderConfig:
     groups_per_token: int | None = None
     routed_scale: float = 1.0
     dense_layers: int = 0
+    prediction_depth: int = 0
+    prediction_weight: float = 0.3
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -149,6 +155,9 @@ class DecoderConfig:
         if self.logit_cap is not None:
             require_between("logit_cap", self.logit_cap, SMALLEST_CAP, math.inf)
         _ = self.rotary, self.mixture
+        if self.prediction_depth not in range(self.context):
+            allowed = f"a whole number from 0, below the context {self.context}"
+            raise InvalidValue.of("prediction_depth", self.prediction_depth, allowed)
         object.__setattr__(self, "lenders", checked_lenders(self.lenders, self.layers))
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")

@@ -17,6 +17,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.initial import initialise
 from attn_models.decoder.loans import Loans
 from attn_models.decoder.norms import build_norm
+from attn_models.decoder.prediction import PredictionModule, cross_entropy
 from attn_models.decoder.sinusoidal import sinusoidal
 
 
@@ -45,6 +46,9 @@ class Decoder(nn.Module):
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.head: nn.Module | None = None
         self.weights: str | None = None
+        self.predictors = nn.ModuleList(
+            PredictionModule(config, attentions[-1]) for _ in range(config.prediction_depth)
+        )
         self._lenders = [config.lender(layer) for layer in range(config.layers)]
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
         self._mechanisms = {layer_name(i): attention.mechanism.name for i, attention in enumerate(attentions)}
@@ -57,11 +61,27 @@ class Decoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
+        return self.logits(self.hidden(tokens))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits."""
         hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
         loans = Loans(self._lenders)
         for index, block in enumerate(self._blocks()):
             hidden = block(hidden, loans.of(index, block, hidden))
-        return self.logits(self.norm(hidden))
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def training_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy, in nats a token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
+        tokens], and `prediction_weight` times the mean of the losses of the tokens after those."""
+        hidden, length = self.hidden(tokens), tokens.shape[1]
+        loss, later = cross_entropy(self.logits(hidden), targets), hidden.new_zeros(())
+        for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
+            known = torch.arange(depth, length, device=tokens.device)
+            hidden = predictor(hidden[:, : length - depth], self._embed(targets[:, depth - 1 : -1], known))
+            later = later + cross_entropy(self.logits(hidden), targets[:, depth:])
+        return loss + self.config.prediction_weight * later / max(len(self.predictors), 1)
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""

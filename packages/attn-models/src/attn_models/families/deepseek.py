@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
@@ -12,7 +12,7 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_models.decoder.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.mixture import Experts
-from attn_models.families.deepseek_layout import DeepseekLayout
+from attn_models.families.deepseek_layout import LAYER, DeepseekLayout
 from attn_models.families.door import Layout, needed, refuse_others
 from attn_models.families.llama import FIXED, LlamaDoor
 from attn_models.families.rope import Rope, mscale, rope_parameters
@@ -28,7 +28,9 @@ SIZES = {
     "v_head_dim": "value_size",
     "q_lora_rank": "query_latent",
 }
-DENSE = {name: value for name, value in FIXED.items() if name not in {"experts", "rotary_interleaved"}}
+DENSE = {
+    name: value for name, value in FIXED.items() if name not in {"experts", "rotary_interleaved", "prediction_depth"}
+}
 
 
 class DeepseekDoor(LlamaDoor):
@@ -91,7 +93,7 @@ class DeepseekDoor(LlamaDoor):
 
     def layout(self, config: DecoderConfig) -> Layout:
         """The names of its tensors, which depend on the heads and the number of layers."""
-        return DeepseekLayout(heads=config.heads, layers=config.layers)
+        return DeepseekLayout(heads=config.heads, layers=config.layers, depth=config.prediction_depth)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002  (only V3's can say)
         """Whether neighbours are turned together, or elements half a head apart."""
@@ -165,7 +167,7 @@ class DeepseekV2Door(DeepseekDoor):
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
-    fixed = DeepseekDoor.fixed | {"rotary_interleaved": True}
+    fixed = DeepseekDoor.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
     said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "scoring_func": ("softmax", None),
         "topk_method": ("greedy", "group_limited_greedy", None),
@@ -197,7 +199,21 @@ class DeepseekV3Door(DeepseekDoor):
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV3Config."""
-        return super().describe(config) | {"rope_interleave": config.rotary_interleaved, "norm_topk_prob": True}
+        return super().describe(config) | {
+            "rope_interleave": config.rotary_interleaved,
+            "norm_topk_prob": True,
+            "num_nextn_predict_layers": config.prediction_depth,
+        }
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a DeepseekV3Config."""
+        depth = values.get("num_nextn_predict_layers") or 0
+        return dataclasses.replace(super().configure(values), prediction_depth=depth)
+
+    def filled(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:
+        """Without modules that predict later tokens where their weights are not there: transformers leaves them out."""
+        layers = {int(found[1]) for name in names if (found := LAYER.match(name))}
+        return config if config.layers in layers else dataclasses.replace(config, prediction_depth=0)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:
         """Neighbours, unless it is said otherwise."""

@@ -24,7 +24,12 @@ NAMES = {
     "attention.latent_norm": "self_attn.kv_a_layernorm",
     "attention.output": "self_attn.o_proj",
     "feed_forward.router.score": "mlp.gate",
+    "token_norm": "enorm",
+    "hidden_norm": "hnorm",
+    "join": "eh_proj",
+    "norm": "shared_head.norm",
 }
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 CORRECTION = "feed_forward.router.correction"
 FEED_FORWARD = re.compile(r"feed_forward\.(experts\.\d+\.|shared\.)?(gate|up|down)")
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -33,15 +38,15 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 class DeepseekLayout(Layout):
     """Llama's names, with latents, the two halves of a head's expanded latent one after the other, and experts.
 
-    What stands behind the last of `layers` predicts later tokens and is left where it is.
+    Modules that predict later tokens stand behind the last of `layers`; so do copies of the embeddings for them.
     """
 
     model_type = "deepseek"
     head = OUTSIDE["unembedding.weight"]
     derived = re.compile(r"rotary_emb\.inv_freq$")
 
-    def __init__(self, *, heads: int, layers: int) -> None:
-        self.heads, self.layers = heads, layers
+    def __init__(self, *, heads: int, layers: int, depth: int) -> None:
+        self.heads, self.layers, self.depth = heads, layers, depth
 
     def stored(self, parameters: Sequence[str]) -> list[Stored]:
         """One tensor for each parameter but those that are joined."""
@@ -51,24 +56,33 @@ class DeepseekLayout(Layout):
             if name in OUTSIDE:
                 found.append(Stored(OUTSIDE[name], (name,)))
                 continue
-            _, layer, rest = name.split(".", 2)
+            layer, rest = self._place(name)
             module, _, leaf = rest.rpartition(".")
             if rest == CORRECTION:
                 found.append(Stored(f"model.layers.{layer}.mlp.gate.e_score_correction_bias", (name,), exact=True))
             elif module not in parts:
                 found.append(Stored(f"model.layers.{layer}.{_their_module(module)}.{leaf}", (name,)))
             elif any(module == first for first, _ in JOINED.values()):
-                found.append(self._joined(layer, module, leaf))
+                found.append(self._joined(name, module, leaf))
         return [stored for stored in found if known.issuperset(stored.parts)]
 
     def derives(self, name: str) -> bool:
-        """Also what predicts later tokens."""
+        """Also what predicts later tokens where it is not asked for, and copies of the embeddings."""
         layer = LAYER.match(name)
-        return super().derives(name) or (layer is not None and int(layer[1]) >= self.layers)
+        behind = layer is not None and int(layer[1]) >= self.layers
+        return super().derives(name) or (behind and (not self.depth or name.endswith(COPIES)))
 
-    def _joined(self, layer: str, module: str, leaf: str) -> Stored:
+    def _place(self, name: str) -> tuple[str, str]:
+        """Their number of the layer that holds the parameter, and its name there."""
+        kind, number, rest = name.split(".", 2)
+        if kind == "blocks":
+            return number, rest
+        return str(self.layers + int(number)), rest.removeprefix("block.")
+
+    def _joined(self, name: str, module: str, leaf: str) -> Stored:
         theirs, ours = next((theirs, ours) for theirs, ours in JOINED.items() if ours[0] == module)
-        parts = tuple(f"blocks.{layer}.{part}.{leaf}" for part in ours)
+        layer, before = self._place(name)[0], name.removesuffix(f"{module}.{leaf}")
+        parts = tuple(f"{before}{part}.{leaf}" for part in ours)
         return Stored(f"model.layers.{layer}.{theirs}.{leaf}", parts, groups=self.heads if theirs == BY_HEAD else 1)
 
 

@@ -66,6 +66,10 @@ class Door(Layout):
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
 
+    def filled(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:  # noqa: ARG002  (few leave out)
+        """The decoder without what tensors of these names leave out, though the config.json speaks of it."""
+        return config
+
     @abstractmethod
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """The config.json of a decoder; raises `Incompatible` naming what the layout cannot say."""

@@ -28,6 +28,7 @@ FIXED = {
     "rotary_scaling": None,
     "scaled_embedding": True,
     "experts": None,
+    "prediction_depth": 0,
 }
 NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
 

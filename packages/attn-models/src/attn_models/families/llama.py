@@ -38,6 +38,7 @@ FIXED = {
     "scaled_embedding": False,
     "logit_cap": None,
     "experts": None,
+    "prediction_depth": 0,
 }
 
 

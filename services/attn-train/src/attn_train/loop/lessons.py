@@ -85,8 +85,10 @@ class TextLessons:
         return self._batches.draw()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Mean cross-entropy, and what keeps the experts of a mixture busy."""
-        return next_token_loss(model, *batch) + balance_loss(model)
+        """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
+        own = getattr(model, "training_loss", None)
+        loss: Tensor = next_token_loss(model, *batch) if own is None else own(*batch)
+        return loss + balance_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""

@@ -1,0 +1,159 @@
+"""Laws of modules that predict later tokens: what they are trained on, what they leave alone, their layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core.errors import Incompatible, InvalidValue
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.loading import load_model, save_model
+from torch.nn import functional
+
+DEEPSEEK = {
+    "vocabulary": 61,
+    "width": 32,
+    "hidden": 48,
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+    "rotary_interleaved": True,
+    "mechanism": "mla",
+    "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6, "query_latent": 20},
+    "routing": "deepseek_v3",
+    "experts": 4,
+    "experts_per_token": 2,
+    "shared_experts": 1,
+    "expert_hidden": 16,
+    "dense_layers": 1,
+    "tied": False,
+}
+
+
+def random_decoder(config):
+    torch.manual_seed(0)
+    model = Decoder(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(mean=float("norm" in name), std=0.2)
+    return model
+
+
+@pytest.mark.oracle
+def test_the_loss_is_that_of_transformers_on_what_is_written_in_the_layout_of_deepseek_v3(tiny, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_layers import MtpModel
+
+    model = random_decoder(tiny(**DEEPSEEK | {"prediction_depth": 2, "prediction_weight": 0.5}))
+    save_model(tmp_path, model, layout="deepseek_v3")
+    peer = transformers.DeepseekV3ForCausalLM.from_pretrained(tmp_path).eval()
+    peer._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\..*"]  # theirs knows a model of 61 layers alone
+    later = MtpModel.from_pretrained(peer).eval()
+    text = torch.randint(61, (2, 12))
+    tokens, targets = text[:, :-1], text[:, 1:]
+    with torch.no_grad():
+        hidden = peer.model(tokens).last_hidden_state
+        losses = [functional.cross_entropy(peer.lm_head(hidden).flatten(0, 1), targets.flatten())]
+        for depth in (1, 2):
+            length = tokens.shape[1] - depth
+            places = torch.arange(length).expand(2, length)
+            known = text[:, depth : depth + length]
+            hidden = later.forward_layer(depth - 1, hidden[:, :length], places, None, input_ids=known)
+            wanted = text[:, depth + 1 : depth + 1 + length]
+            losses.append(functional.cross_entropy(peer.lm_head(hidden).flatten(0, 1), wanted.flatten()))
+        ours = model.training_loss(tokens, targets)
+    torch.testing.assert_close(ours, losses[0] + 0.5 * (losses[1] + losses[2]) / 2, rtol=0, atol=1e-5)
+
+
+def test_without_modules_the_loss_is_that_of_the_next_token(tiny):
+    model = random_decoder(tiny())
+    text = torch.randint(31, (3, 9))
+    plain = functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+    torch.testing.assert_close(model.training_loss(text[:, :-1], text[:, 1:]), plain)
+
+
+def test_a_window_too_short_for_later_tokens_trains_on_those_it_has(tiny):
+    model = random_decoder(tiny(prediction_depth=3))
+    text = torch.randint(31, (2, 2))
+    plain = functional.cross_entropy(model(text[:, :1]).flatten(0, 1), text[:, 1:].flatten())
+    torch.testing.assert_close(model.training_loss(text[:, :1], text[:, 1:]), plain)
+
+
+def test_modules_change_neither_logits_nor_what_is_remembered(tiny):
+    model = random_decoder(tiny(prediction_depth=2))
+    plain = Decoder(tiny()).eval()
+    plain.load_state_dict({name: t for name, t in model.state_dict().items() if not name.startswith("predictors.")})
+    tokens = torch.randint(31, (2, 9))
+    assert torch.equal(model(tokens), plain(tokens))
+    assert model.state_specs() == plain.state_specs()
+
+
+def test_the_token_after_the_next_is_learned_and_the_trunk_learns_from_it(tiny):
+    torch.manual_seed(0)
+    model = Decoder(tiny(prediction_depth=1, prediction_weight=1.0)).train()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    text = (torch.arange(25) % 7)[None]
+    losses = []
+    for _ in range(80):
+        loss = model.training_loss(text[:, :-1], text[:, 1:])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[0] > 6  # of both tokens
+    assert losses[-1] < 1
+    hidden = model.hidden(text[:, :-1])
+    model.predictors[0](hidden, model.embedding(text[:, 1:])).sum().backward()
+    assert model.blocks[0].attention.query.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.usefixtures("strangers")
+def test_modules_survive_the_folder_with_the_tables_that_no_folder_holds(tiny, tmp_path):
+    model = random_decoder(tiny(mechanism="running_mean", prediction_depth=2))
+    save_model(tmp_path, model)
+    again = load_model(tmp_path).model
+    text = torch.randint(31, (2, 9))
+    arguments = text[:, :-1], text[:, 1:]
+    assert torch.equal(again.training_loss(*arguments), model.training_loss(*arguments))
+
+
+def test_published_weights_are_read_with_the_copies_of_the_embeddings_among_them(tiny, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = random_decoder(tiny(**DEEPSEEK | {"prediction_depth": 1}))
+    save_model(tmp_path, model, layout="deepseek_v3")
+    (tmp_path / "manifest.json").unlink()
+    tensors = load_file(tmp_path / "model.safetensors")
+    copy = tensors["model.embed_tokens.weight"].clone()
+    tensors |= {"model.layers.2.embed_tokens.weight": copy, "model.layers.2.shared_head.head.weight": copy.clone()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    text = torch.randint(61, (2, 9))
+    arguments = text[:, :-1], text[:, 1:]
+    again = load_model(tmp_path).model
+    assert torch.equal(again.training_loss(*arguments), model.training_loss(*arguments))
+    left = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.2.")}
+    save_file(left, tmp_path / "model.safetensors")
+    assert load_model(tmp_path).config.prediction_depth == 0
+
+
+@pytest.mark.parametrize("depth", [-1, 32, 1.5, "2"])
+def test_a_depth_that_no_sequence_has_is_refused(depth, tiny):
+    with pytest.raises(InvalidValue, match="prediction_depth"):
+        tiny(prediction_depth=depth)
+
+
+@pytest.mark.parametrize("layout", ["llama", "gpt2", "deepseek_v2"])
+def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
+    from attn_models.families.doors import door_of
+
+    fields = DEEPSEEK | {"context": 64, "layers": 2, "heads": 4, "prediction_depth": 1}
+    if layout == "llama":
+        plain = {"mechanism": "mha", "options": {}, "rotary_interleaved": False}
+        fields = {
+            name: value for name, value in fields.items() if "expert" not in name and name != "dense_layers"
+        } | plain
+    if layout == "gpt2":
+        fields = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "bias": True}
+        fields |= {"prediction_depth": 1}
+    with pytest.raises(Incompatible, match="prediction_depth"):
+        door_of(layout).describe(DecoderConfig.from_plain(fields))
