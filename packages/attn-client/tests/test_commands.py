@@ -157,6 +157,21 @@ def test_train_submits_what_was_asked_and_follows(shell: Shell, server: Any) -> 
     assert "job-1 succeeded: loss 1.5000" in out
 
 
+def test_train_passes_lenders_and_fields_by_name_on(shell: Shell, server: Any) -> None:
+    given = [
+        "--lenders",
+        "cla:2",
+        "--model-option",
+        "prediction_depth=1",
+        "--model-option",
+        'pattern=["linear", "mha"]',
+    ]
+    assert shell.run("train", "--data", "shakespeare", "--detach", *given)[0] == 0
+    fields = server.book.spec.model.family_options
+    assert (fields["lenders"], fields["prediction_depth"], list(fields["pattern"])) == ("cla:2", 1, ["linear", "mha"])
+    assert shell.run("train", "--data", "shakespeare", "--model-option", "prediction_depth")[0] == 2
+
+
 def test_train_detached_prints_the_job_and_takes_data_by_name(shell: Shell, server: Any) -> None:
     assert shell.run("train", "--data", "shakespeare", "--detach") == (0, "job-1\n", "")
     assert server.book.spec.data.name == "shakespeare"

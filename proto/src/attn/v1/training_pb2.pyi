@@ -130,8 +130,8 @@ class ModelConfig(_message.Message):
     experts_per_token: _builtins.int
     """The experts a token uses, at most `experts`; 0 without experts."""
     routing: _builtins.str
-    """What weighs the chosen experts: "mixtral", a softmax over them, or "switch", their part of one over all; empty means
-    "mixtral".
+    """What weighs the chosen experts: "mixtral", a softmax over them, "switch" or "deepseek_v2", their part of one over all,
+    or "deepseek_v3", sigmoids; empty means "mixtral".
     """
     balance: _builtins.float
     """The weight of the loss that spreads tokens over the experts, at least 0; it is part of the training loss."""
@@ -141,7 +141,9 @@ class ModelConfig(_message.Message):
 
     @_builtins.property
     def family_options(self) -> _struct_pb2.Struct:
-        """The fields of the family's config by name, without `vocabulary`; not for a decoder."""
+        """The fields of the family's config by name, without `vocabulary`. For a decoder those for which there is no field here,
+        such as `lenders`, `pattern`, `shared_experts` or `prediction_depth`.
+        """
 
     def __init__(
         self,

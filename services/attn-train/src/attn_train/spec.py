@@ -13,6 +13,7 @@ class ModelSpec:
     """The shape of a decoder; None leaves a size to the model family's default.
 
     Sizes are whole numbers: `width` of the residual stream, `context` in tokens, `hidden` inside the feed-forward.
+    `others` are further fields of a decoder's config by name.
     """
 
     width: int
@@ -34,6 +35,7 @@ class ModelSpec:
     experts_per_token: int | None = None
     routing: str = "mixtral"
     balance: float = 0.0
+    others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def family(self) -> str:
@@ -48,6 +50,7 @@ class ModelSpec:
     def values(self, vocabulary: int) -> dict[str, Any]:
         """The values of the family for this shape over `vocabulary` token ids."""
         values = dataclasses.asdict(self) | {"vocabulary": vocabulary}
+        values |= values.pop("others")
         return {name: value for name, value in values.items() if value is not None}
 
 

@@ -1,11 +1,10 @@
-"""Mixtures of experts through a real gateway."""
+"""Mixtures of experts, and fields of a decoder that have none of their own on the wire, through a real gateway."""
 
 from __future__ import annotations
 
 import grpc
 import pytest
 from attn.v1 import training_pb2 as pb
-from attn_models.decoder.config import Experts
 from attn_models.loading import load_model
 
 
@@ -22,7 +21,7 @@ async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_
     # The loss that is lowered holds a quarter of an imbalance near 1; the validation loss is of the text alone.
     assert done.last_metrics["loss"] > done.last_metrics["validation_loss"]
     config = load_model(done.model_path).config
-    assert config.mixture == Experts(count=4, per_token=2)
+    assert (config.mixture.count, config.mixture.per_token) == (4, 2)
     assert (config.routing, config.balance) == ("switch", 0.25)
 
 
@@ -42,3 +41,39 @@ async def test_half_a_mixture_is_refused_with_what_is_missing(server, wire_spec,
         with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
             await submit(stub, wire_spec, "bad")
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(server, wire_spec, submit, watch):
+    wire_spec.model.layers = 2
+    wire_spec.model.experts, wire_spec.model.experts_per_token, wire_spec.model.routing = 4, 2, "deepseek_v3"
+    others = {"lenders": "cla:2", "shared_experts": 1, "balance_rate": 0.01, "prediction_depth": 1}
+    wire_spec.model.family_options.update(others | {"prediction_weight": 2.0})
+    async with server() as stub:
+        job = await submit(stub, wire_spec, "others")
+        assert dict(job.spec.model.family_options) == others | {"prediction_weight": 2.0}
+        await watch(stub, "others")
+        done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="others"))).job
+    assert done.state == pb.JOB_STATE_SUCCEEDED
+    assert done.last_metrics["loss"] > 2 * done.last_metrics["validation_loss"]  # of two tokens, the later doubled
+    config = load_model(done.model_path).config
+    assert {name: getattr(config, name) for name in others} == others
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"lenders": "cla:0"}, "lenders"),
+        ({"prediction_depth": -1}, "prediction_depth"),
+        ({"shared_expert": 1}, "did you mean 'shared_experts'"),
+        ({"width": 32}, "family_options: .*width"),
+        ({"vocabulary": 9}, "family_options: .*vocabulary"),
+        ({"others": {"width": 3}}, "family_options: .*others"),
+        ({"pattern": [{"mechanism": "nothing"}]}, "unknown mechanism 'nothing'"),
+    ],
+)
+async def test_further_fields_that_a_decoder_has_not_are_refused(server, wire_spec, submit, given, named):
+    wire_spec.model.family_options.update(given)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=named) as caught:
+            await submit(stub, wire_spec, "bad")
+        assert caught.value.code() in {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}

@@ -10,6 +10,7 @@ from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core import parse_options
 from attn_core.errors import InvalidValue
+from google.protobuf import struct_pb2
 
 from attn_client.commands.follow import follow
 from attn_client.commands.options import (
@@ -52,10 +53,20 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     dropout: Annotated[float, Option(help="Probability of dropping activations.", rich_help_panel=MODEL)] = 0.0,
     experts: Annotated[int, Option(help="Feed-forwards of each block; 0 is one.", rich_help_panel=MODEL)] = 0,
     experts_per_token: Annotated[int, Option(help="Experts that a token uses.", rich_help_panel=MODEL)] = 0,
-    routing: Annotated[str, Option(help="mixtral or switch.", rich_help_panel=MODEL)] = "",
+    routing: Annotated[str, Option(help="mixtral, switch, deepseek_v2 or deepseek_v3.", rich_help_panel=MODEL)] = "",
     balance: Annotated[
         float, Option(help="Weight of the loss that keeps all experts busy.", rich_help_panel=MODEL)
     ] = 0.0,
+    lenders: Annotated[
+        str,
+        Option(
+            help="Layers that share keys and values: cla:N, N neighbours; yoco, the upper half.", rich_help_panel=MODEL
+        ),
+    ] = "",
+    model_option: Annotated[
+        list[str] | None,
+        Option(metavar="NAME=VALUE", help="Another field of the decoder's config.", rich_help_panel=MODEL),
+    ] = None,
     tokenizer: Annotated[str, Option(help="character, or a tokenizer on the server.", rich_help_panel=DATA)] = "",
     steps: Annotated[int | None, Option(help="Optimiser steps; 2000.", rich_help_panel=OPTIMISER)] = None,
     batch: Annotated[int, Option(help="Sequences a step.", rich_help_panel=OPTIMISER)] = 12,
@@ -80,7 +91,8 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
     Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch`. With a
-    recipe, only --data, --languages, --tokenizer, --steps and --seed change what it says.
+    recipe, only --data, --languages, --tokenizer, --steps and --seed change what it says. Other fields of the decoder's
+    config are given by name: `--model-option prediction_depth=1 --model-option 'pattern=["linear", "mha"]'`.
     """
     spec = changed(read_recipe(recipe), data, tokenizer, languages, steps, seed) if recipe else None
     mechanism = common_pb2.MechanismRef(name=attention)
@@ -101,6 +113,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             experts_per_token=experts_per_token,
             routing=routing,
             balance=balance,
+            family_options=others(lenders, model_option),
         ),
         data=data_source(data, tokenizer, languages),
         optimizer=pb.OptimizerConfig(
@@ -122,6 +135,16 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             print_line({"job": submitted.id, "state": submitted.state})
         else:
             typer.echo(submitted.id)
+
+
+def others(lenders: str, pairs: list[str] | None) -> struct_pb2.Struct | None:
+    """Fields of a decoder that have none of their own on the wire; None where there are none."""
+    values = parse_options(pairs) | ({"lenders": lenders} if lenders else {})
+    if not values:
+        return None
+    fields = struct_pb2.Struct()
+    fields.update(values)
+    return fields
 
 
 def changed(

@@ -69,7 +69,7 @@ def count_parameters(model: ModelSpec) -> int:
     except UnknownName:
         raise
     except UserError as error:
-        raise _on_the_wire(error) from error
+        raise _on_the_wire(error, model) from error
     except (ValueError, TypeError, RuntimeError) as error:
         message = f"mechanism {model.mechanism!r} cannot be built for this model: {error}"
         raise InvalidValue(message, field="spec.model") from error
@@ -82,10 +82,12 @@ def _not_causal(mechanism: Mechanism) -> Incompatible:
     return Incompatible(message, field="spec.model.mechanism", mechanism=mechanism.name)
 
 
-def _on_the_wire(error: UserError) -> UserError:
+def _on_the_wire(error: UserError, model: ModelSpec) -> UserError:
     """The error with the wire's name of its field."""
     field = error.metadata.get("field", "mechanism")
-    if field in WIRE_FIELDS:
+    if field in model.others:
+        field = f"spec.model.family_options.{field}"
+    elif field in WIRE_FIELDS:
         field = f"spec.model.{FIELDS.get(field, field)}"
     else:
         field = "spec.model.mechanism" if field == "mechanism" else f"spec.model.mechanism.options.{field}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
@@ -14,6 +16,9 @@ NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
 ACTIVATIONS = {"gelu": "gelu", "swiglu": "swiglu"}
 PLACES = {"pre": "pre", "post": "post"}
 POSITIONS = {"learned": "learned", "rotary": "rotary", "none": "none"}
+
+NAMED = {item.name for item in dataclasses.fields(ModelSpec)} | {"vocabulary"}
+"""Fields of a decoder that cannot stand among the others."""
 
 
 def spec_of(message: pb.TrainingSpec) -> TrainingSpec:
@@ -81,8 +86,10 @@ def default_positions(message: pb.ModelConfig) -> str:
 def _model(message: pb.ModelConfig) -> ModelSpec | SourceModelSpec:
     if message.family not in {"", "decoder"}:
         return _source_model(message)
-    if message.family_options.fields:
-        raise InvalidValue.of("spec.model.family_options", sorted(message.family_options.fields), "none for a decoder")
+    others = json_format.MessageToDict(message.family_options)
+    if named := sorted(others.keys() & NAMED):
+        allowed = "fields of a decoder that have no field of their own in the model"
+        raise InvalidValue.of("spec.model.family_options", named, allowed)
     if not message.mechanism.name:
         raise InvalidValue.of("spec.model.mechanism.name", "", "the name of a mechanism")
     return ModelSpec(
@@ -105,6 +112,7 @@ def _model(message: pb.ModelConfig) -> ModelSpec | SourceModelSpec:
         experts_per_token=message.experts_per_token or None,
         routing=message.routing or "mixtral",
         balance=message.balance,
+        others=others,
     )
 
 
@@ -122,7 +130,7 @@ def _model_message(model: ModelSpec | SourceModelSpec) -> pb.ModelConfig:
         return sourced
     mechanism = common_pb2.MechanismRef(name=model.mechanism)
     mechanism.options.update(model.options)
-    return pb.ModelConfig(
+    message = pb.ModelConfig(
         width=model.width,
         layers=model.layers,
         heads=model.heads,
@@ -142,6 +150,9 @@ def _model_message(model: ModelSpec | SourceModelSpec) -> pb.ModelConfig:
         routing=model.routing,
         balance=model.balance,
     )
+    if model.others:
+        message.family_options.update(dict(model.others))
+    return message
 
 
 def _data(message: pb.DataSource) -> DataSpec:
