@@ -12,7 +12,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("cache", ["paged", "shared"])
+@pytest.mark.parametrize("cache", ["paged", "shared", "contiguous"])
 def test_rows_in_place_are_the_rows_that_are_handed_out(cache):
     torch.manual_seed(0)
     store = installed().caches.get(cache).create(SPECS, StoreSize(tokens=512, requests=4))

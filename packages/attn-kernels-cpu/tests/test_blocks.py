@@ -87,7 +87,7 @@ PLAN = [[5, 1, 0], [1, 20, 3], [1, 1, 1], [7, 1, 1], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize("cache", ["paged", "shared"])
+@pytest.mark.parametrize("cache", ["paged", "shared", "contiguous"])
 def test_a_block_says_what_its_parts_say(name, cache):
     model = packed(BLOCKS[name])
     assert all(block.joined is not None for block in model.blocks)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from attn_core import Fields, RaggedBatch, Rows
+from attn_core import Fields, RaggedBatch, Rows, RowsInPlace
 from torch import Tensor
 
 from attn_cache.bank import Key, by_state, check_names, check_shape
@@ -44,6 +44,7 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
     def __init__(self, owner: ContiguousRows, places: Sequence[int], batch: RaggedBatch) -> None:
         super().__init__(owner, places, batch)
         self._place_of: Tensor | None = None
+        self._in_place: dict[tuple[int | None, int], tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def view(self, layer: str, state: str) -> ContiguousView:
         """What one layer sees of one of its states."""
@@ -60,6 +61,29 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
             places = torch.tensor(self.places, device=self.owner.device)
             self._place_of = places[self.batch.request_of.to(self.owner.device)]
         memory[self._place_of, self.batch.positions] = rows
+
+    def in_place(self, window: int | None, memory: Fields) -> RowsInPlace | None:
+        """Where these fields of all requests of the batch lie, found once for all layers of a window; None where the
+        places of two fields hold different numbers of rows."""
+        apart = {rows.stride(0) // rows.stride(1) for rows in memory.values()}
+        if len(apart) > 1:
+            return None
+        key = window, apart.pop()
+        if key not in self._in_place:
+            self._in_place[key] = self._numbers(*key)
+        return RowsInPlace({name: _rows_of(rows) for name, rows in memory.items()}, *self._in_place[key])
+
+    def _numbers(self, window: int | None, apart: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """Rows of the new tokens, all that requests see, and where these begin; a place is `apart` rows from the next."""
+        batch = self.batch
+        starts = torch.tensor(self.places, device=self.owner.device) * apart
+        firsts = tuple(first_visible(context, window) for context in batch.contexts)
+        ends = [context + length for context, length in zip(batch.contexts, batch.lengths, strict=True)]
+        longest = max(end - first for first, end in zip(firsts, ends, strict=True))
+        bounds = torch.tensor([firsts, ends], device=self.owner.device)
+        positions = bounds[0, :, None] + torch.arange(longest, device=self.owner.device)
+        numbers = starts[:, None] + positions.minimum(bounds[1, :, None] - 1)
+        return starts[batch.request_of] + batch.positions, numbers, firsts
 
     def _select(self, window: int | None, requests: tuple[int, ...]) -> Selection:
         firsts = [first_visible(self.batch.contexts[r], window) for r in requests]
@@ -109,3 +133,18 @@ class ContiguousView:
         """All rows these requests of the batch can see, [requests, longest, ...] each; where lengths differ, `keep`
         says which are real and the others are zero or hidden by the window."""
         return self._step.select(self._step.owner.windows[self._key], requests).rows(self._key)
+
+    def in_place(self) -> RowsInPlace | None:
+        """Where the rows of all requests of the batch lie."""
+        return self._step.in_place(self._step.owner.windows[self._key], self._memory)
+
+
+def _rows_of(memory: Tensor) -> Tensor:
+    """Memory [requests, positions, ...] as [rows, ...]: position p of request r is row r * apart + p.
+
+    Heads lie `positions` rows apart in a place, so that a row reaches over those of its place.
+    """
+    places, positions = memory.shape[:2]
+    apart = memory.stride(0) // memory.stride(1)
+    shape = ((places - 1) * apart + positions, *memory.shape[2:])
+    return memory.as_strided(shape, memory.stride()[1:])

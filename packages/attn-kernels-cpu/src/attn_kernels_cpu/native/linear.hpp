@@ -69,15 +69,21 @@ static void block(const Linear& l, typename Tiles::Input x, int rows, int first,
 constexpr int BLOCK = 4;
 constexpr int NEAR = 384 * 1024;  // bytes of rows that stay in the second cache while panels pass by
 
+// Panels that a thread takes at a time: all of its share where rows pass by once, else few, that threads end together.
+static int share_of(int panels, int parts, int threads) {
+  return parts == 1 ? (panels + threads - 1) / threads : std::min(panels, BLOCK);
+}
+
 template <class Tiles>
 static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into to, int threads) {
-  int panels = (l.outputs + 15) / 16, blocks = (panels + BLOCK - 1) / BLOCK;
-  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / Tiles::MANY) * Tiles::MANY, parts = (rows + many - 1) / many;
+  int many = std::max(1, NEAR / (l.inputs * Tiles::BYTES) / Tiles::MANY) * Tiles::MANY;
+  int parts = (rows + many - 1) / many, panels = (l.outputs + 15) / 16;
+  int share = share_of(panels, parts, threads), shares = (panels + share - 1) / share;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int task = 0; task < parts * blocks; task++) {
-    int first = task / blocks * many, b = task % blocks;
-    Into there{to.out + first * to.stride, to.stride, to.add};
-    block<Tiles>(l, Tiles::from(l, x, first), std::min(many, rows - first), b * BLOCK, std::min(panels, (b + 1) * BLOCK), there);
+  for (int task = 0; task < parts * shares; task++) {
+    int row = task / shares * many, first = task % shares * share;
+    Into there{to.out + row * to.stride, to.stride, to.add};
+    block<Tiles>(l, Tiles::from(l, x, row), std::min(many, rows - row), first, std::min(panels, first + share), there);
   }
 }
 
