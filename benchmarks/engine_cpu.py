@@ -1,11 +1,14 @@
 """How fast does the engine decode on a CPU, beside the systems people would use instead?
 
 One workload for all: greedy decoding of short prompts, a fixed number of new tokens, the end token ignored, at several
-batch sizes. Of ours also: a prompt of 1000 tokens, the time to a first token, and a step's share outside the model.
-Peers run in the same sitting, each in its own virtual environment (they pin different libraries), through the scripts
-of a folder given with --peers:
+batch sizes; then a prompt of 1000 tokens, and a first token beside 16 running streams. Of ours also: what a step costs
+outside the model, requests of mixed lengths against equal ones, and memory over 10,000 requests. Peers run in the same
+sitting, each in its own virtual environment (they pin different libraries), through the scripts of a folder given with
+--peers and `engine_peers.py`:
 
     python benchmarks/engine_cpu.py MODEL_FOLDER --peers ../shared/peers --transformers PYTHON --vllm PYTHON
+
+A peer that fails or takes too long is a row that says so. All of it takes some ten minutes on two quiet cores.
 
 Rates are new tokens a second, medians of the repeats; whoever compares quotes ratios of one run. The result, with the
 machine and its load before and after, goes to benchmarks/results/.
@@ -18,17 +21,35 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from engine_measures import LONG_PROMPT, first_token, load_form, new_tokens, outside, prefill
+from engine_requests import memory, mixed
 from report import write_report
 
-NEW_TOKENS = 128
+NEW_TOKENS = 32
 BATCHES = (1, 16, 64)
 PEERS = {"transformers": "peer_hf.py", "vllm": "peer_vllm.py", "llamacpp": "peer_llamacpp.py"}
+RUNS = (
+    ("vllm", "bfloat16", BATCHES),
+    ("transformers", "float32", BATCHES),
+    ("transformers", "bfloat16", BATCHES[:2]),
+    ("llamacpp", "Q4_1", BATCHES[:1]),
+)
+"""Peers, element types and batches; llama.cpp's binding does not batch."""
+AS_MANY = """
+import runpy, sys
+script, new, *sys.argv[1:] = sys.argv[1:]
+sys.path.insert(0, script.rpartition("/")[0])
+import workload
+workload.NEW_TOKENS = int(new)
+runpy.run_path(script, run_name="__main__")
+"""
+"""Runs a peer's script with our number of new tokens."""
 
 
 def prompts(count: int) -> list[str]:
@@ -42,16 +63,16 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     p.add_argument(
         "--forms",
-        nargs="+",
-        default=["float32", "weights=float32", "weights=bfloat16", "weights=int8", "weights=int4"],
+        nargs="*",
+        default=["weights=auto", "weights=int8", "weights=int4"],
         help="our forms of weights: an element type, or weights=FORMAT for packed ones",
     )
-    p.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], help="the peers' element types")
     p.add_argument("--cache", default="shared")
-    p.add_argument("--new-tokens", type=int, default=NEW_TOKENS, help="the peers' scripts must make as many")
+    p.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
     p.add_argument("--repeats", type=int, default=3)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--peers", type=Path, help="folder with the scripts of the peers")
+    p.add_argument("--peer-seconds", type=float, default=240, help="how long a script of a peer may take")
     p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp")
     for peer in PEERS:
         p.add_argument(f"--{peer}", type=Path, metavar="PYTHON", help=f"the interpreter that has {peer}")
@@ -90,26 +111,53 @@ def timed(run: Any, batch: int, repeats: int) -> dict[str, float]:
     }
 
 
-def measure_peer(args: argparse.Namespace, peer: str, dtype: str) -> Iterator[dict[str, Any]]:
-    """What the peer's script says, line by line; its errors are shown."""
+def measure_peer(args: argparse.Namespace, peer: str, dtype: str, batches: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+    """What the peer's scripts say, line by line; their errors are shown."""
     model = args.gguf if peer == "llamacpp" else args.model
-    command = [getattr(args, peer), args.peers / PEERS[peer], model, "--dtype", dtype, "--repeats", args.repeats]
-    command += ["--batches", *args.batches]
-    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True)
-    for line in done.stdout.splitlines():
+    facts = {"system": peer, "dtype": dtype}
+    asked = [model, "--dtype", dtype, "--repeats", args.repeats]
+    wanted = ["--batches", *(batch for batch in batches if batch in args.batches)]
+    script = (args.peers / PEERS[peer]).resolve()
+    for said in answers(args, [getattr(args, peer), "-c", AS_MANY, script, args.new_tokens, *asked, *wanted]):
+        yield facts | {key: said[key] for key in ("batch", "tokens_per_second", "min", "max", "trouble") if key in said}
+    if peer != "llamacpp":
+        more = Path(__file__).parent / "engine_peers.py"
+        for said in answers(args, [getattr(args, peer), more, peer, *asked, "--threads", args.threads]):
+            prefill = {"prompt": LONG_PROMPT, "tokens_per_second": said.pop("prefill")} if "prefill" in said else {}
+            yield facts | prefill | said
+
+
+def answers(args: argparse.Namespace, command: list[Any]) -> Iterator[dict[str, Any]]:
+    """The JSON objects that a command prints, and what went wrong with it."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+    said = [str(part) for part in command]
+    trouble = None
+    try:
+        done = subprocess.run(said, stdout=subprocess.PIPE, timeout=args.peer_seconds, env=environment, check=False)
+        printed = done.stdout
+        if done.returncode:
+            trouble = f"ended with {done.returncode}"
+    except subprocess.TimeoutExpired as late:
+        printed, trouble = late.stdout or b"", f"took longer than {args.peer_seconds:g} s"
+    for line in printed.decode(errors="replace").splitlines():
         if line.startswith("{"):
-            said = json.loads(line)
-            rates = {key: said[key] for key in ("tokens_per_second", "min", "max")}
-            yield {"system": peer, "dtype": dtype, "batch": said["batch"]} | rates
+            yield json.loads(line)
+    if trouble is not None:
+        print(f"{said[0]} {trouble}", file=sys.stderr)
+        yield {"trouble": trouble}
 
 
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    if args.forms:
+        yield {"system": "attn"} | memory()
     for form in args.forms:
         yield from measure_ours(args, form)
-    for peer in PEERS:
+    for form in args.forms[:1]:
+        loaded, _ = load_form(args, form)
+        yield {"system": "attn", "form": form, "cache": args.cache} | mixed(loaded, args.cache, args.repeats)
+    for peer, dtype, batches in RUNS:
         if getattr(args, peer) is not None:
-            for dtype in ("Q4_1",) if peer == "llamacpp" else args.dtypes:
-                yield from measure_peer(args, peer, dtype)
+            yield from measure_peer(args, peer, dtype, batches)
 
 
 def main() -> None:
