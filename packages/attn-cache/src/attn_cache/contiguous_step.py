@@ -74,7 +74,7 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
         return RowsInPlace({name: _rows_of(rows) for name, rows in memory.items()}, *self._in_place[key])
 
     def _numbers(self, window: int | None, apart: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """Rows of the new tokens, all that requests see, and where these begin; a place is `apart` rows from the next."""
+        """Rows of the new tokens, all that requests see, and where these begin; places lie `apart` rows apart."""
         batch = self.batch
         starts = torch.tensor(self.places, device=self.owner.device) * apart
         firsts = tuple(first_visible(context, window) for context in batch.contexts)
