@@ -129,7 +129,8 @@ def measure_peer(args: argparse.Namespace, peer: str, dtype: str, batches: tuple
 
 def answers(args: argparse.Namespace, command: list[Any]) -> Iterator[dict[str, Any]]:
     """The JSON objects that a command prints, and what went wrong with it."""
-    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+    # vLLM would leave a core idle.
+    environment = os.environ | {"OMP_NUM_THREADS": str(args.threads), "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
     said = [str(part) for part in command]
     trouble = None
     try:
