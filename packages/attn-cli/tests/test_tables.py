@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from attn_cli.tables import print_table, table
-from hypothesis import given
-from hypothesis import strategies as st
 
 ROWS = [
     {"name": "gqa", "summary": "query heads share keys and values in groups", "paper": "Ainslie et al., 2023"},
     {"name": "a_mechanism_with_a_long_name", "summary": "short", "paper": ""},
 ]
-WORD = st.text(alphabet="abcxyz_", min_size=1, max_size=14)
 
 
 def test_without_a_width_every_row_is_one_line() -> None:
@@ -31,15 +29,12 @@ def test_on_a_narrow_terminal_names_stay_whole_and_the_rest_is_wrapped() -> None
     assert len(lines) > 2 + len(ROWS)
 
 
-@given(
-    rows=st.lists(st.tuples(WORD, st.lists(WORD, max_size=9), st.lists(WORD, max_size=3)), min_size=1, max_size=4),
-    width=st.integers(1, 100),
-)
-def test_no_character_is_lost_whatever_the_width(rows: list[tuple[str, list[str], list[str]]], width: int) -> None:
-    told = [{"name": name, "summary": " ".join(words), "paper": " ".join(more)} for name, words, more in rows]
+@pytest.mark.parametrize("width", [1, 7, 20, 33, 40, 64, 100])
+def test_no_character_is_lost_whatever_the_width(width: int) -> None:
+    told = [*ROWS, {"name": "x", "summary": "", "paper": "a_word_of_more_characters_than_a_column_has"}]
     printed = "".join(table(told, width)[2:]).replace(" ", "")
-    given_characters = "".join(value for row in told for value in row.values()).replace(" ", "")
-    assert sorted(printed) == sorted(given_characters)
+    given = "".join(value for row in told for value in row.values()).replace(" ", "")
+    assert sorted(printed) == sorted(given)
 
 
 def test_line_ends_in_a_cell_do_not_break_the_row() -> None:
