@@ -31,6 +31,7 @@ from attn_core.distribution import (
     SoftmaxOne,
     SoftmaxWithSink,
     Sparsemax,
+    StickBreaking,
 )
 from attn_core.heads import Heads
 from attn_core.hooks import Command, Finding, hookimpl
@@ -227,6 +228,7 @@ __all__ = [
     "StateSpec",
     "StateSpecs",
     "StateStore",
+    "StickBreaking",
     "StoreSize",
     "Strided",
     "Summaries",

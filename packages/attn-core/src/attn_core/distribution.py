@@ -129,3 +129,15 @@ class LocalGaussian(Distribution):
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
         return {"weight": (heads.query, heads.key_size, heads.key_size), "vector": (heads.query, heads.key_size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StickBreaking(Distribution):
+    """σ(e_j) Π_{k > j} (1 - σ(e_k)) over the allowed keys k that stand later (Tan et al. 2024, arXiv 2410.17980).
+
+    A stick of length one is broken at every key, the latest first; the weights sum to at most one.
+    """
+
+    kind = "stick_breaking"
+    equation = r"\sigma(e_j) \textstyle\prod_{k > j} (1 - \sigma(e_k))"
+    located = True

@@ -55,6 +55,7 @@ from attn_core import (
     SoftmaxOne,
     SoftmaxWithSink,
     Sparsemax,
+    StickBreaking,
     Strided,
     T5Bias,
     Tree,
@@ -117,6 +118,7 @@ DISTRIBUTIONS: Mapping[str, Distribution] = {
     "adaptive_entmax": AdaptiveEntmax(),
     "hard": Hard(),
     "local_gaussian": LocalGaussian(radius=3),
+    "stick_breaking": StickBreaking(),
 }
 BATCH = 2
 

@@ -26,6 +26,10 @@ class TestSink(MechanismLaws):
     mechanism = "sink"
 
 
+class TestStickBreaking(MechanismLaws):
+    mechanism = "stick_breaking"
+
+
 class TestHard(MechanismLaws):
     mechanism = "hard"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-from attn_core import Capability
+from attn_core import Capability, DeclaredMechanism
 
 from attn_testing.case import Case
 from attn_testing.expect import require
@@ -13,7 +13,7 @@ from attn_testing.law import MechanismLaw
 
 
 class CausalityByGradient(MechanismLaw):
-    """The gradient of an output with respect to every later input is exactly zero, and to its own input it is not."""
+    """The gradient of an output to every later input is exactly zero, and to some earlier or its own it is not."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.CAUSAL,)
 
@@ -30,4 +30,13 @@ class CausalityByGradient(MechanismLaw):
             later = gradient[0, row + 1 :].abs().sum().item()
             require(later == 0, f"the gradient of output {row} with respect to later inputs is {later:g}")
             seen = gradient[0, : row + 1].abs().sum().item()
-            require(seen > 0, f"output {row} depends on no input at all")
+            if blind(case, row):
+                require(seen == 0, f"output {row} depends on inputs that the mask hides: the gradient is {seen:g}")
+            else:
+                require(seen > 0, f"output {row} depends on no input at all")
+
+
+def blind(case: Case, row: int) -> bool:
+    """Whether the mask of a declared mechanism shows nothing to this query, as one of j < i does to the first."""
+    mechanism = case.mechanism
+    return isinstance(mechanism, DeclaredMechanism) and mechanism.spec(case.config).mask.count(1, row + 1) == 0

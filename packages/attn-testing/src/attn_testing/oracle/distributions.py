@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AdaptiveEntmax, AttentionSpec, Entmax, LocalGaussian, Operands
+from attn_core import AdaptiveEntmax, AttentionSpec, Entmax, LocalGaussian, Operands, StickBreaking
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -22,6 +22,7 @@ DISTRIBUTIONS = (
     "adaptive_entmax",
     "hard",
     "local_gaussian",
+    "stick_breaking",
 )
 
 
@@ -37,6 +38,8 @@ def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: Ope
         return entmax(energies, allowed, alpha[:, None, None])
     if isinstance(given, LocalGaussian):
         return local(given, energies, allowed, operands)
+    if isinstance(given, StickBreaking):
+        return stick_breaking(energies, allowed, places(operands)[1])
     return {"softmax": softmax, "sparsemax": sparsemax, "sigmoid": sigmoid, "hard": hard}[kind](energies, allowed)
 
 
@@ -67,6 +70,13 @@ def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: Ope
     apart = places(operands)[1][:, None, None, :] - share * allowed.sum(-1, keepdim=True)
     deviation = given.radius / 2
     return softmax(energies, allowed & (apart.abs() <= given.radius)) * torch.exp(-(apart**2) / (2 * deviation**2))
+
+
+def stick_breaking(energies: Tensor, allowed: Tensor, positions: Tensor) -> Tensor:
+    """σ(e_j) times 1 - σ(e_k) of every allowed key k behind j, `positions` [batch or 1, key], pair by pair."""
+    later = positions[:, None, None, None, :] > positions[:, None, None, :, None]
+    left = torch.where(allowed, 1 - torch.sigmoid(energies), 1.0)
+    return torch.where(later, left[..., None, :], 1.0).prod(-1) * torch.sigmoid(energies) * allowed
 
 
 def softmax(energies: Tensor, allowed: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from attn_variants.distribution.hard import hard
 from attn_variants.distribution.local import local_gaussian
 from attn_variants.distribution.softmax import softmax
 from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distribution.stick_breaking import stick_breaking
 from attn_variants.distribution.unbounded import sigmoid, softmax_with_sink
 
 LEAST_ALPHA = 1.01
@@ -76,4 +77,5 @@ WITH_PARTS: Mapping[str, Callable[[Pairs, Tensor], Tensor]] = {
     "adaptive_entmax": adaptive_entmax,
     "sink": with_sink,
     "local_gaussian": local,
+    "stick_breaking": stick_breaking,
 }

@@ -11,6 +11,7 @@ from attn_variants.mechanisms.distributions.sampled import SampledAttention
 from attn_variants.mechanisms.distributions.sigmoid import SigmoidAttention
 from attn_variants.mechanisms.distributions.sink import SinkAttention
 from attn_variants.mechanisms.distributions.softmax_one import SoftmaxOneAttention
+from attn_variants.mechanisms.distributions.stick_breaking import StickBreakingAttention
 
 
 def distributions() -> list[Mechanism]:
@@ -23,4 +24,5 @@ def distributions() -> list[Mechanism]:
         SigmoidAttention(),
         SinkAttention(),
         SoftmaxOneAttention(),
+        StickBreakingAttention(),
     ]
