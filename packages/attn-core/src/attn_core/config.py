@@ -82,9 +82,12 @@ def option_fields(mechanism: Mechanism) -> dict[str, Any]:
 def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **shared: Any) -> MechanismConfig:
     """The config of `mechanism` from what the model says and the user's options.
 
-    Raises `UnknownName` for an option that the mechanism does not have, `InvalidValue` for a bad value, `Incompatible`
-    for one that cannot borrow and is to.
+    Where nothing is said of `causal`, it is False for a mechanism that has no causal form. Raises `UnknownName` for an
+    option that the mechanism does not have, `InvalidValue` for a bad value and for a `causal` that the mechanism cannot
+    have, `Incompatible` for one that cannot borrow and is to.
     """
+    if not mechanism.can(Capability.CROSS):
+        shared = shared | {"causal": _direction(mechanism, shared.get("causal"))}
     known = {field.name for field in dataclasses.fields(mechanism.Config)}
     for name in options or {}:
         if name not in known:
@@ -92,6 +95,8 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     values = shared | {name: _whole(value) for name, value in (options or {}).items()}
     try:
         config = mechanism.Config(**values)
+    except InvalidValue as error:
+        raise error.in_mechanism(mechanism.name) from error
     except TypeError as error:
         raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
     if config.borrows and not mechanism.can(Capability.BORROWS):
@@ -115,6 +120,20 @@ def parse_options(pairs: Iterable[str] | None) -> dict[str, Any]:
         except json.JSONDecodeError:
             options[name] = text
     return options
+
+
+def _direction(mechanism: Mechanism, causal: Any) -> bool:
+    """What `causal` is where nothing, or this, was said; raises `InvalidValue` where there is no such form."""
+    able = mechanism.can(Capability.CAUSAL)
+    if causal is not None and not isinstance(causal, bool):
+        raise InvalidValue.of("causal", causal, "True or False").in_mechanism(mechanism.name)
+    if causal is None:
+        return able or not mechanism.can(Capability.BIDIRECTIONAL)
+    if causal and not able:
+        raise InvalidValue.of("causal", causal, f"False: mechanism {mechanism.name!r} has no causal form")
+    if not causal and able and not mechanism.can(Capability.BIDIRECTIONAL):
+        raise InvalidValue.of("causal", causal, f"True: mechanism {mechanism.name!r} only looks back")
+    return causal
 
 
 def _whole(value: Any) -> Any:

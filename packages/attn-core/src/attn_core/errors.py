@@ -52,6 +52,12 @@ class InvalidValue(UserError):
         """The error for `field`, naming what was given and what is allowed."""
         return cls(f"{field}: {given!r} is not allowed; allowed: {allowed}", field=field, given=given, allowed=allowed)
 
+    def in_mechanism(self, name: str) -> InvalidValue:
+        """The error with the name of the mechanism that the field is of; itself where it says that."""
+        if f"mechanism {name!r}" in self.message:
+            return self
+        return InvalidValue(f"mechanism {name!r}: {self.message}", **self.metadata | {"mechanism": name})
+
 
 class UnknownName(UserError):
     """A mechanism, model, kernel or option of this name does not exist."""

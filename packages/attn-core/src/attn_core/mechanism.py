@@ -11,6 +11,7 @@ from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.capability import Capability
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape
+from attn_core.inputs import checked
 from attn_core.state import Field, Paged, StateSpecs
 
 if TYPE_CHECKING:
@@ -82,10 +83,15 @@ class Mechanism(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         check_config_type(cls.Config, owner=cls.__qualname__)
+        if "build" in vars(cls):
+            cls.build = checked(cls.build)  # type: ignore[method-assign,assignment]
 
     @abstractmethod
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights."""
+        """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.
+
+        Whatever it is called with is checked first, see `InputCheck`; `forward` need not.
+        """
 
     @abstractmethod
     def state(self, config: MechanismConfig) -> StateSpecs:

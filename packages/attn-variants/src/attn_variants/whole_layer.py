@@ -42,6 +42,8 @@ class WholeLayer(nn.Module):
         """
         if source is not None:
             raise InvalidValue.of("source", tuple(source.shape), "None: this attention is over one sequence")
+        if query.shape[1] == 0:
+            return query.clone()
         queries = self._rows(self.query, query)
         keys = queries if self.key is None else self._rows(self.key, query)
         out = self.inner(queries, keys, self._rows(self.value, query), keep)
@@ -51,7 +53,7 @@ class WholeLayer(nn.Module):
         return projected
 
     def _rows(self, linear: Any, rows: Tensor) -> Tensor:
-        return wide(linear(rows).reshape(*rows.shape[:-1], self.heads.query, -1).transpose(1, 2))
+        return wide(linear(rows).unflatten(-1, (self.heads.query, -1)).transpose(1, 2))
 
 
 def softmax_over(scores: Tensor, allowed: Tensor | None) -> Tensor:

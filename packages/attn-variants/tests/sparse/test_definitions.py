@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from attn_core import Rotary, Shape, configure, installed
-from attn_core.errors import Incompatible, InvalidValue, KernelRefused
+from attn_core.errors import InvalidValue, KernelRefused
 from attn_testing.serving import Serving
 from attn_testing.subject import Subject
 
@@ -217,14 +217,14 @@ def test_bad_options_are_refused_by_name_with_what_is_allowed(name, options, mes
 @pytest.mark.parametrize("name", ["bigbird", "neighborhood", "longformer"])
 def test_encoders_refuse_to_be_causal_by_name(name):
     mechanism = installed().mechanisms.get(name)
-    with pytest.raises(Incompatible, match=rf"mechanism '{name}' has no causal form.*causal=False"):
+    with pytest.raises(InvalidValue, match=rf"causal: True .*allowed: False: mechanism '{name}' has no causal form"):
         mechanism.build(configure(mechanism, width=WIDTH, heads=HEADS, causal=True))
 
 
 @pytest.mark.parametrize("name", ["strided", "fixed", "attention_sinks"])
 def test_patterns_that_look_back_refuse_not_to_be_causal_by_name(name):
     mechanism = installed().mechanisms.get(name)
-    with pytest.raises(Incompatible, match=rf"mechanism '{name}' only looks back.*causal=True"):
+    with pytest.raises(InvalidValue, match=rf"causal: False .*allowed: True: mechanism '{name}' only looks back"):
         mechanism.build(configure(mechanism, width=WIDTH, heads=HEADS, causal=False))
 
 

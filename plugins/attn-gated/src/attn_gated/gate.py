@@ -24,7 +24,7 @@ class Gate(InnerAttention, nn.Module):
     def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
         """Gated outputs [batch, query, heads, value_size] of rows [batch, query, width]."""
         gates = torch.sigmoid(self.gate(rows))
-        return attend(operands) * gates.reshape(*rows.shape[:-1], self.heads, -1)
+        return attend(operands) * torch.unflatten(gates, -1, (self.heads, -1))
 
     def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- the gate comes after
         """The softmax weights [batch, heads, query, key], before the gate."""

@@ -24,8 +24,10 @@ class BlockMixture(InnerAttention, nn.Module):
         self.block = block
         self.top = top
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
+        if rows.shape[1] == 0:
+            return attend(operands)
         chosen, places = self._chosen(operands)
         query = wide(operands.query) * self.spec.heads.key_size**-0.5
         keep = self._blocks(self._keep(operands))
@@ -73,7 +75,7 @@ class BlockMixture(InnerAttention, nn.Module):
         """[batch, block, within, ...] of rows [batch, key, ...], with zeros behind the last."""
         missing = -rows.shape[1] % self.block
         filled = pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing))
-        return filled.reshape(filled.shape[0], -1, self.block, *filled.shape[2:])
+        return torch.unflatten(filled, 1, (-1, self.block))
 
 
 def read(query: Tensor, chosen: Tensor, places: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:

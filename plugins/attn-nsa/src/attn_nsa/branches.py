@@ -34,7 +34,9 @@ class Branches(InnerAttention, nn.Module):
 
     def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]; `attend` is the branch of the window."""
-        gates: Tensor = torch.sigmoid(self.gates(rows)).reshape(*rows.shape[:-1], 3, -1, 1)
+        if rows.shape[1] == 0:
+            return attend(operands)
+        gates: Tensor = torch.unflatten(torch.sigmoid(self.gates(rows)), -1, (3, -1, 1))
         keep = operands.keep
         keep = operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool) if keep is None else keep
         places = positions(operands)[0].expand(operands.query.shape[0], -1)
@@ -48,8 +50,7 @@ class Branches(InnerAttention, nn.Module):
 
     def _grouped(self, query: Tensor) -> Tensor:
         """Scaled queries [batch, groups, query, shared, size] of queries [batch, query, heads, size]."""
-        batch, length, _, size = query.shape
-        return wide(query).reshape(batch, length, self.groups, -1, size).transpose(1, 2) * self.scale
+        return torch.unflatten(wide(query), 2, (self.groups, -1)).transpose(1, 2) * self.scale
 
     def _compressed(self, query: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [batch, groups, query, shared, value_size] and weights [..., compressed] over whole blocks."""

@@ -77,7 +77,7 @@ def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale
         # torch's CPU kernel multiplies a single bfloat16 row without its matrix unit; two rows are 1.5 times faster.
         rows = rows.expand(batch, groups, 2, size)
     out = scaled_dot_product_attention(rows, key, value, attn_mask=bias, scale=scale)
-    return out[:, :, : heads // groups].reshape(batch, 1, heads, -1)
+    return out[:, :, : heads // groups].reshape(batch, 1, heads, value.shape[-1])
 
 
 def is_plainly_causal(spec: AttentionSpec, operands: Operands) -> bool:

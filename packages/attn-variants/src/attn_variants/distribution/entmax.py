@@ -51,7 +51,8 @@ def sorted_threshold(z: Tensor) -> Tensor:
     mean, square = ordered.cumsum(-1) / counts, (ordered * ordered).cumsum(-1) / counts
     spread = (1 / counts - square + mean * mean).clamp(min=0.0)
     thresholds = mean - spread.sqrt()
-    support = (thresholds <= ordered).sum(-1, keepdim=True)
+    # At least one: a row with a NaN compares with nothing.
+    support = (thresholds <= ordered).sum(-1, keepdim=True).clamp(min=1)
     return thresholds.gather(-1, support - 1)
 
 

@@ -18,6 +18,7 @@ def sparsemax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     ordered = shifted.sort(-1, descending=True).values
     sums = ordered.cumsum(-1)
     counts = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
-    support = (1 + counts * ordered > sums).sum(-1, keepdim=True)
+    # At least one: a row with a NaN compares with nothing, and its weights are NaN.
+    support = (1 + counts * ordered > sums).sum(-1, keepdim=True).clamp(min=1)
     threshold = (sums.gather(-1, support - 1) - 1) / support
     return (shifted - threshold).clamp(min=0.0).masked_fill(empty, 0.0)

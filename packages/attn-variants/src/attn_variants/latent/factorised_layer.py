@@ -103,7 +103,7 @@ class FactorisedLayer(nn.Module):
         return rotate(rows, turns, interleaved=self.spec.rotary.interleaved)
 
     def _heads(self, rows: Tensor) -> Tensor:
-        return rows.reshape(*rows.shape[:-1], self.spec.heads.query, -1)
+        return torch.unflatten(rows, -1, (self.spec.heads.query, -1))
 
     def _out(self, out: Tensor) -> Tensor:
         projected: Tensor = self.output(torch.flatten(out, -2))

@@ -46,7 +46,10 @@ class _TopVectors(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, rank: int) -> Tensor:
-        values, vectors = torch.linalg.eigh(matrix)
+        # Of what is not finite there are no eigenvectors, and one such matrix would fail all.
+        finite = matrix.isfinite().all(-1).all(-1)[..., None, None]
+        values, vectors = torch.linalg.eigh(torch.where(finite, matrix, 0.0))
+        vectors = torch.where(finite, vectors, torch.nan)
         ctx.save_for_backward(values, vectors)
         ctx.rank = rank
         top: Tensor = vectors[..., -rank:].contiguous()

@@ -37,6 +37,8 @@ class KeyValueLayer(nn.Module):
         `keep` [batch, token], bool, True where a token is real; the others give zeros.
         """
         refuse_source(source, "key_value")
+        if query.shape[1] == 0:
+            return query.clone()
         key, value, last = self._parts(query)
         near = windows(self._of_heads(key, self.of_past), self.window).transpose(2, 3)
         scores = self._scores(self._of_heads(key, self.of_own)[:, :, :, None], near)
@@ -74,7 +76,7 @@ class KeyValueLayer(nn.Module):
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Key, value and what meets the reading [..., heads, size] of rows [..., width], at least float32."""
-        parts = wide(self.split(rows)).reshape(*rows.shape[:-1], -1, self.heads, self.size).unbind(-3)
+        parts = torch.unflatten(wide(self.split(rows)), -1, (-1, self.heads, self.size)).unbind(-3)
         return parts[0], parts[1], parts[-1]
 
     def _near(self, places: Tensor, keys: Tensor, keep: Tensor | None) -> Tensor:

@@ -56,6 +56,8 @@ class LstmnLayer(nn.Module):
         A padded token, `keep` [batch, token] False, leaves no trace and gives zeros.
         """
         refuse_source(source, "lstmn")
+        if query.shape[1] == 0:
+            return query.clone()
         written = self._run(query, self._empty(query), self._zeros(query), keep)
         return self._out(written.hidden, query, keep)
 

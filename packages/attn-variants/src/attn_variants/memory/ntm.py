@@ -49,6 +49,8 @@ class NtmLayer(nn.Module):
         A padded token, `keep` [batch, token] False, changes nothing and gives zeros.
         """
         refuse_source(source, "ntm")
+        if query.shape[1] == 0:
+            return query.clone()
         nothing = wide(query).new_zeros(query.shape[0], self.heads, self.slots)
         machine = self._started(nothing[:, 0, :, None].expand(-1, -1, self.size), nothing, nothing, self._unread(query))
         out, _ = self._run(query, machine, keep)
@@ -104,7 +106,7 @@ class NtmLayer(nn.Module):
 
     def _turned(self, control: Tensor, machine: Machine) -> Machine:
         """The machine after the heads did what the controller's row [batch, heads size] says."""
-        said = wide(self.interface(control)).view(control.shape[0], self.heads, -1)
+        said = torch.unflatten(wide(self.interface(control)), -1, (self.heads, -1))
         aim, write, erase, add = torch.split(said, [sum(self.look), sum(self.look), self.size, self.size], dim=-1)
         writing = self._aimed(write, machine.memory, machine.writing)
         kept = 1 - writing[..., None] * torch.sigmoid(erase)[:, :, None]

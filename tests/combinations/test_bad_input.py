@@ -1,0 +1,195 @@
+"""What every mechanism says to bad input: its name, the argument, what was given and what is allowed; never a guess."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from attn_core import Capability, Rotary, Shape, configure, installed
+from attn_core.errors import InvalidValue
+from torch import Tensor
+
+WIDTH = 16
+NAMES = installed().mechanisms.names()
+OPTIONS: dict[str, dict[str, Any]] = {"linformer": {"length": 16, "rank": 4}}
+
+
+def can(*capabilities: Capability, but: Capability | None = None) -> list[str]:
+    """The mechanisms that have these, and not the other."""
+    found = [one for one in installed().mechanisms if one.can(*capabilities)]
+    return [one.name for one in found if but is None or not one.can(but)]
+
+
+def layer(name: str, **said: Any) -> Any:
+    mechanism = installed().mechanisms.get(name)
+    torch.manual_seed(0)
+    sizes = {"width": WIDTH, "heads": 4, "context": WIDTH} | said
+    return mechanism.build(configure(mechanism, OPTIONS.get(name), **sizes)).eval()
+
+
+def given(name: str, *shape: int) -> tuple[Tensor, ...]:
+    """Rows of a shape, and a source where the mechanism wants one."""
+    rows = torch.randn(*shape)
+    crossing = installed().mechanisms.get(name).can(Capability.CROSS)
+    return (rows, torch.randn(rows.shape[0], 5, WIDTH)) if crossing else (rows,)
+
+
+def refused(name: str, field: str, call: Any) -> str:
+    """The message of the `InvalidValue` that a call raises for a field, which names the mechanism."""
+    with pytest.raises(InvalidValue) as found:
+        call()
+    assert found.value.metadata["field"] == field
+    assert f"mechanism {name!r}" in str(found.value)
+    assert found.value.metadata["allowed"]
+    return str(found.value)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(7, WIDTH), (1, 2, 7, WIDTH), (1, 7, WIDTH - 1)], ids=str)
+def test_rows_of_another_rank_or_width_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    assert str(shape) in refused(name, "query", lambda: layer(name)(*given(name, *shape)))
+
+
+@pytest.mark.parametrize("name", can(Capability.CROSS))
+@pytest.mark.parametrize("shape", [(5, WIDTH), (2, 5, WIDTH + 1), (3, 5, WIDTH)], ids=str)
+def test_a_source_of_another_rank_width_or_number_is_refused(name: str, shape: tuple[int, ...]) -> None:
+    rows = torch.randn(2, 7, WIDTH)
+    assert str(shape) in refused(name, "source", lambda: layer(name)(rows, torch.randn(*shape)))
+
+
+@pytest.mark.parametrize("name", can(Capability.PADDING))
+def test_padding_that_does_not_fit_the_keys_is_refused(name: str) -> None:
+    built, rows = layer(name), given(name, 2, 5, WIDTH)
+    assert "(2, 4)" in refused(name, "keep", lambda: built(*rows, keep=torch.ones(2, 4, dtype=torch.bool)))
+    assert "float32" in refused(name, "keep", lambda: built(*rows, keep=torch.ones(2, 5)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
+    assert "heads: 3 is not allowed" in refused(name, "heads", lambda: layer(name, heads=3))
+
+
+@pytest.mark.parametrize("name", can(Capability.GROUPED))
+def test_key_value_heads_that_do_not_divide_the_heads_are_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*key_value"):
+        layer(name, key_value_heads=3)
+
+
+@pytest.mark.parametrize("name", sorted(set(can(Capability.ROTARY)) - {"mla"}))
+def test_rotary_positions_of_an_odd_head_are_refused(name: str) -> None:
+    """Latent attention turns a part of its own, whose size is an option."""
+    with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*rotary.*head_size 3"):
+        layer(name, head_size=3, rotary=Rotary())
+
+
+@pytest.mark.parametrize("name", sorted(set(can(but=Capability.CAUSAL)) - set(can(Capability.CROSS))))
+def test_a_mechanism_without_a_causal_form_refuses_the_request(name: str) -> None:
+    mechanism = installed().mechanisms.get(name)
+    said = refused(name, "causal", lambda: configure(mechanism, width=WIDTH, causal=True))
+    assert said.startswith("causal: True is not allowed; allowed: False")
+    assert configure(mechanism, width=WIDTH).causal is False
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(can(Capability.CAUSAL, but=Capability.BIDIRECTIONAL)) - set(can(Capability.CROSS)))
+)
+def test_a_mechanism_that_only_looks_back_refuses_to_look_ahead(name: str) -> None:
+    mechanism = installed().mechanisms.get(name)
+    said = refused(name, "causal", lambda: configure(mechanism, width=WIDTH, causal=False))
+    assert said.startswith("causal: False is not allowed; allowed: True")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(2, 0, WIDTH), (0, 4, WIDTH), (2, 1, WIDTH)], ids=str)
+def test_few_rows_or_none_give_as_many(name: str, shape: tuple[int, ...]) -> None:
+    """So is every sequence that is shorter than a block."""
+    out = layer(name)(*given(name, *shape))
+    assert out.shape == shape
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", can(Capability.CROSS))
+def test_an_empty_source_gives_no_nan(name: str) -> None:
+    out = layer(name)(torch.randn(2, 3, WIDTH), torch.randn(2, 0, WIDTH))
+    assert out.shape == (2, 3, WIDTH)
+    assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("name", can(Capability.PADDING))
+def test_keys_that_are_all_masked_give_no_nan_and_no_gradient_of_one(name: str) -> None:
+    rows = given(name, 2, 5, WIDTH)
+    for one in rows:
+        one.requires_grad_()
+    out = layer(name)(*rows, keep=torch.zeros(2, 5, dtype=torch.bool))
+    assert out.isfinite().all()
+    found = torch.autograd.grad(out.sum(), rows, allow_unused=True) if out.requires_grad else ()
+    assert all(one is None or bool(one.isfinite().all()) for one in found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_none_stays_in_its_sequence_and_large_ones_make_none(name: str, bad: float) -> None:
+    built = layer(name)
+    rows = given(name, 2, 5, WIDTH)
+    clean = built(*rows)[1]
+    rows[0][0, 2] = bad
+    assert torch.allclose(built(*rows)[1], clean, atol=1e-5)
+    assert built(*(1e4 * one for one in given(name, 1, 5, WIDTH))).isfinite().all()
+
+
+BAD_OPTIONS = [
+    ("sliding_window", "window", 0),
+    ("dilated_window", "window", 0),
+    ("dilated_window", "dilations", (1, 0)),
+    ("dilated_window", "dilations", ()),
+    ("longformer", "window", -1),
+    ("longformer", "global_positions", (-1,)),
+    ("attention_sinks", "sinks", -1),
+    ("neighborhood", "size", 0),
+    ("neighborhood", "dilation", 0),
+    ("bigbird", "block", 0),
+    ("bigbird", "random", -1),
+    ("strided", "stride", 0),
+    ("fixed", "summaries", 129),
+    ("chunked", "chunk", 0),
+    ("block_local", "block", 0),
+    ("entmax", "alpha", 1.0),
+    ("entmax", "alpha", 0.5),
+    ("entmax", "alpha", float("nan")),
+    ("local_m", "radius", 0),
+    ("linformer", "rank", 0),
+    ("linformer", "length", 0),
+    ("lsh", "chunk", 0),
+    ("performer", "features", 0),
+    ("location", "longest", 0),
+    ("moba", "top", 0),
+    ("nsa", "stride", 0),
+    ("dsa", "top", 0),
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), BAD_OPTIONS)
+def test_an_option_out_of_its_range_is_refused(name: str, option: str, value: Any) -> None:
+    """Sizes below their range, alpha of one and below, and the like."""
+    mechanism = installed().mechanisms.get(name)
+    with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*{option}"):
+        mechanism.build(configure(mechanism, {option: value}, width=WIDTH))
+
+
+def test_a_cycle_in_a_tree_of_words_is_refused() -> None:
+    with pytest.raises(InvalidValue, match=r"mechanism 'dependency'.*the cycle 0 -> 1 -> 0.*a tree"):
+        configure(installed().mechanisms.get("dependency"), {"parse": (1, 0)}, width=WIDTH)
+
+
+@pytest.mark.parametrize(("name", "length"), [("linformer", 17), ("location", 17)])
+def test_positions_beyond_a_learned_table_are_refused(name: str, length: int) -> None:
+    with pytest.raises(InvalidValue, match="at most 16"):
+        layer(name)(torch.randn(1, length, WIDTH))
+
+
+def test_a_price_cannot_be_asked_for_a_form_that_is_not() -> None:
+    mechanism = installed().mechanisms.get("linformer")
+    assert mechanism.cost(configure(mechanism, width=WIDTH), Shape(query=9, key=9)).flops > 0
+    with pytest.raises(InvalidValue, match="no causal form"):
+        mechanism.cost(configure(mechanism, width=WIDTH, causal=True), Shape(query=9, key=9))
