@@ -138,23 +138,28 @@ def test_a_stop_string_inside_a_guess_ends_the_text():
     assert len(texts) == 1
 
 
-def exact(model, prompt: tuple[int, ...], words: tuple[int, ...], count: int) -> dict[tuple[int, ...], float]:
-    """The probability of every continuation of so many words, if only these words may come."""
-
-    def logits(tokens: list[int]) -> torch.Tensor:
-        size = StoreSize(tokens=96, requests=1, dtype="float64")
-        store = installed().caches.get("contiguous").create(model.state_specs(), size)
-        store.admit(0)
-        store.reserve(0, len(tokens))
-        batch = RaggedBatch.of([len(tokens)], [0], torch.tensor)
+def logits_of(model, tokens: list[int]) -> torch.Tensor:
+    """What follows these tokens [vocabulary], computed in one piece."""
+    store = (
+        installed()
+        .caches.get("contiguous")
+        .create(model.state_specs(), StoreSize(tokens=96, requests=1, dtype="float64"))
+    )
+    store.admit(0)
+    store.reserve(0, len(tokens))
+    batch = RaggedBatch.of([len(tokens)], [0], torch.tensor)
+    with torch.inference_mode():
         return model.logits(model.step(torch.tensor(tokens), batch, store.view(batch, [0])))[-1]
 
+
+def exact(model, prompt: tuple[int, ...], words: tuple[int, ...], count: int) -> dict[tuple[int, ...], float]:
+    """The probability of every continuation of so many words, if only these words may come."""
     found = {}
     with torch.inference_mode():
         for continuation in itertools.product(words, repeat=count):
             share = 1.0
             for place, word in enumerate(continuation):
-                p = logits([*prompt, *continuation[:place]])[list(words)].softmax(-1)
+                p = logits_of(model, [*prompt, *continuation[:place]])[list(words)].softmax(-1)
                 share *= float(p[words.index(word)])
             found[continuation] = share
     return found

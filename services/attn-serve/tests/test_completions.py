@@ -176,7 +176,7 @@ async def test_a_beam_search_tells_its_completions_the_best_first(stub: Inferenc
 
 
 async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub) -> None:
-    for given in ({"temperature": 0.5}, {"stop": ["a"]}, {"seed": 1}, {"completions": 5}):
+    for given in ({"temperature": 0.5}, {"seed": 1}, {"completions": 5}):
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, *given):
             await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4), **given))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "beams.width"):
@@ -194,3 +194,14 @@ async def test_guesses_change_no_token_and_are_counted(stub: InferenceServiceStu
     assert load.guessed_tokens > 0
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "99"):
         await complete(stub, ask(guesses=99))
+
+
+async def test_beams_end_at_stop_strings_and_follow_a_grammar(stub: InferenceServiceStub) -> None:
+    beams = inference_pb2.BeamSearch(width=3)
+    grammar = inference_pb2.Grammar(regex="(yes|no|never) to be")
+    messages = [m async for m in stub.Generate(ask(max_new_tokens=20, beams=beams, grammar=grammar, completions=3))]
+    assert {message.text for message in messages} == {"yes to be", "no to be", "never to be"}
+    request = ask(max_new_tokens=20, beams=beams, grammar=grammar, stop=[" t"])
+    (message,) = [message async for message in stub.Generate(request)]
+    assert (message.finish_reason, message.stop) == (inference_pb2.FINISH_REASON_STOP, " t")
+    assert message.text in {"yes", "no", "never"}

@@ -35,6 +35,12 @@ class Detokenizer:
             self._given = max(self._given, len(settled))
         return piece
 
+    def copy(self) -> Detokenizer:
+        """Another that goes on from the same text."""
+        found = Detokenizer(self._tokenizer)
+        found._ids, found._given = list(self._ids), self._given
+        return found
+
     def finish(self) -> str:
         """What was held back; an incomplete character becomes U+FFFD."""
         whole = self._decode()
@@ -76,6 +82,12 @@ class StopStrings:
         hold = self._longest_beginning(text)
         self._held = text[len(text) - hold :]
         return text[: len(text) - hold]
+
+    def copy(self) -> StopStrings:
+        """Another that goes on from the same text."""
+        found = StopStrings(self._stops)
+        found._held, found.found = self._held, self.found
+        return found
 
     def finish(self) -> str:
         """What was held back, as no stop string came of it."""

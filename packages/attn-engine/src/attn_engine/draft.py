@@ -40,12 +40,18 @@ class Draft:
             raise InvalidValue.of("draft", type(store).__name__, "a store that can take tokens back")
         self._store: StateStore = store
         self._branches: BranchingStore = store
-        self.vocabulary = model.vocabulary
+        self._vocabulary = model.vocabulary
         self._context = model.context
         self._step_tokens = step_tokens
         self._trails: dict[int, Growing] = {}
         self._settled: dict[int, int] = {}
         self._broken = False
+
+    def require_vocabulary(self, tokens: int) -> None:
+        """Raises `InvalidValue` unless the draft knows exactly so many tokens."""
+        if self._vocabulary != tokens:
+            given = f"a model of {self._vocabulary} tokens"
+            raise InvalidValue.of("draft", given, f"one of the same {tokens} tokens as the model")
 
     def propose(self, wanted: Sequence[Wanted], most: int) -> list[list[int]]:
         """See `Proposer.propose`."""

@@ -50,9 +50,8 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         draft: Draft | None = None,
     ) -> None:
-        if draft is not None and draft.vocabulary != model.vocabulary:
-            given = f"a model of {draft.vocabulary} tokens"
-            raise InvalidValue.of("draft", given, f"one of the same {model.vocabulary} tokens as the model")
+        if draft is not None:
+            draft.require_vocabulary(model.vocabulary)
         self._forward = Forward(model, store)
         self._store = store
         self._tokenizer = tokenizer
@@ -254,6 +253,9 @@ class Engine:
         """Take a beam search one token further; tell what it has found when it ends."""
         try:
             found = beams.advance(self._scheduler)
+        except UserError as error:
+            self._end(request, FinishReason.FAILED, error)
+            return
         except FloatingPointError:
             sick = next(sequence for sequence in beams.running if not beams.finite(sequence))
             self._end(request, FinishReason.FAILED, self._diagnosis.of(sick) or NoTokenError(NOT_FINITE))
@@ -261,8 +263,8 @@ class Engine:
         if found is None:
             return
         if len(found) < len(members):
-            few = f"the beam search found {len(found)} completions of the {len(members)} that were asked for"
-            self._end(request, FinishReason.FAILED, UserError(few))
+            few = UserError(f"the beam search found {len(found)} completions of the {len(members)} that were asked for")
+            self._end(request, FinishReason.FAILED, few)
             return
         members[0].computed_in_all = beams.computed_in_all
         members[0].adopted_in_all = beams.leader.adopted_in_all

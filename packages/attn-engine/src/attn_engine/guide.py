@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from attn_core import Tokenizer
-from attn_core.errors import InvalidValue, MissingPackage
+from attn_core.errors import InvalidValue, MissingPackage, UserError
 from torch import Tensor
 
 from attn_engine.grammar import Grammar
@@ -94,6 +94,16 @@ class Guide:
     def advance(self, token: int) -> None:
         """Note the token that was chosen."""
         self._matcher.consume_token(token)
+
+    def follow(self, token: int) -> None:
+        """As `advance`; raises `UserError` where the grammar cannot be followed any further."""
+        self.advance(token)
+        if self.error:
+            raise UserError(f"the grammar cannot be followed any further: {self.error}")
+
+    def copy(self) -> Guide:
+        """Another guide at the same place."""
+        return Guide(self._matcher.deep_copy())
 
     def allowed(self, vocabulary: int, device: torch.device) -> Tensor:
         """Which tokens may come next [vocabulary], bool; an end token where the completion may end here."""

@@ -59,14 +59,22 @@ class Hypotheses:
     def advance(self, brancher: Brancher) -> list[Hypothesis] | None:
         """Continue by one token; the best completions once the search has ended.
 
-        Raises `FloatingPointError` where the model's logits are not finite numbers.
+        Raises `FloatingPointError` where the model's logits are not finite numbers, `UserError` where a grammar cannot
+        be followed any further.
         """
         rows = [sequence.logits for sequence in self.running if sequence.logits is not None]
         logits = torch.stack(rows).float()
         if not all(self.finite(sequence) for sequence in self.running):
             raise FloatingPointError
         scores = torch.stack([self._scores(s, row) for s, row in zip(self.running, logits, strict=True)])
-        chosen = self._search.step(scores, lambda place, token: self._describe(logits, place, token))
+        ends = None
+        if self.leader.guide is not None or self.leader.sampling.stop:
+            running = list(self.running)
+
+            def ends(place: int, token: int) -> bool:
+                return running[place].would_end(token)
+
+        chosen = self._search.step(scores, lambda place, token: self._describe(logits, place, token), ends)
         if self._search.done:
             return self._search.finished
         self._regroup(chosen, brancher)
@@ -114,8 +122,7 @@ class Hypotheses:
                 heirs.append(parent)
         self.running[:] = heirs
         for parent, copy in copies:
-            copy.become(parent.tokens)
+            copy.become(parent)
             brancher.branch(parent, copy)
         for sequence, (_, token) in zip(heirs, chosen, strict=True):
-            sequence.tokens.append(token)
-            sequence.logits = None
+            sequence.follow_token(token)

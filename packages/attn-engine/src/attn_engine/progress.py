@@ -98,9 +98,16 @@ def ended(sequence: sequences.Sequence, hypothesis: Hypothesis, end_ids: Collect
         sequence.tokens.append(token.id)
         if not (ends and place == last):
             texts.append(sequence.text_of(token.id))
+            if sequence.guide is not None:
+                sequence.guide.advance(token.id)
+    texts.append(sequence.remaining_text())
     sequence.score = hypothesis.score
-    reason = FinishReason.END_OF_SEQUENCE if ends else FinishReason.LENGTH
-    return Progress(sequence, hypothesis.tokens, "".join(texts) + sequence.remaining_text(), reason)
+    reason = FinishReason.LENGTH
+    if sequence.stops.found is not None:
+        reason = FinishReason.STOP
+    elif ends or (sequence.guide is not None and sequence.guide.complete):
+        reason = FinishReason.END_OF_SEQUENCE
+    return Progress(sequence, hypothesis.tokens, "".join(texts), reason)
 
 
 def _generate(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Progress]:
@@ -143,9 +150,9 @@ def _extend(sequence: sequences.Sequence, token: ScoredToken, end_ids: Collectio
     full = sequence.generated >= sampling.max_new_tokens
     text = "" if ended else sequence.text_of(token.id)
     if sequence.guide is not None and not ended:
-        sequence.guide.advance(token.id)
-        if sequence.guide.error:
-            failure = UserError(f"the grammar cannot be followed any further: {sequence.guide.error}")
+        try:
+            sequence.guide.follow(token.id)
+        except UserError as failure:
             return Progress(sequence, (token,), text, FinishReason.FAILED, failure)
         ended = sequence.guide.complete
     if sequence.stops.found is None and (ended or full):

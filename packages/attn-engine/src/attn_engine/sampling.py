@@ -123,10 +123,10 @@ class Sampling:
             raise InvalidValue.of(
                 "completions", self.completions, f"at most {self.beams.width}, the width of the beams"
             )
-        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "grammar", "stop"):
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
-                raise InvalidValue.of(name, value, "left out with beams, which draw nothing and end at an end token")
+                raise InvalidValue.of(name, value, "left out with beams, which draw nothing")
 
     def _check_stops(self) -> None:
         # A caller without a type checker may give one string, or a list.

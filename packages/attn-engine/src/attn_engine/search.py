@@ -6,7 +6,7 @@ that of Wu et al. 2016, arXiv 1609.08144, section 7, with the plain length in pl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -24,8 +24,15 @@ class Hypothesis:
     score: float
 
 
+Candidate = tuple[float, int, int]
+"""Score, place of the hypothesis and token of a continuation."""
+
 Describe = Callable[[int, int], ScoredToken]
 """What is told of a token that continues the hypothesis of this place."""
+
+
+Ends = Callable[[int, int], bool]
+"""Whether a token ends the hypothesis of this place, though it is no end token."""
 
 
 class Search:
@@ -40,14 +47,13 @@ class Search:
         self._hopeful = True
         self.done = False
 
-    def step(self, scores: Tensor, describe: Describe) -> list[tuple[int, int]]:
+    def step(self, scores: Tensor, describe: Describe, ends: Ends | None = None) -> list[tuple[int, int]]:
         """Continue by one token, given log-probabilities [hypotheses, vocabulary] of all that go on.
 
         Returns what goes on, the best first: the place that each hypothesis had, and its new token.
         """
         length = len(self._running[0].tokens) + 1
-        found = self._candidates(scores)
-        ending = [token in self._ends or length >= self._most for _, _, token in found]
+        found, ending = self._sorted(scores, length, ends)
         width = self._beams.width
         chosen = [item for item, ends in zip(found, ending, strict=True) if not ends][:width]
         grown = [Hypothesis((*self._running[p].tokens, describe(p, token)), score) for score, p, token in chosen]
@@ -70,15 +76,38 @@ class Search:
     def _full(self) -> bool:
         return len(self.finished) == self._beams.width
 
-    def _candidates(self, scores: Tensor) -> list[tuple[float, int, int]]:
-        """Score, place and token of the best continuations: enough that, whatever ends, the width goes on."""
+    def _sorted(self, scores: Tensor, length: int, ends: Ends | None) -> tuple[list[Candidate], list[bool]]:
+        """The best continuations until as many as the width go on, and which of them end."""
+        width, full = self._beams.width, length >= self._most
+        found: list[Candidate] = []
+        ending: list[bool] = []
+        for candidate in self._candidates(scores):
+            _, place, token = candidate
+            found.append(candidate)
+            ending.append(full or token in self._ends or (ends is not None and ends(place, token)))
+            if len(found) - sum(ending) == width or (full and len(found) == width):
+                break
+        return found, ending
+
+    def _candidates(self, scores: Tensor) -> Iterator[Candidate]:
+        """All continuations that are possible at all, the best first."""
         before = torch.tensor([h.score for h in self._running], dtype=torch.float64, device=scores.device)
         sums = (scores.double() + before[:, None]).flatten()
-        most = min(len(sums), max(2, 1 + len(self._ends)) * self._beams.width)
-        values, places = sums.topk(most)
         vocabulary = scores.shape[-1]
-        pairs = zip(values.tolist(), places.tolist(), strict=True)
-        return [(value, at // vocabulary, at % vocabulary) for value, at in pairs if value > -torch.inf]
+        # Mostly so many are enough, whatever ends; a vocabulary is sorted only where they are not.
+        values, places = sums.topk(min(len(sums), max(2, 1 + len(self._ends)) * self._beams.width))
+        told = set()
+        for value, at in zip(values.tolist(), places.tolist(), strict=True):
+            if value == -torch.inf:
+                return
+            told.add(at)
+            yield value, at // vocabulary, at % vocabulary
+        values, places = sums.sort(descending=True, stable=True)
+        for value, at in zip(values.tolist(), places.tolist(), strict=True):
+            if value == -torch.inf:
+                return
+            if at not in told:
+                yield value, at // vocabulary, at % vocabulary
 
     def _finish(self, ended: list[Hypothesis]) -> None:
         if self._full and self._beams.stopping == "full":

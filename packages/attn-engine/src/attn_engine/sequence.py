@@ -166,11 +166,39 @@ class Sequence:
         self.entered = False
         self.logits = None
 
-    def become(self, tokens: list[int]) -> None:
-        """Hold other tokens from now on; nothing of them is computed."""
+    def become(self, other: Sequence) -> None:
+        """Hold the tokens of another from now on; nothing of them is computed."""
         self.forget()
-        self.tokens = list(tokens)
+        self.tokens = list(other.tokens)
+        self.detokenizer = other.detokenizer and other.detokenizer.copy()
+        self.stops = other.stops.copy()
+        self.guide = other.guide and other.guide.copy()
         self._seen = self._counts = None
+
+    def would_end(self, token: int) -> bool:
+        """Whether a token that is no end token ends the text, by a stop string or as the grammar allows nothing more.
+
+        Raises `UserError` where the grammar cannot be followed any further.
+        """
+        if self.detokenizer is not None and self.sampling.stop:
+            stops = self.stops.copy()
+            stops.push(self.detokenizer.copy().push(token))
+            if stops.found is not None:
+                return True
+        if self.guide is None:
+            return False
+        guide = self.guide.copy()
+        guide.follow(token)
+        return guide.complete
+
+    def follow_token(self, token: int) -> None:
+        """Go on with a token whose text is told later, with all others."""
+        self.tokens.append(token)
+        self.logits = None
+        if self.sampling.stop:
+            self.text_of(token)
+        if self.guide is not None:
+            self.guide.follow(token)
 
     @property
     def usage(self) -> RequestUsage:

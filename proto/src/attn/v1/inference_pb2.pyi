@@ -174,7 +174,7 @@ class Sampling(_message.Message):
     @_builtins.property
     def beams(self) -> Global___BeamSearch:
         """Searches for the likeliest completions instead of drawing tokens; all is told at the end. Not with the options that
-        shape a draw, nor `stop` or `grammar`; `completions` may be up to the width.
+        shape a draw; `completions` may be up to the width.
         """
 
     def __init__(
