@@ -34,7 +34,7 @@ def build(**shared):
 
 
 def by_loops(layer, rows, heads, groups, size):
-    """Equations 4 to 7 of the paper for rows [token, width]: gates multiply the exponential of every earlier score."""
+    """The equations of the paper for rows [token, width]: gates multiply the exponential of every earlier score."""
     query = (rows @ layer.query.weight.T).view(-1, heads, size)
     key = (rows @ layer.key.weight.T).view(-1, groups, size)
     value = (rows @ layer.value.weight.T).view(-1, groups, size)
@@ -56,7 +56,7 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(record_propert
     layer = build(width=8, heads=heads, key_value_heads=groups, head_size=3)
     rows = torch.randn(7, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, heads, groups, 3), layer(rows[None])[0]
-    loops = Agreement(record_property, "forgetting", paper="equations 4 to 7 in loops")
+    loops = Agreement(record_property, "forgetting", paper="the equations in loops")
     loops.outputs(out, expected, 1e-13)
     probe = torch.randn_like(out)
     wanted = [rows, layer.query.weight, layer.value.weight, layer.inner.gate.weight, layer.inner.gate.bias]

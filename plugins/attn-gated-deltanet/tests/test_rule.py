@@ -27,7 +27,7 @@ def empty():
 
 
 def by_tokens(rule, memory):
-    """The paper's equation 10, one token after the other."""
+    """The paper's rule, one token after the other."""
     outs = []
     for t in range(rule.key.shape[2]):
         key = rule.key[:, :, t, :, None]
@@ -50,7 +50,7 @@ def test_chunks_equal_the_equation_token_by_token(tokens, chunk, seed):
 
 
 def test_gradients_of_chunks_are_those_of_the_equation(record_property):
-    loops = Agreement(record_property, "gated_deltanet", paper="equation 10, token by token")
+    loops = Agreement(record_property, "gated_deltanet", paper="the rule, token by token")
     loops.functions(
         lambda *parts: by_chunks(Rule(*parts), empty(), 5)[0],
         lambda *parts: by_tokens(Rule(*parts), empty())[0],

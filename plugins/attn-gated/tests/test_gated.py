@@ -28,7 +28,7 @@ def test_the_output_equals_a_loop_over_the_equation(record_property, per):
             read = sum(share * value[past, head] for past, share in enumerate(shares))
             expected[token, head] = read / (1 + torch.exp(-gate[token, head]))
     out = layer(rows[None])[0]
-    loops = Agreement(record_property, "gated", paper="equation 5 in loops")
+    loops = Agreement(record_property, "gated", paper="the equation in loops")
     loops.outputs(out, expected.flatten(1) @ layer.output.weight.T, 1e-13)
 
 

@@ -32,7 +32,7 @@ def phi(compression, rows):
 
 
 def by_loops(layer, rows, options):
-    """Equations 5 to 12 of the paper, with keys shared by the branches, for one query and one group at a time."""
+    """The equations of the paper, with keys shared by the branches, for one query and one group at a time."""
     heads, inner = layer.spec.heads, layer.inner
     query = (rows @ layer.query.weight.T).view(-1, heads.query, heads.key_size)
     key = (rows @ layer.key.weight.T).view(-1, heads.key_value, heads.key_size)
@@ -76,7 +76,7 @@ def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, cha
     layer = build(options, width=8, heads=heads, key_value_heads=groups)
     rows = torch.randn(22, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
-    loops = Agreement(record_property, "nsa", paper="equations 5 to 12 in loops")
+    loops = Agreement(record_property, "nsa", paper="the equations in loops")
     loops.outputs(out, expected, 1e-12)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]

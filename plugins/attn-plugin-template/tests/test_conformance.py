@@ -33,7 +33,7 @@ def test_outputs_and_gradients_are_those_of_the_equation(record_property):
                 out.append((key[: i + 1, h] @ query[i, h] / 2 - fall).softmax(0) @ value[: i + 1, h])
         return torch.stack(out).view(7, 12) @ layer.output.weight.T
 
-    oracle = Agreement(record_property, "kerple_log", paper="equation 6 in loops")
+    oracle = Agreement(record_property, "kerple_log", paper="the equation in loops")
     rows = torch.randn(7, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     oracle.functions(lambda given: layer(given[None])[0], by_loops, rows, tolerance=1e-12)
 

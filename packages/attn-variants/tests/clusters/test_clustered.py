@@ -46,7 +46,7 @@ def test_each_output_equals_the_equations_of_the_paper_in_loops(agrees, top):
             out.append(weights @ v - weights[best] @ v[best] + anew)
         return torch.stack(out)[None, None]
 
-    loops = agrees("clustered", paper="equations 4 to 9 in loops")
+    loops = agrees("clustered", paper="the equations in loops")
     loops.functions(lambda *tensors: layer(*tensors, None), by_loops, *given, tolerance=1e-12)
 
 

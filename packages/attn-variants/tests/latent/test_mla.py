@@ -157,6 +157,6 @@ def test_factorised_heads_are_attention_over_what_the_latents_expand_to(build, a
             out.append(torch.cat(heads))
         return torch.stack(out) @ weight["output"].T
 
-    loops = agrees("transmla", paper="section 4 in loops, without positions")
+    loops = agrees("transmla", paper="the equations in loops, without positions")
     rows = torch.randn(7, 12, dtype=torch.float64)
     loops.functions(lambda given: layer(given[None])[0], by_loops, rows, tolerance=1e-12)

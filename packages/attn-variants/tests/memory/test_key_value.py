@@ -5,7 +5,7 @@ from attn_core.errors import InvalidValue
 
 
 def by_loops(layer, rows, window, parts):
-    """Equations 3 to 10 of the paper for rows [token, width], one token and head at a time."""
+    """The equations of the paper for rows [token, width], one token and head at a time."""
     split = (rows @ layer.split.weight.T).view(len(rows), parts, layer.heads, layer.size)
     out = []
     for token in range(len(rows)):
@@ -27,7 +27,7 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees,
     layer = build(name, {"window": window}, width=6, heads=2)
     rows = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, window, parts), layer(rows[None])[0]
-    loops = agrees(name, paper="equations 3 to 10 in loops")
+    loops = agrees(name, paper="the equations in loops")
     loops.outputs(out, expected, 1e-14)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]

@@ -4,7 +4,7 @@ from attn_core import configure, installed, state_bytes
 
 
 def by_loops(layer, rows):
-    """Equations 6 to 11 of the paper for rows [token, width], one head at a time."""
+    """The equations of the paper for rows [token, width], one head at a time."""
     size, hidden_states = layer.size, []
     for head in range(layer.heads):
         mine = slice(head * size, (head + 1) * size)
@@ -35,7 +35,7 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees,
     layer = build("lstmn", width=6, heads=heads)
     rows = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows), layer(rows[None])[0]
-    loops = agrees("lstmn", paper="equations 6 to 11 in loops")
+    loops = agrees("lstmn", paper="the equations in loops")
     loops.outputs(out, expected, 1e-14)
     probe = torch.randn_like(out)
     wanted = [rows, *layer.parameters()]

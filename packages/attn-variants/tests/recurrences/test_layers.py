@@ -44,7 +44,7 @@ def test_retention_is_the_loop_of_the_paper(agrees):
             out[:, t, head] = torch.einsum("bk,bkv->bv", query[:, t, head], memory)
     out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     expected = layer.output(silu(layer.gate(given)) * out.flatten(-2))
-    agrees("retnet", paper="equations 1 and 8, token by token").outputs(layer(given), expected, 1e-12)
+    agrees("retnet", paper="the equations, token by token").outputs(layer(given), expected, 1e-12)
 
 
 def test_rotary_positions_of_retention_depend_on_distances_only():
