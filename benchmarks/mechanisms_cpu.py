@@ -39,6 +39,7 @@ MECHANISMS = (
     "strided=stride:64",
     "fixed",
     "linear",
+    "forgetting",
 )
 SYSTEMS = ("attn", "dense", "masked", "peer")
 
@@ -175,10 +176,29 @@ def block_local(config: Any) -> Callable[..., Any]:
     return call
 
 
+def forgetting(config: Any) -> Callable[..., Any]:
+    """The plain function of fla-core between our projections; its package imports Triton, its file does not."""
+    import runpy
+    from importlib.metadata import distribution
+
+    from attn_core import installed
+
+    layer = installed().mechanisms.get("forgetting").build(config)
+    path = distribution("fla-core").locate_file("fla/ops/forgetting_attn/naive.py")
+    attend = runpy.run_path(str(path))["naive_forgetting_attn"]
+
+    def call(rows: Any) -> Any:
+        query, key, value = layer.project(rows, None)
+        return layer.output(attend(query, key, value, layer.inner.remember(rows)["gate"]).flatten(-2))
+
+    return call
+
+
 PEERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "longformer": longformer,
     "bigbird": bigbird,
     "block_local": block_local,
+    "forgetting": forgetting,
 }
 
 
