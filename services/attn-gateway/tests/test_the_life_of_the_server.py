@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core.errors import InvalidValue, MissingPackage, UserError
-from attn_gateway import Gateway, GatewaySettings, TlsFiles, read_token, serving
+from attn_gateway import Gateway, GatewaySettings, TlsFiles, read_tokens, serving
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.serve import ServeSettings, serve
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -211,11 +211,11 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     path.write_text("s3cret\n")
     path.chmod(0o644)
     with pytest.raises(UserError, match="chmod 600"):
-        read_token(path)
+        read_tokens(path)
     path.chmod(0o600)
-    assert read_token(path) == "s3cret"
+    assert read_tokens(path) == ("s3cret",)
     path.write_text(" \n")
     with pytest.raises(UserError, match="empty"):
-        read_token(path)
+        read_tokens(path)
     with pytest.raises(UserError, match="missing"):
-        read_token(tmp_path / "missing")
+        read_tokens(tmp_path / "missing")

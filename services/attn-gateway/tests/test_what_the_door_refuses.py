@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,7 +13,8 @@ import pytest
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_gateway import GatewaySettings, TlsFiles, serving
+from attn_core.errors import InvalidValue
+from attn_gateway import GatewaySettings, TlsFiles, read_tokens, serving
 
 TOKENIZE = "/attn.v1.InferenceService/Tokenize"
 GENERATE = "/attn.v1.InferenceService/Generate"
@@ -145,3 +147,24 @@ async def test_calls_over_the_limit_are_refused_at_once_and_the_others_end_well(
     assert len(well) == 3
     assert {failure.code() for failure in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
     assert len(refused) == 5
+
+
+async def test_each_of_several_tokens_opens_the_door_and_no_other(words: Any) -> None:
+    settings = GatewaySettings(port=0, token="right", other_tokens=("fine",))
+    async with serving([words], settings) as gateway, grpc.aio.insecure_channel(gateway.address) as channel:
+        stub = InferenceServiceStub(channel)
+        for token in ("right", "fine"):
+            metadata = (("authorization", f"Bearer {token}"),)
+            assert len((await stub.Tokenize(words.tokenize(), metadata=metadata)).tokens) == 3
+        for token in ("wrong", "", "right fine"):
+            failure = await refusal(stub.Tokenize(words.tokenize(), metadata=(("authorization", f"Bearer {token}"),)))
+            assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_file_holds_a_token_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("ann\n\n bob \nann\n")
+    file.chmod(0o600)
+    assert read_tokens(file) == ("ann", "bob")
+    with pytest.raises(InvalidValue, match="other_tokens"):
+        GatewaySettings(other_tokens=("bob",))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from attn_gateway.service import GrpcService as GrpcService
     from attn_gateway.settings import GatewaySettings as GatewaySettings
     from attn_gateway.settings import TlsFiles as TlsFiles
-    from attn_gateway.settings import read_token as read_token
+    from attn_gateway.settings import read_tokens as read_tokens
     from attn_gateway.status import status_of as status_of
 
 # Ray forks processes beside a running gRPC server; gRPC says so in lines nobody asked for, and reads these once, when
@@ -33,7 +33,7 @@ _HOMES = {
     "gateway": ("Gateway", "serving"),
     "paging": ("page_of",),
     "service": ("GrpcService",),
-    "settings": ("GatewaySettings", "TlsFiles", "read_token"),
+    "settings": ("GatewaySettings", "TlsFiles", "read_tokens"),
     "status": ("status_of",),
 }
 

@@ -16,7 +16,7 @@ from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.logs import configure_logs
 from attn_gateway.serve import ServeSettings, serve
-from attn_gateway.settings import GatewaySettings, TlsFiles, read_token
+from attn_gateway.settings import GatewaySettings, TlsFiles, read_tokens
 
 Text = typer.Option
 
@@ -51,7 +51,8 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
         int, Text(help="Memory for states of requests that had to leave, so that they are not computed again.", min=0)
     ] = 0,
     token_file: Annotated[
-        Path | None, Text(help="File with the bearer token callers must give; readable by you alone.")
+        Path | None,
+        Text(help="File with the bearer tokens that let in, one a tenant and line; readable by you alone."),
     ] = None,
     tls_cert: Annotated[Path | None, Text(help="Certificate chain (PEM) for TLS.")] = None,
     tls_key: Annotated[Path | None, Text(help="Private key (PEM) of the certificate.")] = None,
@@ -74,11 +75,13 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     """
     if (tls_cert is None) != (tls_key is None):
         raise InvalidValue("TLS needs both --tls-cert and --tls-key", field="tls_cert")
+    tokens = read_tokens(token_file) if token_file else ()
     settings = ServeSettings(
         gateway=GatewaySettings(
             host=host,
             port=port,
-            token=read_token(token_file) if token_file else None,
+            token=tokens[0] if tokens else None,
+            other_tokens=tokens[1:],
             tls=TlsFiles(certificate=tls_cert, key=tls_key) if tls_cert and tls_key else None,
             insecure=insecure,
         ),

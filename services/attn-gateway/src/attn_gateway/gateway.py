@@ -94,10 +94,10 @@ class Gateway:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     def _build(self) -> grpc.aio.Server:
-        token = self.settings.token
+        tokens = self.settings.tokens
         server = grpc.aio.server(
             # The first is the outermost: whatever an inner one raises becomes a status with a request id.
-            interceptors=[RequestIds(), Errors(), *([BearerToken(token)] if token else []), self._readiness, Wire()],
+            interceptors=[RequestIds(), Errors(), *([BearerToken(tokens)] if tokens else []), self._readiness, Wire()],
             options=server_options(self.settings),
             maximum_concurrent_rpcs=self.settings.max_calls,
         )

@@ -26,13 +26,15 @@ class TlsFiles:
 class GatewaySettings:
     """Where the door is and what it lets in; raises `InvalidValue` for a door open to strangers.
 
-    Sizes are in bytes, times in seconds. `port` 0 picks a free one. `token` is the bearer token callers must give.
+    Sizes are in bytes, times in seconds. `port` 0 picks a free one. `token` is the bearer token callers must give,
+    or one of `other_tokens`: callers of another token are another tenant, with a fair share and a memory of their own.
     `insecure` allows other hosts than loopback without token and TLS.
     """
 
     host: str = "127.0.0.1"
     port: int = 50051
     token: str | None = None
+    other_tokens: tuple[str, ...] = ()
     tls: TlsFiles | None = None
     insecure: bool = False
     max_request_bytes: int = 4 * 2**20
@@ -44,8 +46,11 @@ class GatewaySettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidValue.of("port", self.port, "0 to 65535")
-        if self.token is not None and (not self.token or not self.token.isascii() or not self.token.isprintable()):
-            raise InvalidValue("token: must be printable ASCII and not empty", field="token")
+        for token in self.tokens:
+            if not token or not token.isascii() or not token.isprintable():
+                raise InvalidValue("token: must be printable ASCII and not empty", field="token")
+        if self.other_tokens and self.token is None:
+            raise InvalidValue("other_tokens: given without a token", field="other_tokens")
         for field in ("max_request_bytes", "max_calls", "max_streams_per_connection", "keepalive_seconds"):
             if getattr(self, field) <= 0:
                 raise InvalidValue.of(field, getattr(self, field), "more than 0")
@@ -56,6 +61,11 @@ class GatewaySettings:
                 given=self.host,
             )
 
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """All tokens that open the door; none where it is open."""
+        return () if self.token is None else (self.token, *self.other_tokens)
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine can connect to `host`."""
@@ -65,14 +75,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_token(path: Path) -> str:
-    """The token in a file that only its owner can read; raises `UserError` otherwise."""
-    text = _read(path, "token_file").decode("utf-8", errors="replace").strip()
+def read_tokens(path: Path) -> tuple[str, ...]:
+    """The tokens, a line each, in a file that only its owner can read; raises `UserError` otherwise."""
+    lines = _read(path, "token_file").decode("utf-8", errors="replace").splitlines()
+    tokens = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"token_file: {path} can be read by others; run: chmod 600 {path}", field="token_file")
-    if not text:
+    if not tokens:
         raise UserError(f"token_file: {path} is empty", field="token_file")
-    return text
+    return tokens
 
 
 def _read(path: Path, field: str) -> bytes:

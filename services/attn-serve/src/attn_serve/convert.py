@@ -107,6 +107,7 @@ def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generat
         prompt=prompt_of(request.prompt),
         sampling=sampling_of(request.sampling),
         seconds=call.remaining(),
+        tenant=call.tenant,
     )
 
 

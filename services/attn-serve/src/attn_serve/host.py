@@ -79,7 +79,17 @@ class EngineHost:
         deadline = None if generation.seconds is None else time.monotonic() + generation.seconds
         source = self._reader.source(generation.prompt)
         task = Sampling(**given)
-        self._loop.submit(Request(id=generation.id, token_ids=ids, source_ids=source, task=task, deadline=deadline))
+        self._loop.submit(
+            Request(
+                id=generation.id,
+                token_ids=ids,
+                source_ids=source,
+                task=task,
+                deadline=deadline,
+                scope=generation.tenant,
+                tenant=generation.tenant,
+            )
+        )
 
     def cancel(self, request: str) -> None:
         """End a completion before the next engine step."""

@@ -31,12 +31,14 @@ class PromptInput:
 @dataclass(frozen=True, kw_only=True)
 class Generation:
     """One completion to make. `sampling` holds the fields given for the engine's Sampling; `seconds` is what is
-    left until the caller's deadline, None without one."""
+    left until the caller's deadline, None without one. Requests of one `tenant` share a fair share of the engine, and
+    beginnings that are remembered."""
 
     id: str
     prompt: PromptInput
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
