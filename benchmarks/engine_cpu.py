@@ -42,8 +42,11 @@ RUNS = (
 )
 """Peers, element types and batches; llama.cpp's binding does not batch."""
 AS_MANY = """
-import runpy, sys
-script, new, *sys.argv[1:] = sys.argv[1:]
+import functools, runpy, sys
+script, new, eager, *sys.argv[1:] = sys.argv[1:]
+if eager == "eager":
+    import vllm
+    vllm.LLM = functools.partial(vllm.LLM, enforce_eager=True)
 sys.path.insert(0, script.rpartition("/")[0])
 import workload
 workload.NEW_TOKENS = int(new)
@@ -73,6 +76,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--peers", type=Path, help="folder with the scripts of the peers")
     p.add_argument("--peer-seconds", type=float, default=240, help="how long a script of a peer may take")
+    p.add_argument("--vllm-dtype", help="vLLM's element type where it is not bfloat16")
+    p.add_argument("--vllm-eager", action="store_true", help="vLLM without its compiler, which takes minutes")
     p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp")
     for peer in PEERS:
         p.add_argument(f"--{peer}", type=Path, metavar="PYTHON", help=f"the interpreter that has {peer}")
@@ -114,15 +119,17 @@ def timed(run: Any, batch: int, repeats: int) -> dict[str, float]:
 def measure_peer(args: argparse.Namespace, peer: str, dtype: str, batches: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """What the peer's scripts say, line by line; their errors are shown."""
     model = args.gguf if peer == "llamacpp" else args.model
-    facts = {"system": peer, "dtype": dtype}
+    facts = {"system": peer, "dtype": dtype} | ({"eager": True} if peer == "vllm" and args.vllm_eager else {})
     asked = [model, "--dtype", dtype, "--repeats", args.repeats]
+    eager = peer == "vllm" and args.vllm_eager
+    mode = "eager" if eager else "as it is"
     wanted = ["--batches", *(batch for batch in batches if batch in args.batches)]
     script = (args.peers / PEERS[peer]).resolve()
-    for said in answers(args, [getattr(args, peer), "-c", AS_MANY, script, args.new_tokens, *asked, *wanted]):
+    for said in answers(args, [getattr(args, peer), "-c", AS_MANY, script, args.new_tokens, mode, *asked, *wanted]):
         yield facts | {key: said[key] for key in ("batch", "tokens_per_second", "min", "max", "trouble") if key in said}
     if peer != "llamacpp":
-        more = Path(__file__).parent / "engine_peers.py"
-        for said in answers(args, [getattr(args, peer), more, peer, *asked, "--threads", args.threads]):
+        more, options = Path(__file__).parent / "engine_peers.py", ["--threads", args.threads, *["--eager"] * eager]
+        for said in answers(args, [getattr(args, peer), more, peer, *asked, *options]):
             prefill = {"prompt": LONG_PROMPT, "tokens_per_second": said.pop("prefill")} if "prefill" in said else {}
             yield facts | prefill | said
 
@@ -158,7 +165,8 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"system": "attn", "form": form, "cache": args.cache} | mixed(loaded, args.cache, args.repeats)
     for peer, dtype, batches in RUNS:
         if getattr(args, peer) is not None:
-            yield from measure_peer(args, peer, dtype, batches)
+            chosen = args.vllm_dtype or dtype if peer == "vllm" else dtype
+            yield from measure_peer(args, peer, chosen, batches)
 
 
 def main() -> None:
