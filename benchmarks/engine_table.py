@@ -37,8 +37,9 @@ def cells_of(rows: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 def table(result: dict[str, Any]) -> str:
     """The facts of the run, then a row per system."""
     machine, load = result["machine"], f"load {result['machine']['load']:.1f} before, {result['load_after']:.1f} after"
+    noted = f" Note: {result['note']}." if "note" in result else ""
     lines = [
-        f"{machine['cpu']}, {result['threads']} threads, {result['new_tokens']} new tokens a request, {load}.",
+        f"{machine['cpu']}, {result['threads']} threads, {result['new_tokens']} new tokens a request, {load}.{noted}",
         "",
         "| | " + " | ".join(COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
