@@ -69,6 +69,12 @@ def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: An
     assert "distribution" in refused["torch_sdpa"]
 
 
+def test_who_would_meet_rows_where_a_cache_keeps_them_is_answered_too(answer: Answer) -> None:
+    refused = {row["name"]: row["reasons"] for row in answer("explain", "gqa", "--kv-heads", "2", "--rows", "int8")}
+    assert "attend_paged" in refused["plain"]
+    assert refused["triton_paged"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -80,6 +86,8 @@ def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: An
         (("cost", "llama-3-70b", "--dtype", "bf17"), "bf16"),
         (("cost", "llama-3-70b", "--lenders", "cla:x"), "cla:N"),
         (("explain", "linear"), "own way"),
+        (("explain", "gqa", "--rows", "int3"), "int4"),
+        (("explain", "gqa", "--rows", "int4", "--training"), "serving"),
     ],
     ids=str,
 )

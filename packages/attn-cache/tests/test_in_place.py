@@ -41,3 +41,36 @@ def test_rows_in_place_are_the_rows_that_are_handed_out(cache):
                     assert handed.positions[0, 0] == found.firsts[request]
                     assert torch.equal(memory[found.numbers[request, :count]], handed.fields[name][0, :count])
         contexts = [context + length for context, length in zip(contexts, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("cache", ["int8", "int4"])
+def test_codes_in_place_stand_for_the_rows_that_are_handed_out(cache):
+    torch.manual_seed(0)
+    specs = {"layer": {"kv": Paged({"key": Field((2, 64)), "value": Field((2, 32))}, window=9)}}
+    store = installed().caches.get(cache).create(specs, StoreSize(tokens=512, requests=1))
+    assert store.admit(0)
+    assert store.reserve(0, 40)
+    batch = RaggedBatch.of([40], [0], torch.tensor)
+    view = store.view(batch, [0])["layer"]["kv"]
+    view.append({"key": torch.randn(40, 2, 64), "value": torch.randn(40, 2, 32)})
+    found, handed = view.coded_in_place(), view.rows([0])
+    assert found.form == cache
+    for name, rows in handed.fields.items():
+        parts = {part: memory[found.numbers[0]] for part, memory in found.fields.items() if part.startswith(name)}
+        codes = parts[f"{name}.codes"]
+        if cache == "int8":
+            numbers = codes * parts[f"{name}.scale"].float()[..., None]
+        else:
+            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2).float().unflatten(-1, (-1, 32))
+            numbers = (codes * parts[f"{name}.step"][..., None] + parts[f"{name}.low"][..., None]).flatten(-2)
+        torch.testing.assert_close(numbers, rows[0])
+
+
+def test_codes_of_a_state_that_keeps_a_field_as_it_is_are_not_shown():
+    specs = {"layer": {"kv": Paged({"key": Field((2, 64)), "short": Field((2, 2))})}}
+    store = installed().caches.get("int8").create(specs, StoreSize(tokens=64, requests=1))
+    assert store.admit(0)
+    assert store.reserve(0, 3)
+    view = store.view(RaggedBatch.of([3], [0], torch.tensor), [0])["layer"]["kv"]
+    view.append({"key": torch.randn(3, 2, 64), "short": torch.randn(3, 2, 2)})
+    assert view.coded_in_place() is None

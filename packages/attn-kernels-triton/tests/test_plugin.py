@@ -7,9 +7,10 @@ import pytest
 from attn_core import Causal, Problem, Strided, Window, installed
 from attn_core.dispatch import choose
 from attn_core.errors import KernelRefused
+from attn_core.mask.band import Band, band_of
 from attn_kernels_triton import machine
-from attn_kernels_triton.attention.band import Band, band_of
-from attn_kernels_triton.kernels.attend import InOrder, TritonAttend
+from attn_kernels_triton.kernels.attend import TritonAttend
+from attn_kernels_triton.kernels.conditions import InOrder
 
 
 def test_the_kernel_is_listed_and_says_whether_it_can_run_here():

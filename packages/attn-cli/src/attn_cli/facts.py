@@ -10,12 +10,18 @@ from attn_core import (
     Mechanism,
     MechanismConfig,
     Shape,
+    Verdict,
     attend_problem,
     explain,
     installed,
     option_fields,
+    paged_problem,
     state_bytes,
 )
+from attn_core.errors import InvalidValue
+
+ROW_FORMS = ("plain", "int8", "int4", "latent")
+"""How caches keep rows; see `attn_core.paged_problem`."""
 
 
 def describe(mechanism: Mechanism) -> dict[str, Any]:
@@ -58,11 +64,31 @@ def verdicts(mechanism: Mechanism, config: MechanismConfig, **problem: Any) -> l
     spec = mechanism.spec(config)
     if spec is None:
         return []
+    return said(explain(installed().kernels, attend_problem(spec, **problem)))
+
+
+def paged_verdicts(
+    mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str, rows: str
+) -> list[dict[str, Any]]:
+    """A row per kernel for a step over rows where a cache keeps them, in this form.
+
+    Where all refuse, rows are gathered, and `verdicts` says who computes.
+    """
+    spec = mechanism.spec(config)
+    if rows not in ROW_FORMS:
+        raise InvalidValue.of("--rows", rows, ", ".join(ROW_FORMS))
+    if spec is None:
+        return []
+    return said(explain(installed().kernels, paged_problem(spec, dtype=dtype, device=device, rows=rows)))
+
+
+def said(verdicts: list[Verdict]) -> list[dict[str, Any]]:
+    """The verdicts as rows of a table."""
     rows = []
-    for place, verdict in enumerate(explain(installed().kernels, attend_problem(spec, **problem))):
-        said = "refuses" if not verdict.accepted else "runs" if place == 0 else "would accept"
+    for place, verdict in enumerate(verdicts):
+        word = "refuses" if not verdict.accepted else "runs" if place == 0 else "would accept"
         cost = "" if verdict.cost is None else f"{verdict.cost:g}"
-        rows.append({"name": verdict.kernel.name, "verdict": said, "cost": cost, "reasons": "; ".join(verdict.reasons)})
+        rows.append({"name": verdict.kernel.name, "verdict": word, "cost": cost, "reasons": "; ".join(verdict.reasons)})
     return rows
 
 

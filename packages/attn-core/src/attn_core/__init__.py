@@ -1,6 +1,7 @@
 """The contract of attn: what a mechanism, kernel, cache and model are, and how plugins are found. No torch."""
 
 from attn_core.batch import (
+    CodedInPlaceView,
     Fields,
     InPlaceView,
     LayerState,
@@ -81,6 +82,7 @@ from attn_core.modifier import (
     T5Bias,
 )
 from attn_core.norm import QkNorm
+from attn_core.paged import PagedKernel, PagedOperands, paged_problem
 from attn_core.part import Part
 from attn_core.problem import Problem, attend_problem
 from attn_core.registry import Registry
@@ -132,6 +134,7 @@ __all__ = [
     "Catalog",
     "Causal",
     "Chunked",
+    "CodedInPlaceView",
     "Command",
     "ComputedMechanism",
     "Concat",
@@ -187,6 +190,8 @@ __all__ = [
     "Operands",
     "Pack",
     "Paged",
+    "PagedKernel",
+    "PagedOperands",
     "PagedView",
     "Paper",
     "Part",
@@ -250,6 +255,7 @@ __all__ = [
     "mask_mod",
     "option_fields",
     "parse_options",
+    "paged_problem",
     "rotary_scaling",
     "state_bytes",
 ]

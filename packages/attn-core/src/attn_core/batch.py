@@ -95,12 +95,17 @@ class RowsInPlace:
     `fields[name]` is that memory, [rows, ...]. `targets` [tokens], int64, are the rows of this step's tokens, which the
     kernel writes instead of calling `append`; `numbers` [requests, longest], int64, are each request's rows in order of
     position, this step's included, from position `firsts[request]` on, then any numbers.
+
+    `form` is "plain" where rows lie as they were given. In "int8" a field x lies as `x.codes` [rows, ..., size] and
+    `x.scale` [rows, ...], x = scale · code; in "int4" as `x.codes`, two to a byte, the first in the lower half, and
+    `x.step` and `x.low` [rows, ..., size / 32], x = low + step · code.
     """
 
     fields: Fields
     targets: Tensor
     numbers: Tensor
     firsts: tuple[int, ...]
+    form: str = "plain"
 
 
 class PagedView(Protocol):
@@ -126,6 +131,14 @@ class InPlaceView(Protocol):
 
     def in_place(self) -> RowsInPlace | None:
         """Where the rows of all requests of the batch lie; None where they are not kept as they were given."""
+        ...
+
+
+class CodedInPlaceView(Protocol):
+    """A view of a `Paged` state whose codes can be reached in memory."""
+
+    def coded_in_place(self) -> RowsInPlace | None:
+        """Where the codes of all requests of the batch lie, in a form that `RowsInPlace` names; None in another."""
         ...
 
 

@@ -16,6 +16,8 @@ class Problem:
     `queries`, `keys` and `density` are the exception: they change what a call costs, never what it means, so a kernel
     that does not mention them accepts them all. `density` is the share of all pairs that is left to a kernel which
     skips, for every `TILE` neighbouring queries, the keys that none of them may see. Unknown, they are 0, 0 and 1.
+
+    Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met.
     """
 
     operation: str = "attend"
@@ -36,6 +38,7 @@ class Problem:
     gradients: bool = False
     dtype: str = "float32"
     device: str = "cpu"
+    rows: str = "plain"
     queries: int = 0
     keys: int = 0
     density: float = 1.0

@@ -16,6 +16,8 @@ def absence() -> str | None:
     """Why no Triton kernel can run here, or None if one can."""
     if find_spec("triton") is None:
         return "triton is not installed: pip install triton (Linux on x86-64)"
+    if interpreted():
+        return None
     if not any(devices(*driver) for driver in DRIVERS):
         return "this machine has no GPU, or no driver for it"
     return None

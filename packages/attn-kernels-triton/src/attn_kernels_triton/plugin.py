@@ -9,5 +9,6 @@ from attn_core import Kernel, hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for GPUs."""
     from attn_kernels_triton.kernels.attend import TritonAttend
+    from attn_kernels_triton.kernels.paged import TritonLatent, TritonPaged
 
-    return [TritonAttend()]
+    return [TritonAttend(), TritonPaged(), TritonLatent()]

@@ -27,6 +27,7 @@ from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.drawing import PartWeights, part_weights
 from attn_variants.joint import JointProjection
+from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.stepping import attend_ragged, turns_of
 
@@ -108,6 +109,8 @@ class SpecLayer(nn.Module):
         # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
         last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
         self._last_plan = KernelPlan(last, name)
+        # A kernel that is asked for by name is the one that computes, in steps too.
+        self._paged = PagedPlan(self.spec) if name is None and self.inner is None else None
         self.last_needs_positions = last.located or self.inner is not None
 
     def forward(
@@ -164,6 +167,10 @@ class SpecLayer(nn.Module):
     def attend_last(self, rows: Tensor, operands: Operands) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
         return self._attend(rows, operands, self._last_plan)
+
+    def reach(self, query: Tensor, view: Any) -> Reached | None:
+        """The rows of a view where they lie, for queries like these; None where no kernel meets them there."""
+        return None if self._paged is None else self._paged.reach(query, view)
 
     def operands(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import LayerState, RaggedBatch, Rotary, Rows
+from attn_core import Fields, LayerState, PagedView, RaggedBatch, Rotary, Rows, Span
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to
@@ -22,35 +23,70 @@ _TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torc
 def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
     """Outputs [tokens, heads, value_size] of the new rows [tokens, width]; remembers their keys and values, if its own.
 
-    Requests that compute one token each go through the kernel together, the others one by one.
+    A kernel that reaches remembered rows where they lie takes them all; else those of requests that compute one token
+    each are gathered together, the others' one by one.
+    """
+    query, view, fresh = remember(layer, rows, batch, state)
+    reached = layer.reach(query, view)
+    if batch.decoding and reached is None:
+        return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
+    starts, others = parted(batch)
+    if fresh is None:
+        starts, others = [], list(batch.spans())
+    if reached is not None:
+        out = reached.attend(query, batch, layer.part_weights(), [span.request for span in others])
+    else:
+        out = attend_gathered(layer, (rows, query), batch, view, others)
+    for span in starts:
+        chunk = slice(span.start, span.stop)
+        start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in (fresh or {}).items()})
+        out[chunk] = layer.attend(rows[None, chunk], start)[0]
+    return out
+
+
+def parted(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
+    """Starts of sequences, of several tokens, and the other spans.
+
+    A start meets nothing but itself, which is at hand, as it is remembered.
+    """
+    starts: list[Span] = []
+    others: list[Span] = []
+    for span in batch.spans():
+        starting = span.stop - span.start > 1 and batch.contexts[span.request] == 0
+        (starts if starting else others).append(span)
+    return starts, others
+
+
+def remember(
+    layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
+) -> tuple[Tensor, PagedView, Fields | None]:
+    """Queries [tokens, heads, key_size] of the new rows, what they meet, and of that what is new, remembered now.
+
+    The last is None where keys and values are another's.
     """
     if layer.spec.cross:
-        query, view, fresh = layer.project_query(rows), state["source"], None
-    else:
-        turn = turns_of(layer, rows, batch)
-        view, fresh = state["kv"], None
-        if layer.borrows:
-            query = layer.project_turned(rows, turn)
-        else:
-            query, key, value = layer.project(rows, turn)
-            fresh = view.append({"key": key, "value": value, **layer.further(rows)})
-    if batch.decoding:
-        return attend_last(layer, rows, query, batch.positions, view.rows(range(batch.requests)))
+        return layer.project_query(rows), state["source"], None
+    turn, view = turns_of(layer, rows, batch), state["kv"]
+    if layer.borrows:
+        return layer.project_turned(rows, turn), view, None
+    query, key, value = layer.project(rows, turn)
+    return query, view, view.append({"key": key, "value": value, **layer.further(rows)})
+
+
+def attend_gathered(
+    layer: SpecLayer, new: tuple[Tensor, Tensor], batch: RaggedBatch, view: PagedView, spans: Sequence[Span]
+) -> Tensor:
+    """Outputs [tokens, heads, value_size] at these spans, unset elsewhere; `new` are rows and queries of all tokens."""
+    rows, query = new
     out = query.new_empty(query.shape[0], layer.spec.heads.query, layer.spec.heads.value_size)
-    single = [span for span in batch.spans() if span.stop - span.start == 1]
+    single = [span for span in spans if span.stop - span.start == 1]
     if single:
         places = torch.tensor([span.start for span in single], device=rows.device)
         remembered = view.rows([span.request for span in single])
         out[places] = attend_last(layer, rows[places], query[places], batch.positions[places], remembered)
-    for span in batch.spans():
+    for span in spans:
         chunk = slice(span.start, span.stop)
-        if span.stop - span.start < 2:
-            continue
-        if fresh is not None and batch.contexts[span.request] == 0:
-            # The start of a sequence meets nothing but itself, which is at hand, as it is remembered.
-            start = layer.operands(query[None, chunk], {name: field[None, chunk] for name, field in fresh.items()})
-            out[chunk] = layer.attend(rows[None, chunk], start)[0]
-        else:
+        if span.stop - span.start > 1:
             remembered = view.rows([span.request])
             out[chunk] = attend_chunk(layer, rows[chunk], query[chunk], batch.positions[chunk], remembered)
     return out

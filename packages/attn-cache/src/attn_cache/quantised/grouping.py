@@ -18,7 +18,12 @@ SHORTEST = 4
 
 
 class Grouping(Protocol):
-    """Turns tensors [..., size] into parts by name, and back."""
+    """Turns tensors [..., size] into parts by name, and back; `form` as in `attn_core.RowsInPlace`, None for others."""
+
+    @property
+    def form(self) -> str | None:
+        """The word by which kernels know these parts."""
+        ...
 
     def parts(self, shape: tuple[int, ...]) -> dict[str, Field]:
         """What stands for a tensor of this shape."""
@@ -39,6 +44,11 @@ class Symmetric:
 
     The scale is the largest magnitude / 127, so the error of a number is at most 1/254 of it.
     """
+
+    @property
+    def form(self) -> str | None:
+        """See `Grouping.form`."""
+        return "int8"
 
     def parts(self, shape: tuple[int, ...]) -> dict[str, Field]:
         """`codes` of the same shape, int8, and a `scale` [...], float16."""
@@ -67,6 +77,11 @@ class Affine:
 
     bits: int
     group: int
+
+    @property
+    def form(self) -> str | None:
+        """See `Grouping.form`."""
+        return "int4" if (self.bits, self.group) == (4, 32) else None
 
     def parts(self, shape: tuple[int, ...]) -> dict[str, Field]:
         """`codes` [..., bytes], uint8, and a `step` and a `low` [..., groups], float16."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attn_core import Field, Fields, ModelSpecs, ModelState, Paged, PagedView, RaggedBatch, Rows, StoreSize
+from attn_core import Field, Fields, ModelSpecs, ModelState, Paged, PagedView, RaggedBatch, Rows, RowsInPlace, StoreSize
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape, states_of, tensor_dtype
@@ -42,7 +43,7 @@ class CodedRowStore(SharedStore):
 
 
 class RowField:
-    """One field of a state: its rows to parts, and back."""
+    """One field of a state: its rows to parts, and back; `form` as in `attn_core.RowsInPlace`, None for any other."""
 
     def __init__(self, name: str, field: Field, grouping: Grouping, dtype: str) -> None:
         self.name = name
@@ -50,6 +51,7 @@ class RowField:
         self._grouping = grouping if coded(field) else None
         self._dtype = tensor_dtype(field.dtype or dtype)
         self._parts = tuple(grouping.parts(field.shape)) if coded(field) else ()
+        self.form = grouping.form if coded(field) else None
 
     def encode(self, rows: Tensor) -> dict[str, Tensor]:
         """What the store keeps of rows [tokens, *shape]."""
@@ -90,3 +92,10 @@ class CodedRowsView:
         kept = self._view.rows(requests)
         fields = {name: field.decode(kept.fields) for name, field in self._fields.items()}
         return Rows(fields=fields, positions=kept.positions, keep=kept.keep)
+
+    def coded_in_place(self) -> RowsInPlace | None:
+        """Where the codes of all requests of the batch lie, for kernels that read them themselves."""
+        forms = {field.form for field in self._fields.values()}
+        form = forms.pop() if len(forms) == 1 else None
+        found: RowsInPlace | None = None if form is None else self._view.in_place()  # type: ignore[attr-defined]
+        return None if form is None or found is None else dataclasses.replace(found, form=form)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from attn_core import installed, parse_options
 from attn_core.dtype import dtype_name
-from attn_core.errors import Incompatible
+from attn_core.errors import Incompatible, InvalidValue
 
-from attn_cli.facts import verdicts
+from attn_cli.facts import paged_verdicts, verdicts
 from attn_cli.options import (
     Bidirectional,
     Dtype,
@@ -36,6 +36,10 @@ def explain_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
     padded: Annotated[bool, typer.Option("--padded", help="Sequences of different lengths.")] = False,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="A step of serving over rows where a cache keeps them: plain, int8, int4, latent."),
+    ] = None,
     option: Options = None,
     json: Json = False,
 ) -> None:
@@ -50,8 +54,13 @@ def explain_command(
         message = f"mechanism {name!r} computes its own way; kernels are chosen for mechanisms that are a spec"
         raise Incompatible(message, mechanism=name)
     call = {"dtype": dtype_name(dtype), "device": device, "gradients": training, "padded": padded}
-    rows = verdicts(mechanism, config, **call, queries=seq, keys=seq)
-    if json:
-        print_json(rows)
+    if rows is None:
+        found = verdicts(mechanism, config, **call, queries=seq, keys=seq)
+    elif training or padded:
+        raise InvalidValue.of("--rows", rows, "no --training and no --padded beside it: it is a step of serving")
     else:
-        print_table(rows, "no kernel is installed; pip install attn-variants")
+        found = paged_verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, rows=rows)
+    if json:
+        print_json(found)
+    else:
+        print_table(found, "no kernel is installed; pip install attn-variants")

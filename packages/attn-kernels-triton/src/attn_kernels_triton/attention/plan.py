@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 from attn_core import Alibi, AttentionSpec, Mask, Operands, ScaledDot, SoftCap
+from attn_core.mask.band import Band, band_of
 from attn_core.pairs import positions, seen_pairs
 from torch import Tensor
 
-from attn_kernels_triton.attention.band import Band, band_of
 from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of
 from attn_kernels_triton.attention.tiles import Sizes
 from attn_kernels_triton.programs.arguments import Blocks, Places, Rule, Shape
@@ -56,7 +57,7 @@ def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:
         size = LARGE_BLOCK if sizes.keys > SHORT else SMALL_BLOCK
         group = spec.heads.query // spec.heads.key_value
         lists = lists_of(spec.mask, Grid(sizes.queries, sizes.keys, size), group, query.device)
-    sink = sink_of(spec, operands)
+    sink = sink_of(spec, operands.query, operands.parameters)
     return Plan(
         sizes=sizes,
         batch=query.shape[0],
@@ -83,13 +84,13 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
     return rule
 
 
-def sink_of(spec: AttentionSpec, operands: Operands) -> Tensor | None:
+def sink_of(spec: AttentionSpec, query: Tensor, parameters: Mapping[str, Tensor]) -> Tensor | None:
     """The logit of the share of each head that goes to nothing, [heads], float32; None where there is none."""
     if spec.distribution.kind == "softmax":
         return None
-    logit = operands.parameters.get("distribution.logit")
+    logit = parameters.get("distribution.logit")
     if logit is None:
-        return operands.query.new_zeros(spec.heads.query, dtype=torch.float32)
+        return query.new_zeros(spec.heads.query, dtype=torch.float32)
     return logit.float()
 
 

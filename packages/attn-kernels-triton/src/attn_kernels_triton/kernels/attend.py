@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import Anything, AtMost, Condition, Kernel, OneOf, Operands, Problem
 
+from attn_kernels_triton.kernels.conditions import InOrder, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class InOrder:
-    """A tuple with each of these words at most once, in this order."""
-
-    words: tuple[str, ...]
-
-    def refuses(self, value: Any) -> str | None:
-        """Why the tuple is refused, or None if it is accepted."""
-        places = [self.words.index(word) if word in self.words else -1 for word in value]
-        if -1 not in places and places == sorted(set(places)):
-            return None
-        return f"{value!r} is not some of {', '.join(self.words)}, each once and in this order"
 
 
 class TritonAttend(Kernel):
@@ -49,7 +35,7 @@ class TritonAttend(Kernel):
         "placed": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float32", "bfloat16", "float16"),
-        "device": OneOf("cuda"),
+        "device": OnGpu(),
     }
 
     def available(self) -> str | None:

@@ -13,8 +13,9 @@ from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.latent.ragged import attend_new
 from attn_variants.latent.sizes import LatentShape
+from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
-from attn_variants.stepping import batch_turns
+from attn_variants.stepping import batch_turns, parted
 
 
 class LatentAttentionLayer(nn.Module):
@@ -56,6 +57,7 @@ class LatentAttentionLayer(nn.Module):
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
         self._expanded = KernelPlan(self.expanded_spec, name)
         self._absorbed = KernelPlan(self.absorbed_spec, name)
+        self._paged = PagedPlan(self.absorbed_spec, latent=True) if name is None else None
         # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
         self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
 
@@ -79,6 +81,9 @@ class LatentAttentionLayer(nn.Module):
         rows = self.queries(query, turns)
         latent, turned = self.memory(query, turns)
         fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
+        reached = None if self._paged is None else self._paged.reach(query, state["latent"])
+        if reached is not None:
+            return self._out(self.attend_reached(rows, fresh, batch, reached))
         return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
@@ -93,6 +98,17 @@ class LatentAttentionLayer(nn.Module):
             return self.give_values(self._newest.run(operands))
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
         return self.attend_absorbed(located)
+
+    def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor:
+        """Outputs [tokens, heads, value], absorbed over rows where they lie; starts of sequences expanded."""
+        starts, others = parted(batch)
+        out = self.give_values(reached.attend(self.carry(query), batch, {}, [span.request for span in others]))
+        for span in starts:
+            chunk = slice(span.start, span.stop)
+            out[chunk] = self.attend_start(
+                query[None, chunk], {name: rows[None, chunk] for name, rows in fresh.items()}
+            )
+        return out
 
     def queries(self, rows: Tensor, turns: Turns) -> Tensor:
         """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, width]."""
@@ -120,11 +136,14 @@ class LatentAttentionLayer(nn.Module):
     def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> Operands:
         """Queries that carry the matrices of keys, [batch, query, heads, latent + rotated], over remembered rows."""
         latent, turned = memory
+        row = torch.cat([latent, turned], dim=-1)[..., None, :]
+        return Operands(query=self.carry(query), key=row, value=latent[..., None, :])
+
+    def carry(self, query: Tensor) -> Tensor:
+        """Queries [..., heads, latent + rotated] that carry the matrices of keys, of queries [..., heads, key]."""
         nope, own = self._parts(query)
         into = self.key_up.weight.view(self.sizes.heads, self.sizes.nope, self.sizes.latent)
-        carried = torch.einsum("bqhn,hnc->bqhc", nope, into)
-        row = torch.cat([latent, turned], dim=-1)[..., None, :]
-        return Operands(query=torch.cat([carried, own], dim=-1), key=row, value=latent[..., None, :])
+        return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
 
     def attend_expanded(self, operands: Operands) -> Tensor:
         """Outputs [batch, query, heads, value] over expanded keys and values."""
@@ -137,7 +156,7 @@ class LatentAttentionLayer(nn.Module):
     def give_values(self, latents: Tensor) -> Tensor:
         """The values [..., heads, value] of mean latents [..., heads, latent]."""
         out_of = self.value_up.weight.view(self.sizes.heads, self.sizes.value, self.sizes.latent)
-        return torch.einsum("bqhc,hvc->bqhv", latents, out_of)
+        return torch.einsum("...hc,hvc->...hv", latents, out_of)
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Without positions [..., nope], and to be turned or turned [..., rotated]."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attn_core import Causal, Full, Mask, Window
+from attn_core.mask.causal import Causal
 from attn_core.mask.composite import Both
+from attn_core.mask.full import Full
+from attn_core.mask.mask import Mask
+from attn_core.mask.window import Window
 
 
 class Band(NamedTuple):

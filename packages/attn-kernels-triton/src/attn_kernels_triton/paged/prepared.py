@@ -1,0 +1,78 @@
+"""What the layers of a step have in common: how their work is cut, checked against memory once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from attn_core import PagedOperands, RaggedBatch, RowsInPlace
+from attn_core.errors import InvalidValue
+from torch import Tensor
+
+from attn_kernels_triton.paged.items import Heads, works
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """`items` [item, 7] and `merges` [merge, 5], int32, of tiles of so many rows; see `programs.paged_arguments`."""
+
+    tile: int
+    items: Tensor
+    merges: Tensor
+    slots: int
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Portions of work, and the positions, int32, from which on the numbers of each request are."""
+
+    portions: tuple[Portion, ...]
+    firsts: Tensor
+    numbers: Tensor
+
+
+Key = tuple[tuple[int, ...], Heads, int | None, int, int]
+
+_PREPARED: WeakKeyDictionary[RaggedBatch, dict[Key, Prepared]] = WeakKeyDictionary()
+"""By batch, and its requests, heads, reach, the row numbers and the rows of memory."""
+
+
+def prepared(operands: PagedOperands, heads: Heads, left: int | None, rows: int) -> Prepared:
+    """The work of a step over memory of so many rows; raises `InvalidValue` for row numbers outside of it."""
+    known = _PREPARED.setdefault(operands.batch, {})
+    numbers = operands.rows.numbers
+    key = operands.requests, heads, left, id(numbers), rows
+    if key not in known:
+        check_numbers(operands.rows, operands.batch, rows)
+        device = numbers.device
+        portions = tuple(
+            Portion(
+                work.tile,
+                torch.tensor(work.items, dtype=torch.int32, device=device),
+                torch.tensor(work.merges, dtype=torch.int32, device=device).view(-1, 5),
+                work.slots,
+            )
+            for work in works(operands.batch, operands.requests, heads, left)
+        )
+        firsts = torch.tensor(operands.rows.firsts, dtype=torch.int32, device=device)
+        # The row numbers are held, so that no others can take their place in memory.
+        known[key] = Prepared(portions, firsts, numbers)
+    return known[key]
+
+
+def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:
+    """Raise `InvalidValue` unless every row that a request has lies in memory of `count` rows."""
+    held = [past + new - first for past, new, first in zip(batch.contexts, batch.lengths, rows.firsts, strict=True)]
+    longest = max(held, default=0)
+    if rows.numbers.shape[1] < longest:
+        raise InvalidValue.of("rows.numbers", list(rows.numbers.shape), f"at least {longest} for each request")
+    if not longest:
+        return
+    real = torch.arange(longest, device=rows.numbers.device) < torch.tensor(held, device=rows.numbers.device)[:, None]
+    numbers = rows.numbers[:, :longest]
+    outside = real & ((numbers < 0) | (numbers >= count))
+    if bool(outside.any()):
+        request, place = outside.nonzero()[0].tolist()
+        allowed = f"rows from 0 to {count - 1}, which is all that memory has"
+        raise InvalidValue.of(f"rows.numbers[{request}, {place}]", int(numbers[request, place]), allowed)

@@ -1,0 +1,61 @@
+"""Launches over pages as a step of an engine would cause them."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import AttentionSpec, Causal, Heads, Mask, PagedOperands, RaggedBatch, RowsInPlace, Softmax
+from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.paged.attend import launches
+
+CONTEXTS = (700, 5, 300)
+POOL = 4096
+CAUSAL = Causal()
+
+
+def paged_launches(
+    size: int,
+    *,
+    form: str = "plain",
+    heads: tuple[int, int] = (32, 8),
+    dtype: torch.dtype = torch.bfloat16,
+    lengths: tuple[int, ...] = (1, 1, 200),
+    mask: Mask = CAUSAL,
+    **parts,
+) -> list[Launch]:
+    """The programs of a step that decodes and computes a chunk of a prompt; where `form` is latent, of MLA."""
+    query, shared = heads
+    latent = form == "latent"
+    sizes = (size + 64, size) if latent else (size, size)
+    counts = Heads(query=query, key_value=shared, key_size=sizes[0], value_size=sizes[1])
+    spec = AttentionSpec(heads=counts, mask=mask, **{"distribution": Softmax(), **parts})
+    batch = RaggedBatch.of(lengths, CONTEXTS, torch.tensor)
+    width = max(length + context for length, context in zip(lengths, CONTEXTS, strict=True))
+    numbers = torch.zeros(len(lengths), width, dtype=torch.int64)
+    known = "plain" if latent else form
+    operands = PagedOperands(
+        query=torch.empty(sum(lengths), query, sizes[0], dtype=dtype),
+        batch=batch,
+        rows=RowsInPlace(fields_of(form, shared, size, dtype), numbers, numbers, (0, 0, 0), known),
+        requests=(0, 1, 2),
+        parameters={name: torch.zeros(shape) for name, shape in spec.weights.items()},
+    )
+    return launches(spec, operands, torch.empty(sum(lengths), query, sizes[1], dtype=dtype))
+
+
+def fields_of(form: str, heads: int, size: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Memory of keys and values in this form."""
+    if form == "latent":
+        return {"latent": torch.empty(POOL, size, dtype=dtype), "rotary_key": torch.empty(POOL, 64, dtype=dtype)}
+    half = {"dtype": torch.float16}
+    found = {}
+    for name in ("key", "value"):
+        if form == "plain":
+            found[name] = torch.empty(POOL, heads, size, dtype=dtype)
+        elif form == "int8":
+            found[f"{name}.codes"] = torch.empty(POOL, heads, size, dtype=torch.int8)
+            found[f"{name}.scale"] = torch.empty(POOL, heads, **half)
+        else:
+            found[f"{name}.codes"] = torch.empty(POOL, heads, size // 2, dtype=torch.uint8)
+            for part in ("step", "low"):
+                found[f"{name}.{part}"] = torch.empty(POOL, heads, size // 32, **half)
+    return found

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
+from attn_core import Alibi, SoftCap, SoftmaxWithSink, Window
+from paged_launches import paged_launches
+
+REGISTERS = 255
+EVERYTHING = {"mask": Window(left=100), "modifiers": (SoftCap(cap=30.0), Alibi()), "distribution": SoftmaxWithSink()}
+
+SHIPPED = {
+    "128": {"size": 128},
+    "latents of 128 heads": {"size": 512, "form": "latent", "heads": (128, 1)},
+}
+OTHER_SHIPPED = {
+    "64": {"size": 64},
+    "256": {"size": 256},
+    "128, int8": {"size": 128, "form": "int8"},
+    "128, int4": {"size": 128, "form": "int4"},
+    "256, int8": {"size": 256, "form": "int8"},
+    "256, int4": {"size": 256, "form": "int4"},
+    "128, everything else": {"size": 128, **EVERYTHING},
+    "latents of 16 heads": {"size": 512, "form": "latent", "heads": (16, 1)},
+    **{f"{size}, float32": {"size": size, "dtype": torch.float32} for size in (64, 128, 256)},
+    "latents, float32": {"size": 512, "form": "latent", "heads": (16, 1), "dtype": torch.float32},
+}
+
+
+def require_ships(shape: dict) -> None:
+    """Fail unless every program of a step keeps everything in registers and within shared memory."""
+    for launch in paged_launches(**shape):
+        found = artefact(launch)
+        what = launch.program.__name__, launch.call.tile.rows.value
+        assert found.spills == 0, (what, found.spills, found.registers)
+        assert found.registers <= REGISTERS, what
+        assert found.shared <= SHARED_MEMORY, what
+        if shape.get("dtype") != torch.float32 and what[0] == "attend_paged":
+            assert found.count("HGMMA" if what[1] >= 64 else "HMMA") > 0, what
+            assert found.count("LDGSTS") > 0 or "int" in shape.get("form", ""), what
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_on_hopper_programs_over_pages_do_not_spill(name):
+    require_ships(SHIPPED[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_SHIPPED)
+def test_on_hopper_no_other_program_over_pages_spills_either(name):
+    require_ships(OTHER_SHIPPED[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize("form", ["plain", "int8", "int4"])
+def test_programs_over_pages_compile_for_other_gpus(target, form):
+    found = [compiled(launch, OTHERS[target]).metadata.target for launch in paged_launches(64, form=form)]
+    # Tiles of few rows with what merges them, and of many.
+    assert found == [OTHERS[target]] * 3

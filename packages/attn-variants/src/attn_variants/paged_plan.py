@@ -1,0 +1,79 @@
+"""Which kernel meets remembered rows where they lie, decided once per element type, device and form of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from attn_core import AttentionSpec, PagedKernel, PagedOperands, RaggedBatch, RowsInPlace, explain, installed
+from attn_core.paged import LATENT, paged_problem
+from torch import Tensor
+
+PLAIN, CODED = ("plain",), ("int8", "int4")
+"""Forms of rows that views give out by one method, and by the other; see `RowsInPlace`."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reached:
+    """Rows where a cache keeps them, and the kernel that meets them there."""
+
+    spec: AttentionSpec
+    kernel: PagedKernel
+    rows: RowsInPlace
+
+    def attend(
+        self, query: Tensor, batch: RaggedBatch, parameters: Mapping[str, Tensor], requests: Iterable[int]
+    ) -> Tensor:
+        """Outputs [tokens, heads, value_size] of queries [tokens, heads, key_size], right for these requests.
+
+        All rows of the step must have been remembered.
+        """
+        operands = PagedOperands(
+            query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
+        )
+        return self.kernel.run_paged(self.spec, operands)
+
+
+class PagedPlan:
+    """The kernels of `attend_paged` for one spec; where none accepts, rows are gathered instead.
+
+    `latent` says that rows are those of latent attention.
+    """
+
+    def __init__(self, spec: AttentionSpec, *, latent: bool = False) -> None:
+        self.spec = spec
+        self._forms: Mapping[str, str] = {"plain": LATENT} if latent else {form: form for form in (*PLAIN, *CODED)}
+        self._chosen: dict[tuple[torch.dtype, str, str], PagedKernel | None] = {}
+
+    def reach(self, query: Tensor, view: Any) -> Reached | None:
+        """The rows of a view for queries of this type and device; None where no kernel accepts or reaches them."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return None
+        for method, forms in (("in_place", PLAIN), ("coded_in_place", CODED)):
+            # Whether anybody would accept is known without asking the store, and mostly nobody would.
+            if not any(self.kernel(query, form) for form in forms) or not hasattr(view, method):
+                continue
+            rows: RowsInPlace | None = getattr(view, method)()
+            kernel = None if rows is None else self.kernel(query, rows.form)
+            if rows is not None and kernel is not None:
+                return Reached(spec=self.spec, kernel=kernel, rows=rows)
+        return None
+
+    def kernel(self, query: Tensor, form: str) -> PagedKernel | None:
+        """The kernel for queries of this type and device over rows of this form, or None."""
+        key = query.dtype, query.device.type, form
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(*key)
+        return self._chosen[key]
+
+    def _choose(self, dtype: torch.dtype, device: str, form: str) -> PagedKernel | None:
+        kernels = [kernel for kernel in installed().kernels if isinstance(kernel, PagedKernel)]
+        if not kernels or form not in self._forms:
+            return None
+        problem = paged_problem(
+            self.spec, dtype=str(dtype).removeprefix("torch."), device=device, rows=self._forms[form]
+        )
+        best = explain(kernels, problem)[0]
+        return best.kernel if best.accepted and isinstance(best.kernel, PagedKernel) else None
