@@ -254,8 +254,8 @@ __all__ = [
     "installed",
     "mask_mod",
     "option_fields",
-    "parse_options",
     "paged_problem",
+    "parse_options",
     "rotary_scaling",
     "state_bytes",
 ]
