@@ -19,6 +19,7 @@ from attn_models.decoder.weightless import weightless
 from attn_models.encoder_decoder import folders as source_folders
 from attn_models.families.door import Door
 from attn_models.families.doors import door_of
+from attn_models.families.keys import say_unread
 from attn_models.families.own import OwnDoor
 from attn_models.families.tensors import read_parameters, stored_tensors
 from attn_models.packing.lossless import pack_lossless
@@ -158,6 +159,7 @@ def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
     """The config, refused before anything is built if it is larger than the file could fill."""
     path = checkpoint.path / "config.json"
     try:
+        say_unread(checkpoint.config, door.reads, path)
         config = door.configure(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error

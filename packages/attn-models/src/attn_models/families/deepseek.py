@@ -14,7 +14,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.mixture import Experts
 from attn_models.families.deepseek_layout import LAYER, DeepseekLayout
 from attn_models.families.door import Layout, needed, refuse_others
-from attn_models.families.llama import FIXED, LlamaDoor
+from attn_models.families.llama import FIXED, READS, LlamaDoor
 from attn_models.families.rope import Rope, mscale, rope_parameters
 from attn_models.families.said import require_fields
 
@@ -28,6 +28,17 @@ SIZES = {
     "v_head_dim": "value_size",
     "q_lora_rank": "query_latent",
 }
+EXPERTS = (
+    "first_k_dense_replace",
+    "moe_layer_freq",
+    "n_routed_experts",
+    "n_shared_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "routed_scaling_factor",
+    "n_group",
+    "topk_group",
+)
 DENSE = {
     name: value for name, value in FIXED.items() if name not in {"experts", "rotary_interleaved", "prediction_depth"}
 }
@@ -39,6 +50,15 @@ class DeepseekDoor(LlamaDoor):
     architecture: ClassVar[str]
     routing: ClassVar[str]
     said: ClassVar[Mapping[str, tuple[Any, ...]]]
+    reads = READS | {
+        *SIZES,
+        *EXPERTS,
+        "scoring_func",
+        "topk_method",
+        "norm_topk_prob",
+        "rope_interleave",
+        "num_nextn_predict_layers",
+    }
     fixed = DENSE | {"bias": False, "rotary_fraction": 1.0}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
@@ -169,6 +189,7 @@ class DeepseekV2Door(DeepseekDoor):
     routing = "deepseek_v2"
     fixed = DeepseekDoor.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
     said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "rope_interleave": (True, None),
         "scoring_func": ("softmax", None),
         "topk_method": ("greedy", "group_limited_greedy", None),
         "norm_topk_prob": (False, None),

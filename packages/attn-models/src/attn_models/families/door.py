@@ -56,7 +56,9 @@ class Layout(ABC):
 
 
 class Door(Layout):
-    """A layout of the checkpoints of decoders."""
+    """A layout of the checkpoints of decoders. `reads` are the keys of its config.json that `configure` knows."""
+
+    reads: ClassVar[frozenset[str]]
 
     def layout(self, config: DecoderConfig) -> Layout:  # noqa: ARG002  (names of some depend on it)
         """How the tensors of this decoder are named."""

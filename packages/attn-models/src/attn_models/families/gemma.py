@@ -12,7 +12,7 @@ from attn_models.decoder.attention import layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.families.door import Stored, needed, refuse_others
 from attn_models.families.layers import MECHANISM, gemma_options, turned
-from attn_models.families.llama import BLOCK, LlamaDoor
+from attn_models.families.llama import BLOCK, READS, LlamaDoor
 from attn_models.families.rope import Rope, read_rope, rope_of, rope_parameters
 from attn_models.families.said import require_fields
 
@@ -30,6 +30,17 @@ FIXED = {
     "experts": None,
     "prediction_depth": 0,
 }
+OWN = {
+    "hidden_activation",
+    "use_bidirectional_attention",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "sliding_window",
+    "sliding_window_pattern",
+    "layer_types",
+    "rope_local_base_freq",
+}
 NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
 
 
@@ -40,6 +51,7 @@ class Gemma2Door(LlamaDoor):
     model_type = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
     period: ClassVar[int] = 2
+    reads = READS | OWN
     caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     block = BLOCK | {
         "attended_norm": "post_attention_layernorm",

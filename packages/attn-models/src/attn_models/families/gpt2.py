@@ -27,12 +27,29 @@ PREFIX = "transformer."
 PLAIN = {"scaled_embedding": False, "logit_cap": None, "experts": None, "prediction_depth": 0}
 FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
 OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
+READS = frozenset(
+    {
+        "vocab_size",
+        "n_positions",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "n_inner",
+        "layer_norm_epsilon",
+        "activation_function",
+        "tie_word_embeddings",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+        "add_cross_attention",
+    }
+)
 
 
 class Gpt2Door(Door):
     """Pre-norm with LayerNorm, GELU, learned positions and biases everywhere (Radford et al. 2019)."""
 
     model_type = "gpt2"
+    reads = READS
     head = "lm_head.weight"
     derived = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")
 

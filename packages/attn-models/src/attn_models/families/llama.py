@@ -40,6 +40,28 @@ FIXED = {
     "experts": None,
     "prediction_depth": 0,
 }
+READS = frozenset(
+    {
+        "vocab_size",
+        "max_position_embeddings",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "tie_word_embeddings",
+    }
+)
 
 
 class LlamaDoor(Door):
@@ -50,6 +72,7 @@ class LlamaDoor(Door):
     derived = re.compile(r"rotary_emb\.inv_freq$")
     block: ClassVar[Mapping[str, str]] = BLOCK
     fixed: ClassVar[Mapping[str, Any]] = FIXED
+    reads: ClassVar[frozenset[str]] = READS
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""

@@ -10,7 +10,7 @@ from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 
 from attn_models.decoder.config import DecoderConfig
-from attn_models.families.llama import LlamaDoor
+from attn_models.families.llama import READS, LlamaDoor
 
 
 class MistralDoor(LlamaDoor):
@@ -18,9 +18,12 @@ class MistralDoor(LlamaDoor):
 
     model_type = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
+    reads = READS | {"sliding_window"}
+    defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a MistralConfig; `sliding_window` null means none."""
+        """The decoder of a MistralConfig; `sliding_window` null means none, a missing key their default."""
+        values = {**self.defaults, **values}
         config = super().configure(values)
         window = values.get("sliding_window")
         if window is None:

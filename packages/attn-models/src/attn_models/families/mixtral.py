@@ -15,7 +15,7 @@ from attn_models.families.llama import BLOCK, FIXED
 from attn_models.families.mistral import MistralDoor
 
 # What a MixtralConfig means by a key that is not there, where it is not what a MistralConfig means.
-DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
+DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None}
 EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(gate|up|down)\.weight")
 MATRIX = {"gate": "w1", "up": "w3", "down": "w2"}
 
@@ -28,13 +28,15 @@ class MixtralDoor(MistralDoor):
 
     model_type = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
+    defaults = DEFAULTS
+    reads = MistralDoor.reads | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
     fixed = {key: value for key, value in FIXED.items() if key != "experts"} | {"routing": "mixtral", "bias": False}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a MixtralConfig."""
         refuse_others(values, {"router_jitter_noise": (0.0, None), "attention_bias": (False, None)})
-        plain = super().configure(DEFAULTS | dict(values))
+        plain = super().configure(values)
         return dataclasses.replace(
             plain,
             experts=values.get("num_local_experts", 8),

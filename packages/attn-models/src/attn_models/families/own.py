@@ -21,6 +21,7 @@ class OwnDoor(Door):
     """The layout in which our trained decoders are kept; tensors have the names of the parameters."""
 
     model_type = "attn_decoder"
+    reads = frozenset({"decoder", "requires"})
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder in `decoder`; a mechanism that is not installed is named with the package it came from."""

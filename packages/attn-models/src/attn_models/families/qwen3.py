@@ -13,7 +13,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.families.door import refuse_others
 from attn_models.families.gemma import Gemma2Door
 from attn_models.families.layers import MECHANISM, gemma_options
-from attn_models.families.llama import BLOCK, FIXED, LlamaDoor
+from attn_models.families.llama import BLOCK, FIXED, READS, LlamaDoor
 from attn_models.families.rope import Rope, rope_parameters
 from attn_models.families.said import require_fields
 
@@ -22,6 +22,7 @@ class Qwen3Door(LlamaDoor):
     """Llama with RMSNorm on the queries and keys of every head (Yang et al. 2025, arXiv 2505.09388)."""
 
     model_type = "qwen3"
+    reads = READS | {"use_sliding_window", "sliding_window"}
     block = BLOCK | {name: theirs for name, theirs in Gemma2Door.block.items() if name.startswith("attention.norm.")}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:

@@ -30,7 +30,9 @@ def read_parameters(
         whole = tensor.T if item.transposed else tensor
         sizes = [wanted[part].shape[0] for part in item.parts]
         for part, piece in zip(item.parts, _split(whole, sizes, item.groups), strict=True):
-            needed = torch.promote_types(dtype, torch.float32) if item.exact else dtype
+            # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
+            wide = item.exact or item.below
+            needed = torch.promote_types(dtype, torch.float32) if wide else dtype
             typed = (piece.to(needed) if piece.is_floating_point() else piece).contiguous()
             parameters[part] = typed + item.below if item.below else typed
     return parameters
