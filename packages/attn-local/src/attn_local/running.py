@@ -21,7 +21,7 @@ from attn_models.loading import load_model
 from attn_local.words import Words, sampling_fields
 
 CACHE = "shared"
-REQUESTS = 8
+REQUESTS = 32
 DRAFT_GUESSES = 4
 """Tokens that a draft guesses ahead where a request does not say."""
 STATE_BYTES = 512 * 2**20

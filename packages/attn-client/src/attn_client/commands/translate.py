@@ -20,7 +20,7 @@ from attn_client.sampling import Beams, Sampling, Sourced
 from attn_client.writer import Writer
 
 Option = typer.Option
-AT_ONCE = 8
+AT_ONCE = 32
 """Sentences asked for side by side: what fills a batch, and what a small server takes."""
 
 
