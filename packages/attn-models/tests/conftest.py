@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 ALPHABET = [chr(c) for c in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100), *range(0x100, 0x144))]
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "1 2", "Ġ Ġ"]
+KINDS = [gguf.GGMLQuantizationType[name] for name in ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"]]
+SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
@@ -26,6 +29,7 @@ class TinyLlama:
     heads: int = 4
     key_value_heads: int = 2
     inner: int = 96
+    kinds: dict[str, str] = field(default_factory=dict)
     tokens: list[str] = field(
         default_factory=lambda: [*SPECIALS, *ALPHABET, *(merge.replace(" ", "") for merge in MERGES)]
     )
@@ -40,6 +44,23 @@ def pairs_side_by_side(rows: np.ndarray, heads: int) -> np.ndarray:
         for a, b in zip(first, second, strict=True):
             mixed += [a, b]
     return np.stack(mixed)
+
+
+def halves_apart(rows: np.ndarray, heads: int) -> np.ndarray:
+    """What `pairs_side_by_side` was given."""
+    places = pairs_side_by_side(np.arange(len(rows)), heads)
+    return rows[np.argsort(places)]
+
+
+def pack(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Rows of bytes: of the values, or of any bits and a small scale where the library only reads the format."""
+    if kind.name not in SCALES:
+        return gguf.quants.quantize(values, kind)
+    weights, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(len(values)).integers(0, 256, (values.size // weights, size), dtype=np.uint8)
+    for place in SCALES[kind.name]:
+        blocks[:, place : place + 2] = np.array([0.001], np.float16).view(np.uint8)
+    return blocks.reshape(len(values), -1)
 
 
 def describe(writer: gguf.GGUFWriter, tiny: TinyLlama) -> None:
@@ -62,24 +83,27 @@ def describe(writer: gguf.GGUFWriter, tiny: TinyLlama) -> None:
     writer.add_chat_template(TEMPLATE)
 
 
-def build(path: Path, quantisation: gguf.GGMLQuantizationType) -> TinyLlama:
-    tiny = TinyLlama(path)
+def build(tiny: TinyLlama, kinds: list[gguf.GGMLQuantizationType]) -> TinyLlama:
+    """Write the file, its matrices in each of the kinds in turn; vectors, and all without kinds, are float32."""
     random = np.random.default_rng(0)
     head = tiny.width // tiny.heads
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(tiny.path, "llama")
     describe(writer, tiny)
+    turns = itertools.cycle(kinds)
 
     def add(source: str, target: str, *shape: int, rotary: int = 0) -> None:
         values = random.standard_normal(shape, dtype=np.float32)
         tiny.weights[target] = values
         kept = pairs_side_by_side(values, rotary) if rotary else values
-        if len(shape) == 1 or quantisation == gguf.GGMLQuantizationType.F32:
+        if len(shape) == 1 or not kinds:
             writer.add_tensor(source, kept)
             return
-        packed = gguf.quants.quantize(kept, quantisation)
-        plain = gguf.quants.dequantize(packed, quantisation)
-        tiny.weights[target] = plain
-        writer.add_tensor(source, packed, raw_dtype=quantisation)
+        kind = next(turns)
+        packed = pack(kept, kind)
+        plain = gguf.quants.dequantize(packed, kind)
+        tiny.weights[target] = halves_apart(plain, rotary) if rotary else plain
+        tiny.kinds[target] = kind.name
+        writer.add_tensor(source, packed, raw_dtype=kind)
 
     add("token_embd.weight", "model.embed_tokens.weight", len(tiny.tokens), tiny.width)
     add("output_norm.weight", "model.norm.weight", tiny.width)
@@ -105,10 +129,11 @@ def build(path: Path, quantisation: gguf.GGMLQuantizationType) -> TinyLlama:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
     """The tiny model with float32 tensors: its weights come back exactly."""
-    return build(tmp_path_factory.mktemp("tiny") / "tiny.gguf", gguf.GGMLQuantizationType.F32)
+    return build(TinyLlama(tmp_path_factory.mktemp("tiny") / "tiny.gguf"), [])
 
 
 @pytest.fixture(scope="session")
 def quantised_llama(tmp_path_factory: pytest.TempPathFactory) -> TinyLlama:
-    """The tiny model with Q8_0 matrices; `weights` of the unrotated ones are as dequantised by the library."""
-    return build(tmp_path_factory.mktemp("tiny") / "quantised.gguf", gguf.GGMLQuantizationType.Q8_0)
+    """A wider one with matrices of every kind, named in `kinds`; `weights` are as dequantised by the library."""
+    path = tmp_path_factory.mktemp("tiny") / "quantised.gguf"
+    return build(TinyLlama(path, width=256, inner=256), KINDS)

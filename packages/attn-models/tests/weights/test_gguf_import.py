@@ -39,12 +39,13 @@ def test_bfloat16_is_torchs_rounding_of_the_float32_weights(tiny_llama, tmp_path
         assert torch.equal(found[name], torch.from_numpy(values).to(torch.bfloat16)), name
 
 
-def test_quantised_weights_are_those_of_the_library(quantised_llama, tmp_path: Path) -> None:
+def test_a_file_of_all_formats_comes_back_as_the_library_dequantises_them(quantised_llama, tmp_path: Path) -> None:
     import_gguf_weights(read_gguf_header(quantised_llama.path), tmp_path, "float32")
     found = load_file(tmp_path / "model.safetensors")
+    assert set(quantised_llama.kinds.values()) == {"F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"}
+    assert set(found) == set(quantised_llama.weights)
     for name, values in quantised_llama.weights.items():
-        if "q_proj" not in name and "k_proj" not in name:
-            assert torch.equal(found[name], torch.from_numpy(values)), name
+        assert torch.equal(found[name], torch.from_numpy(values)), (name, quantised_llama.kinds.get(name, "F32"))
 
 
 def test_bfloat16_rounding_agrees_with_torch_on_every_kind_of_number() -> None:
