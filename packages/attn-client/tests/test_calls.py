@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attn.v1 import common_pb2
 from attn_client import AsyncClient, ChatMessage, Client, ClientSettings, FinishReason, ModelState, Sampling
 from attn_client.async_client import AsyncJobs, AsyncMechanisms, AsyncModels
 from attn_client.client import Jobs, Mechanisms, Models
+from attn_client.results.tensors import rows_of
 from attn_core import errors
 from attn_gateway import GatewaySettings, TlsFiles
 
@@ -86,6 +88,25 @@ def test_scores_tokens_and_load(client: Client) -> None:
     assert [score.sum_logprob for score in scores] == [-3.0, 0.0]
     assert [token.text for token in client.tokenize("words", "a  b").tokens] == ["a", "b"]
     assert client.load("words").state_tokens_total == 4
+
+
+def test_texts_become_vectors_in_their_order(client: Client) -> None:
+    assert client.embed("words", ["a", "ab", "abc"]) == [(1, 0), pytest.approx((0.6, 0.8)), (1, 0)]
+    with pytest.raises(errors.UnknownName, match="did you mean 'words'"):
+        client.embed("word", ["a"])
+
+
+@pytest.mark.parametrize("given", ["abc", ["a", 1], [b"a"], ["a", None]])
+def test_what_is_no_list_of_texts_is_not_embedded(client: Client, given: Any) -> None:
+    with pytest.raises(errors.InvalidValue, match="texts"):
+        client.embed("words", given)
+
+
+@pytest.mark.parametrize("shape", [[], [2], [3, 2], [2, 3]])
+def test_numbers_that_are_not_what_they_say_are_an_error_of_the_server(shape: list[int]) -> None:
+    tensor = common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=bytes(16))
+    with pytest.raises(errors.InternalError, match="was due"):
+        rows_of(tensor, 2)
 
 
 def test_attention_maps_have_the_shape_they_say(client: Client) -> None:
@@ -169,6 +190,7 @@ async def test_the_asyncio_client_answers_the_same(server: Any) -> None:
         assert whole.text == "one two one "
         assert len(await client.models.list()) == 150
         assert [drawn.layer for drawn in await client.attention_maps("words", "a")] == [0, 1]
+        assert await client.embed("words", ["a", "abc"]) == [(1, 0), (1, 0)]
         with pytest.raises(errors.UnknownName, match="did you mean 'words'"):
             await client.tokenize("word", "a")
         async with aclosing(client.generate("words", "a b")) as chunks:

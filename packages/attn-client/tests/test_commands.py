@@ -120,6 +120,20 @@ def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     assert [turn.role for turn in request.prompt.chat.messages] == ["system", "user"]
 
 
+def test_embed_asks_a_server_and_shows_how_near_texts_are(shell: Shell) -> None:
+    code, out, _ = shell.run("embed", "words", "a", "ab", "-", text="abc\n")
+    assert (code, [line.split() for line in out.splitlines()]) == (
+        0,
+        [["1", "1.000", "a"], ["2", "0.600", "1.000", "ab"], ["3", "1.000", "0.600", "1.000", "abc"]],
+    )
+    code, out, _ = shell.run("embed", "words", "a", "--json")
+    assert json.loads(out) == {"text": "a", "embedding": [1, 0]}
+    for words in (["words"], ["words", "-"]):
+        code, _, err = shell.run("embed", *words)
+        assert code == 2
+        assert "a server's encoder, or --model, and at least one text" in err
+
+
 def test_an_error_is_one_line_and_two(shell: Shell) -> None:
     assert shell.run("generate", "word", "hi") == (2, "", "attn: unknown model 'word'; did you mean 'words'?\n")
 

@@ -14,8 +14,13 @@ from attn.v1.model_pb2_grpc import ModelServiceStub, add_ModelServiceServicer_to
 from attn_gateway import Gateway, serving
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.encoder import Encoder
+from attn_models.families.bert import BertLayout
+from attn_models.families.tensors import stored_tensors
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_models.weights import write_folder
 from attn_serve.engines import EngineClient, InProcessEngine
 from attn_serve.fleet import Fleet
 from attn_serve.requests import EngineSettings
@@ -43,12 +48,31 @@ def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
     save_model(folder, model, tokenizer)
 
 
+def save_encoder(folder: Path) -> None:
+    """A random BERT of one layer, with a context of 12 tokens."""
+    torch.manual_seed(3)
+    tokenizer = character_tokenizer("abcd ")
+    sizes = {"vocabulary": tokenizer.vocabulary, "context": 12, "width": 8, "layers": 1, "heads": 2, "hidden": 8}
+    tensors = stored_tensors(Encoder(EncoderConfig(**sizes)).state_dict(), BertLayout())
+    names = {
+        "vocabulary": "vocab_size",
+        "context": "max_position_embeddings",
+        "width": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "hidden": "intermediate_size",
+    }
+    config = {"model_type": "bert"} | {names[name]: size for name, size in sizes.items()}
+    write_folder(folder, config, tensors, tokenizer.files())
+
+
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with the models "tiny" and "tiny-linear"."""
+    """A home with the models "tiny" and "tiny-linear", and the encoder "tiny-bert"."""
     folder = tmp_path_factory.mktemp("home")
     save_tiny(folder / "models" / "tiny", "mha", seed=1)
     save_tiny(folder / "models" / "tiny-linear", "linear", seed=2)
+    save_encoder(folder / "models" / "tiny-bert")
     return folder
 
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
 from attn_serve.engines import EngineClient, InProcessEngine, RayEngine
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
 
 ONE_THREAD = EngineSettings(threads=1)
 
@@ -51,6 +51,18 @@ class TestRayEngine:
         assert await near.attention_maps(MapsWanted(prompt=prompt)) == await far.attention_maps(
             MapsWanted(prompt=prompt)
         )
+        await near.stop(0)
+        await far.stop(0)
+
+    async def test_an_encoder_in_an_actor_embeds_as_in_this_process(self, cluster: Cluster, home: Path) -> None:
+        folder = home / "models" / "tiny-bert"
+        near, far = InProcessEngine(folder, ONE_THREAD), RayEngine("tiny-bert", folder, ONE_THREAD)
+        assert await near.start() == await far.start()
+        wanted = TextsWanted(texts=("abc", "d"), seconds=60)
+        assert await near.embed(wanted) == await far.embed(wanted)
+        assert await near.tokenize(PromptInput(text="abc")) == await far.tokenize(PromptInput(text="abc"))
+        with pytest.raises(InvalidValue, match=r"texts\[1\]"):
+            await far.embed(TextsWanted(texts=("a", "a" * 13)))
         await near.stop(0)
         await far.stop(0)
 

@@ -82,6 +82,10 @@ class AsyncClient:
         """The log probabilities of the tokens of each sequence."""
         return await self._connection.unary(inference.score(model, prompts, top_logprobs), timeout)
 
+    async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text, from an encoder; near vectors are near in meaning."""
+        return await self._connection.unary(inference.embed(model, texts), timeout)
+
     async def tokenize(self, model: str, prompt: Prompt, *, timeout: float | None = None) -> Tokenization:
         """The tokens that the model would read."""
         return await self._connection.unary(inference.tokenize(model, prompt), timeout)

@@ -45,6 +45,11 @@ class InferenceServiceStub:
                 request_serializer=attn_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/attn.v1.InferenceService/Embed',
+                request_serializer=attn_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/attn.v1.InferenceService/Tokenize',
                 request_serializer=attn_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -75,6 +80,13 @@ class InferenceServiceServicer:
 
     def Score(self, request, context):
         """Returns the log probabilities of given tokens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Returns a vector for each text; near vectors are near in meaning. For encoders, and only for these.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +125,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Score,
                     request_deserializer=attn_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
                     response_serializer=attn_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=attn_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -185,6 +202,33 @@ class InferenceService:
             '/attn.v1.InferenceService/Score',
             attn_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
             attn_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/attn.v1.InferenceService/Embed',
+            attn_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            attn_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,

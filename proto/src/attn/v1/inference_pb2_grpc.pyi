@@ -37,6 +37,8 @@ class InferenceServiceStub:
     """Generates a completion; tokens are sent as they are made."""
     Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
     """Returns the log probabilities of given tokens."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    """Returns a vector for each text; near vectors are near in meaning. For encoders, and only for these."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Returns the tokens a prompt becomes: exactly what Generate would read."""
     AttentionMaps: _grpc.UnaryStreamMultiCallable[_inference_pb2.AttentionMapsRequest, _inference_pb2.AttentionMapsResponse]
@@ -53,6 +55,8 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Generates a completion; tokens are sent as they are made."""
     Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
     """Returns the log probabilities of given tokens."""
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Returns a vector for each text; near vectors are near in meaning. For encoders, and only for these."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Returns the tokens a prompt becomes: exactly what Generate would read."""
     AttentionMaps: _aio.UnaryStreamMultiCallable[_inference_pb2.AttentionMapsRequest, _inference_pb2.AttentionMapsResponse]  # type: ignore[assignment]
@@ -78,6 +82,14 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
         """Returns the log probabilities of given tokens."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
+        """Returns a vector for each text; near vectors are near in meaning. For encoders, and only for these."""
 
     @_abc_1.abstractmethod
     def Tokenize(

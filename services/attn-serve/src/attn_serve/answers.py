@@ -101,6 +101,15 @@ class MapAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingsAnswer:
+    """Vectors of texts: float32, little-endian, row-major, of shape [texts, width]; and the tokens of all texts."""
+
+    shape: tuple[int, int]
+    vectors: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadAnswer:
     """How busy an engine is; counters run since the model was loaded."""
 

@@ -10,7 +10,7 @@ from attn_core.errors import InvalidValue
 from attn_engine import Beams, Grammar
 from attn_gateway import Call
 
-from attn_serve.answers import Chunk, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
+from attn_serve.answers import Chunk, EmbeddingsAnswer, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
 from attn_serve.requests import EngineSettings, Generation, PromptInput, SourceInput
 
 FINISH = {
@@ -156,14 +156,25 @@ def score_message(score: SequenceAnswer) -> inference_pb2.SequenceScore:
     return inference_pb2.SequenceScore(tokens=[token_message(token) for token in score.tokens], sum_logprob=score.total)
 
 
+def embeddings_message(answer: EmbeddingsAnswer) -> inference_pb2.EmbedResponse:
+    """The vectors of texts on the wire."""
+    return inference_pb2.EmbedResponse(
+        embeddings=float_tensor(answer.shape, answer.vectors),
+        usage=usage_message(UsageAnswer(prompt=answer.tokens, cached=0, completion=0)),
+    )
+
+
+def float_tensor(shape: tuple[int, ...], data: bytes) -> common_pb2.Tensor:
+    """Numbers of float32, little-endian, row-major, on the wire."""
+    return common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=data)
+
+
 def map_message(answer: MapAnswer) -> inference_pb2.AttentionMapsResponse:
     """The attention map of one layer on the wire."""
     return inference_pb2.AttentionMapsResponse(
         layer=answer.layer,
         heads=answer.heads,
-        weights=common_pb2.Tensor(
-            element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=answer.shape, data=answer.weights
-        ),
+        weights=float_tensor(answer.shape, answer.weights),
         query_tokens=answer.labels,
         key_tokens=answer.key_labels,
         mechanism=answer.mechanism,

@@ -9,22 +9,32 @@ from pathlib import Path
 
 import torch
 from attn_core import installed
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 from attn_engine import Engine, EngineLimits, EngineLoop, Event, Request, Sampling, Scoring
 from attn_models.loading import LoadedModel, load_model
 
-from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.answers import (
+    Chunk,
+    EmbeddingsAnswer,
+    LoadAnswer,
+    MapAnswer,
+    ModelInfo,
+    SequenceAnswer,
+    TokenizedAnswer,
+)
 from attn_serve.drafts import draft_of
 from attn_serve.kernels import use_kernel
 from attn_serve.maps import compute_maps
 from attn_serve.memory import store_size
 from attn_serve.news import chunk_of
 from attn_serve.reader import Reader
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
 from attn_serve.scores import score_all
 
 DRAFT_GUESSES = 4
 """Tokens that a draft guesses ahead where nobody says."""
+
+NO_ENCODER = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
 
 Deliver = Callable[[list[Chunk]], None]
 """Called on the engine's thread with all news of a step; must return at once."""
@@ -99,6 +109,10 @@ class EngineHost:
         """Log probabilities of given sequences."""
         sequences = [(self._reader.read(prompt), self._reader.source(prompt)) for prompt in prompts]
         return score_all(self._loop, sequences, Scoring(alternatives=alternatives), self._reader.spelling)
+
+    def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
+        """Raises `Incompatible`: a model that writes makes no vectors of texts."""
+        raise Incompatible(NO_ENCODER, texts=len(wanted.texts))
 
     def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a prompt, and the text they spell."""

@@ -51,6 +51,14 @@ class MapsWanted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextsWanted:
+    """Texts to turn into vectors; `seconds` is what is left until the caller's deadline, None without one."""
+
+    texts: tuple[str, ...]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineSettings:
     """How to run a model; None leaves the choice to the engine.
 

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue
 
-from attn_client.commands.options import Json, print_line
+from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
 from attn_client.commands.place import here
 
-MODEL = "minilm"
 SHOWN = 60
+WORDS_HELP = "Name of a server's encoder unless --model is given, then texts; - reads them, one a line."
 
 
 def embed_command(
     *,
-    texts: Annotated[list[str], typer.Argument(help="Texts; - reads them from standard input, one a line.")],
+    words: Annotated[list[str], typer.Argument(metavar="[SERVED] TEXT...", help=WORDS_HELP)],
     model: Annotated[
-        str, typer.Option("--model", "-m", help="Encoder to run here: a pulled one, or a folder.")
-    ] = MODEL,
+        str | None, typer.Option("--model", "-m", help="Encoder to run here: a pulled one, or a folder.")
+    ] = None,
     json: Json = False,
+    address: Address = ADDRESS,
+    token_file: TokenFile = None,
+    certificates: Certificates = None,
 ) -> None:
-    """Turn texts into vectors, without a server, and show how near they are in meaning (1 is the same).
+    """Turn texts into vectors and show how near they are in meaning (1 is the same).
 
-    Examples: `attn pull minilm`, then `attn embed "a cat" "a kitten" "the tax return"`; with `--json` the vectors
-    themselves, one a line.
+    A server's encoder does it, or with `--model` one that runs here. Examples: `attn pull minilm`, then `attn embed
+    --model minilm "a cat" "a kitten" "the tax return"`, or `attn embed minilm ...` where `attn serve --model minilm`
+    runs; with `--json` the vectors themselves, one a line.
     """
+    name, texts = (words[0], words[1:]) if model is None else (model, words)
     given = [line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text]) if line]
     if not given:
-        raise InvalidValue.of("texts", texts, "at least one text that is not empty")
-    with here() as local:
-        vectors = local.embed(model, given)
+        first = "a server's encoder, or --model, and " if model is None else ""
+        raise InvalidValue.of("texts", " ".join(words), f"{first}at least one text that is not empty")
+    vectors: Sequence[tuple[float, ...]]
+    if model is None:
+        with connect(address, token_file, certificates) as server:
+            vectors = server.embed(name, given)
+    else:
+        with here() as local:
+            vectors = local.embed(name, given)
     if json:
         for text, vector in zip(given, vectors, strict=True):
             print_line({"text": text, "embedding": vector})

@@ -9,6 +9,8 @@ from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn_core.errors import InternalError
 
+from attn_client.results.tensors import floats_of
+
 
 class FinishReason(StrEnum):
     """Why a completion ended."""
@@ -187,18 +189,12 @@ class AttentionMap:
     @classmethod
     def of(cls, message: pb.AttentionMapsResponse) -> AttentionMap:
         """From the wire; raises `InternalError` for a tensor that is not what it says."""
-        tensor = message.weights
-        shape = tuple(tensor.shape)
-        expected = (len(message.heads), len(message.query_tokens), len(message.key_tokens))
-        float_bytes = 4
-        fits = shape == expected and len(tensor.data) == float_bytes * shape[0] * shape[1] * shape[2]
-        if tensor.element_type != common_pb2.ELEMENT_TYPE_FLOAT32 or not fits:
-            raise InternalError(f"the server sent weights of shape {list(shape)} where {list(expected)} was due")
+        shape = (len(message.heads), len(message.query_tokens), len(message.key_tokens))
         return cls(
             layer=message.layer,
             mechanism=message.mechanism,
             heads=tuple(message.heads),
-            weights=memoryview(tensor.data).cast("f", shape) if tensor.data else memoryview(b"").cast("f"),
+            weights=floats_of(message.weights, shape),
             query_tokens=tuple(message.query_tokens),
             key_tokens=tuple(message.key_tokens),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from attn_models.families.bert import BertLayout
 from attn_models.families.tensors import read_parameters
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
+from attn_models.weights.config_file import read_config
 
 BATCH = 32
 
@@ -28,7 +29,16 @@ class SentenceEncoder:
         self.tokenizer = tokenizer
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors [texts, width] of length 1, in the weights' type.
+        """Vectors [texts, width] of length 1, in the weights' type or float32, the wider.
+
+        Raises what `read` raises.
+        """
+        ids = self.read(texts)
+        rows = {place: row for places, found in self.batches(ids) for place, row in zip(places, found, strict=True)}
+        return torch.stack([rows[place] for place in range(len(ids))])
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text.
 
         Raises `InvalidValue` for no text, or one without tokens or with more than the context holds, by its place.
         """
@@ -39,22 +49,30 @@ class SentenceEncoder:
             if not 0 < len(tokens) <= self.model.context:
                 allowed = f"1 to {self.model.context} tokens"
                 raise InvalidValue.of(f"texts[{place}]", f"a text of {len(tokens)} tokens", allowed)
+        return ids
+
+    def batches(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
+        """Some of the texts that `read` gave at a time, until all are done: places, and vectors [texts, width]."""
         # Texts of one length make little padding.
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
-        rows: dict[int, Tensor] = {}
         for start in range(0, len(order), BATCH):
             places = order[start : start + BATCH]
-            rows |= dict(zip(places, self._embed([ids[place] for place in places]), strict=True))
-        return torch.stack([rows[place] for place in range(len(ids))])
+            yield places, self._embed([ids[place] for place in places])
 
     @torch.inference_mode()
-    def _embed(self, ids: list[list[int]]) -> Tensor:
+    def _embed(self, ids: list[Sequence[int]]) -> Tensor:
         longest = max(map(len, ids))
-        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
+        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids])
         keep = torch.arange(longest) < torch.tensor([[len(row)] for row in ids])
-        hidden = self.model(tokens, keep) * keep[..., None]
-        mean = hidden.sum(1) / keep.sum(1, keepdim=True)
+        hidden = self.model(tokens, keep)
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * keep[..., None]
+        mean = wide.sum(1) / keep.sum(1, keepdim=True)
         return nn.functional.normalize(mean, dim=-1)
+
+
+def is_sentence_encoder(folder: Path) -> bool:
+    """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
+    return read_config(folder / "config.json").get("model_type") == BertLayout.model_type
 
 
 def load_sentence_encoder(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> SentenceEncoder:

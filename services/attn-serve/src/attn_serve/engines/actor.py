@@ -9,9 +9,9 @@ from pathlib import Path
 
 from attn_core.errors import Unavailable
 
-from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer
-from attn_serve.host import EngineHost
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
+from attn_serve.answers import Chunk, EmbeddingsAnswer, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer
+from attn_serve.hosting import Host, open_host
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
 
 
 class EngineActor:
@@ -20,7 +20,7 @@ class EngineActor:
     def __init__(self, folder: Path, settings: EngineSettings) -> None:
         self._folder = folder
         self._settings = settings
-        self._host: EngineHost | None = None
+        self._host: Host | None = None
         self._starting = asyncio.Lock()
         self._news: asyncio.Queue[list[Chunk]] = asyncio.Queue()
 
@@ -33,7 +33,7 @@ class EngineActor:
                 def deliver(chunks: list[Chunk]) -> None:
                     loop.call_soon_threadsafe(self._news.put_nowait, chunks)
 
-                self._host = await asyncio.to_thread(EngineHost, self._folder, self._settings, deliver)
+                self._host = await asyncio.to_thread(open_host, self._folder, self._settings, deliver)
             return self._host.info
 
     async def events(self) -> AsyncIterator[list[Chunk]]:
@@ -61,6 +61,10 @@ class EngineActor:
         """Log probabilities of given sequences."""
         return await asyncio.to_thread(self._running().score, prompts, alternatives)
 
+    async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
+        """A vector of length 1 for each text."""
+        return await asyncio.to_thread(self._running().embed, wanted)
+
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""
         return await asyncio.to_thread(self._running().attention_maps, wanted)
@@ -74,7 +78,7 @@ class EngineActor:
         if self._host is not None:
             await asyncio.to_thread(self._host.stop, grace)
 
-    def _running(self) -> EngineHost:
+    def _running(self) -> Host:
         if self._host is None:
             raise Unavailable("the engine is being started again")
         return self._host

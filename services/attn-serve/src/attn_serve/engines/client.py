@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
-from attn_serve.requests import Generation, MapsWanted, PromptInput
+from attn_serve.answers import (
+    Chunk,
+    EmbeddingsAnswer,
+    LoadAnswer,
+    MapAnswer,
+    ModelInfo,
+    SequenceAnswer,
+    TokenizedAnswer,
+)
+from attn_serve.requests import Generation, MapsWanted, PromptInput, TextsWanted
 
 
 class EngineClient(Protocol):
@@ -26,6 +34,10 @@ class EngineClient(Protocol):
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens that `generate` would read."""
+        ...
+
+    async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
+        """A vector of length 1 for each text."""
         ...
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:

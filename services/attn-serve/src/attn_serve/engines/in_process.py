@@ -8,10 +8,18 @@ from pathlib import Path
 
 from attn_core.errors import Unavailable
 
-from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.answers import (
+    Chunk,
+    EmbeddingsAnswer,
+    LoadAnswer,
+    MapAnswer,
+    ModelInfo,
+    SequenceAnswer,
+    TokenizedAnswer,
+)
 from attn_serve.engines.streams import Streams
-from attn_serve.host import EngineHost
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
+from attn_serve.hosting import Host, open_host
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
 
 
 class InProcessEngine:
@@ -21,7 +29,7 @@ class InProcessEngine:
         self._folder = folder
         self._settings = settings
         self._streams = Streams()
-        self._host: EngineHost | None = None
+        self._host: Host | None = None
 
     async def start(self) -> ModelInfo:
         """Load the model."""
@@ -30,7 +38,7 @@ class InProcessEngine:
         def deliver(chunks: list[Chunk]) -> None:
             loop.call_soon_threadsafe(self._streams.deliver, chunks)
 
-        self._host = await asyncio.to_thread(EngineHost, self._folder, self._settings, deliver)
+        self._host = await asyncio.to_thread(open_host, self._folder, self._settings, deliver)
         return self._host.info
 
     def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
@@ -53,6 +61,10 @@ class InProcessEngine:
         """The tokens of a prompt."""
         return self._running().tokenize(prompt)
 
+    async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
+        """A vector of length 1 for each text."""
+        return await asyncio.to_thread(self._running().embed, wanted)
+
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""
         return await asyncio.to_thread(self._running().attention_maps, wanted)
@@ -67,7 +79,7 @@ class InProcessEngine:
             host, self._host = self._host, None
             await asyncio.to_thread(host.stop, grace)
 
-    def _running(self) -> EngineHost:
+    def _running(self) -> Host:
         if self._host is None:
             raise Unavailable("the engine is not running")
         return self._host

@@ -12,10 +12,18 @@ from typing import Any, cast
 from attn_core.errors import AttnError, Unavailable
 from attn_models.tokenizers import Tokenizer
 
-from attn_serve.answers import Chunk, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.answers import (
+    Chunk,
+    EmbeddingsAnswer,
+    LoadAnswer,
+    MapAnswer,
+    ModelInfo,
+    SequenceAnswer,
+    TokenizedAnswer,
+)
 from attn_serve.engines.streams import Streams
 from attn_serve.reader import Reader
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
 
 CALLS_AT_ONCE = 1000
 RESTART_POLL_SECONDS = 0.2
@@ -70,6 +78,10 @@ class RayEngine:
         if self._reader is None:
             raise Unavailable(f"model {self._name!r} is not running")
         return await asyncio.to_thread(self._reader.tokenize, prompt)
+
+    async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
+        """A vector of length 1 for each text."""
+        return cast(EmbeddingsAnswer, await self._call("embed", wanted))
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""

@@ -13,9 +13,10 @@ from attn_gateway import Context, call_of
 from attn_serve import convert
 from attn_serve.answers import UsageAnswer
 from attn_serve.fleet import Fleet
-from attn_serve.requests import MapsWanted
+from attn_serve.requests import MapsWanted, TextsWanted
 
 MOST_ALTERNATIVES = 20
+MOST_TEXTS = 1024
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
@@ -48,6 +49,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         return wire.ScoreResponse(
             scores=[convert.score_message(score) for score in scores], usage=convert.usage_message(usage)
         )
+
+    async def Embed(self, request: wire.EmbedRequest, context: Context) -> wire.EmbedResponse:  # noqa: N802
+        """Turn texts into vectors."""
+        engine = self._fleet.engine(request.model)
+        if not 1 <= len(request.texts) <= MOST_TEXTS:
+            raise InvalidValue.of("texts", f"{len(request.texts)} texts", f"1 to {MOST_TEXTS} texts")
+        wanted = TextsWanted(texts=tuple(request.texts), seconds=call_of(context).remaining())
+        return convert.embeddings_message(await engine.embed(wanted))
 
     async def Tokenize(self, request: wire.TokenizeRequest, context: Context) -> wire.TokenizeResponse:  # noqa: N802, ARG002
         """Say what tokens a prompt becomes."""

@@ -1,0 +1,142 @@
+"""Texts to vectors over gRPC, and how an encoder shares its time."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from asking_inference import ask, complete, refused
+from attn.v1 import common_pb2
+from attn.v1 import inference_pb2 as wire
+from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn.v1.model_pb2 import EngineOptions, GetModelRequest, LoadModelRequest, UnloadModelRequest
+from attn.v1.model_pb2_grpc import ModelServiceStub
+from attn_core.errors import DeadlineExceeded, Unavailable
+from attn_models.encoder.sentences import load_sentence_encoder
+from attn_serve.encoder_host import EncoderHost
+from attn_serve.requests import EngineSettings, TextsWanted
+
+NAME = "tiny-bert"
+TEXTS = ["abc", "d", "bad cab", "abc"]
+
+
+def texts(*given: str, model: str = NAME) -> wire.EmbedRequest:
+    return wire.EmbedRequest(model=model, texts=given)
+
+
+def rows(answer: wire.EmbedResponse) -> np.ndarray[Any, Any]:
+    return np.frombuffer(answer.embeddings.data, "<f4").reshape(list(answer.embeddings.shape))
+
+
+@pytest.fixture
+async def encoder(stub: InferenceServiceStub, models: ModelServiceStub) -> InferenceServiceStub:
+    await models.LoadModel(LoadModelRequest(name=NAME))
+    return stub
+
+
+@pytest.fixture
+def host(home: Path) -> EncoderHost:
+    return EncoderHost(home / "models" / NAME, EngineSettings(threads=1))
+
+
+async def test_texts_become_the_vectors_of_the_encoder_in_their_order(
+    encoder: InferenceServiceStub, home: Path
+) -> None:
+    answer = await encoder.Embed(texts(*TEXTS))
+    found = rows(answer)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1, atol=1e-6)
+    np.testing.assert_array_equal(found, load_sentence_encoder(home / "models" / NAME).embed(TEXTS).numpy())
+    tokens = [await encoder.Tokenize(wire.TokenizeRequest(model=NAME, prompt=common_pb2.Prompt(text=t))) for t in TEXTS]
+    assert answer.usage.prompt_tokens == sum(len(each.tokens) for each in tokens)
+    load = await encoder.GetLoad(wire.GetLoadRequest(model=NAME))
+    assert (load.running, load.computed_tokens) == (0, answer.usage.prompt_tokens)
+
+
+async def test_the_most_texts_of_one_request_come_back_whole(encoder: InferenceServiceStub) -> None:
+    answer = await encoder.Embed(texts(*("abcd"[n % 4] * (1 + n % 12) for n in range(1024))))
+    found = rows(answer)
+    assert found.shape == (1024, 8)
+    np.testing.assert_allclose(found[12:24], found[24:36], atol=1e-6)
+
+
+BAD: list[tuple[wire.EmbedRequest, grpc.StatusCode, tuple[str, ...]]] = [
+    (texts("a", model="tiny-brt"), grpc.StatusCode.NOT_FOUND, ("'tiny-brt'", "'tiny-bert'")),
+    (texts("a", model="tiny"), grpc.StatusCode.INVALID_ARGUMENT, ("no encoder",)),
+    (texts(), grpc.StatusCode.INVALID_ARGUMENT, ("texts", "0 texts", "1 to 1024")),
+    (texts(*["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, ("1025 texts", "1 to 1024")),
+    (texts("a", "a" * 13), grpc.StatusCode.INVALID_ARGUMENT, ("texts[1]", "13 tokens", "1 to 12")),
+    (texts("a", ""), grpc.StatusCode.INVALID_ARGUMENT, ("texts[1]", "0 tokens")),
+    (texts("a", "xyz"), grpc.StatusCode.INVALID_ARGUMENT, ("x",)),
+]
+
+
+@pytest.mark.parametrize(("request_", "code", "words"), BAD, ids=[" ".join(words) for *_, words in BAD])
+async def test_what_cannot_be_embedded_is_refused_by_name(
+    encoder: InferenceServiceStub, request_: wire.EmbedRequest, code: grpc.StatusCode, words: tuple[str, ...]
+) -> None:
+    async with refused(code, *words):
+        await encoder.Embed(request_)
+    assert rows(await encoder.Embed(texts("a"))).shape == (1, 8)
+
+
+async def test_an_encoder_refuses_what_only_a_writer_can_do(
+    encoder: InferenceServiceStub, models: ModelServiceStub
+) -> None:
+    model = (await models.GetModel(GetModelRequest(name=NAME))).model
+    assert (model.architecture, model.context_length, model.layers, model.chat) == ("encoder", 12, 1, False)
+    prompt = common_pb2.Prompt(text="abc")
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
+        await complete(encoder, ask("abc", model=NAME))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
+        await encoder.Score(wire.ScoreRequest(model=NAME, prompts=[prompt]))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
+        [message async for message in encoder.AttentionMaps(wire.AttentionMapsRequest(model=NAME, prompt=prompt))]
+
+
+@pytest.mark.parametrize(("field", "value"), [("weights", "int8"), ("draft", "tiny"), ("device", "tpu")])
+async def test_an_encoder_refuses_settings_that_it_cannot_keep(
+    models: ModelServiceStub, field: str, value: str
+) -> None:
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "encoder"):
+        await models.LoadModel(LoadModelRequest(name=NAME, engine=EngineOptions(**{field: value})))
+
+
+async def test_an_unloaded_encoder_is_gone(encoder: InferenceServiceStub, models: ModelServiceStub) -> None:
+    await models.UnloadModel(UnloadModelRequest(name=NAME))
+    async with refused(grpc.StatusCode.NOT_FOUND, NAME):
+        await encoder.Embed(texts("a"))
+
+
+def test_vectors_of_sixteen_bit_weights_have_length_one_too(home: Path) -> None:
+    host = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, dtype="bfloat16"))
+    answer = host.embed(TextsWanted(texts=tuple(TEXTS)))
+    found = torch.from_numpy(np.frombuffer(answer.vectors, "<f4").reshape(answer.shape).copy())
+    torch.testing.assert_close(found.norm(dim=-1), torch.ones(len(TEXTS)), rtol=0, atol=1e-6)
+
+
+def test_a_deadline_that_has_passed_ends_the_work(host: EncoderHost) -> None:
+    with pytest.raises(DeadlineExceeded):
+        host.embed(TextsWanted(texts=("a",) * 1000, seconds=0))
+    assert host.load().running == 0
+    assert host.embed(TextsWanted(texts=("a",), seconds=60)).shape == (1, 8)
+
+
+def test_a_short_call_does_not_wait_for_a_long_one_and_stopping_ends_both(host: EncoderHost) -> None:
+    with ThreadPoolExecutor(1) as others:
+        running = others.submit(host.embed, TextsWanted(texts=("abcd abcd",) * 20_000))
+        while host.load().computed_tokens == 0:
+            assert not running.done()
+            time.sleep(0.001)
+        assert host.embed(TextsWanted(texts=("a",))).shape == (1, 8)
+        assert not running.done()
+        host.stop(0)
+        with pytest.raises(Unavailable):
+            running.result(timeout=60)
+    with pytest.raises(Unavailable):
+        host.embed(TextsWanted(texts=("a",)))
