@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import grpc
 import pytest
 from attn.v1 import training_pb2 as pb
@@ -35,10 +37,16 @@ async def test_a_recipe_becomes_a_model_that_translates(server, recipe, submit, 
 
 
 @pytest.mark.parametrize("name", recipe_names())
-async def test_every_recipe_is_admitted(server, name):
+async def test_every_recipe_is_admitted(server, name, tmp_path):
+    spec = read_recipe(name)
+    if spec.data.path:
+        for part, language in product(("train", "val"), spec.data.languages.split("-")):
+            (tmp_path / f"{part}.{language}").write_text("a dog runs\n" * 3)
+        spec.data.path = str(tmp_path)
     async with server() as stub:
-        request = pb.SubmitTrainingJobRequest(spec=read_recipe(name), validate_only=True)
-        assert (await stub.SubmitTrainingJob(request)).job.spec.data.name == "dictionary"
+        request = pb.SubmitTrainingJobRequest(spec=spec, validate_only=True)
+        admitted = (await stub.SubmitTrainingJob(request)).job.spec.data
+    assert (admitted.name, admitted.path) in {("dictionary", ""), ("", str(tmp_path))}
 
 
 @pytest.mark.parametrize(
