@@ -62,6 +62,8 @@ def steps(layer: torch.nn.Module, cache: str, config: MechanismConfig, name: str
     [
         ("gqa", "paged", "triton_paged", "plain"),
         ("gqa", "shared", "triton_paged", "plain"),
+        ("gqa", "contiguous", "triton_paged", "plain"),
+        ("sliding_window", "contiguous", "triton_paged", "plain"),
         ("gqa", "int8", "triton_paged", "int8"),
         ("gqa", "int4", "triton_paged", "int4"),
         ("sliding_window", "paged", "triton_paged", "plain"),
@@ -82,7 +84,7 @@ def test_a_layer_meets_rows_in_the_store_and_computes_what_the_plain_kernel_does
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "cache"), [("gqa", "contiguous"), ("gqa", "kivi"), ("mla", "int8")])
+@pytest.mark.parametrize(("name", "cache"), [("gqa", "kivi"), ("mla", "int8")])
 def test_rows_that_no_kernel_reaches_are_gathered(met, name, cache):
     config = config_of(name)
     layer = installed().mechanisms.get(name).build(config)
