@@ -183,7 +183,15 @@ def test_train_passes_lenders_and_fields_by_name_on(shell: Shell, server: Any) -
     assert shell.run("train", "--data", "shakespeare", "--detach", *given)[0] == 0
     fields = server.book.spec.model.family_options
     assert (fields["lenders"], fields["prediction_depth"], list(fields["pattern"])) == ("cla:2", 1, ["linear", "mha"])
-    assert shell.run("train", "--data", "shakespeare", "--model-option", "prediction_depth")[0] == 2
+
+
+@pytest.mark.parametrize("option", ["--option", "--model-option"])
+@pytest.mark.parametrize("pair", ["prediction_depth", "=1", ""])
+def test_a_malformed_pair_is_refused_under_the_option_it_was_given_to(shell: Shell, option: str, pair: str) -> None:
+    status, out, said = shell.run("train", "--data", "shakespeare", option, pair)
+    assert (status, out) == (2, "")
+    assert f" {option}: " in f" {said}"
+    assert "NAME=VALUE" in said
 
 
 def test_train_detached_prints_the_job_and_takes_data_by_name(shell: Shell, server: Any) -> None:

@@ -105,16 +105,16 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     return config
 
 
-def parse_options(pairs: Iterable[str] | None) -> dict[str, Any]:
+def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> dict[str, Any]:
     """Options from NAME=VALUE pairs as people type them; a value is JSON where it can be, else text.
 
-    Raises `InvalidValue` for a pair without a name or an equals sign.
+    Raises `InvalidValue`, about `given_by`, for a pair without a name or an equals sign.
     """
     options: dict[str, Any] = {}
     for pair in pairs or ():
         name, equals, text = pair.partition("=")
         if not name or not equals:
-            raise InvalidValue.of("--option", pair, "NAME=VALUE")
+            raise InvalidValue.of(given_by, pair, "NAME=VALUE")
         try:
             options[name] = json.loads(text)
         except json.JSONDecodeError:

@@ -139,7 +139,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
 
 def others(lenders: str, pairs: list[str] | None) -> struct_pb2.Struct | None:
     """Fields of a decoder that have none of their own on the wire; None where there are none."""
-    values = parse_options(pairs) | ({"lenders": lenders} if lenders else {})
+    values = parse_options(pairs, "--model-option") | ({"lenders": lenders} if lenders else {})
     if not values:
         return None
     fields = struct_pb2.Struct()
