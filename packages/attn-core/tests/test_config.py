@@ -116,7 +116,7 @@ def test_typed_values_are_numbers_where_they_look_like_numbers_and_text_otherwis
 
 @pytest.mark.parametrize("pair", ["window", "=64", ""])
 def test_a_pair_without_a_name_or_an_equals_sign_is_refused(pair):
-    with pytest.raises(InvalidValue, match="^--option: .*NAME=VALUE"):
+    with pytest.raises(InvalidValue, match=r"^--option: .*NAME=VALUE"):
         parse_options([pair])
-    with pytest.raises(InvalidValue, match="^--model-option: .*NAME=VALUE"):
+    with pytest.raises(InvalidValue, match=r"^--model-option: .*NAME=VALUE"):
         parse_options([pair], "--model-option")
