@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import SoftmaxWithSink, Window
+from attn_core import Causal, Prefix, SoftmaxWithSink, Window
 from launches import launches
 
 PROGRAMS = ("forward", "to_queries", "to_keys")
@@ -11,12 +11,15 @@ REGISTERS = 255
 
 SHAPES = {"64": {"size": 64}, "128": {"size": 128}}
 WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink()}
+LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
 WIDER = {
     "256, forward": ({"size": 256}, "forward"),
     "256, to queries": ({"size": 256}, "to_queries"),
     "256, to keys": ({"size": 256}, "to_keys"),
     "128, window and sinks, forward": (WINDOW, "forward"),
     "128, window and sinks, to queries": (WINDOW, "to_queries"),
+    "128, blocks of a list, forward": (LISTED, "forward"),
+    "128, blocks of a list, to keys": (LISTED, "to_keys"),
 }
 
 
@@ -35,6 +38,10 @@ def require_ships(program: str, shape: dict) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_hopper_nothing_spills_and_products_run_on_the_matrix_unit(shape, program):
     require_ships(program, SHAPES[shape])
+
+
+def test_on_hopper_gradients_to_queries_of_listed_blocks_do_not_spill():
+    require_ships("to_queries", LISTED)
 
 
 @pytest.mark.slow

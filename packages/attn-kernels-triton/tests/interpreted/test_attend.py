@@ -20,6 +20,7 @@ from attn_core import (
     Window,
 )
 from attn_core.errors import InvalidValue
+from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
 from calls import Call, require_right, results
 
@@ -58,6 +59,12 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_outputs_and_gradients_are_as_close_to_float64_as_the_plain_computation(name):
     require_right(attend, CALLS[name])
+
+
+def test_tiles_that_would_be_larger_than_the_blocks_of_a_list_compute_the_same(monkeypatch):
+    for name in tiles.CHOICES:
+        monkeypatch.setitem(tiles.CHOICES, name, tiles.Choice(128, 128, 4, 1))
+    require_right(attend, Call(Causal() | Prefix(70), 100, 140, dtype=HALF))
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(left=6), Strided(2)], ids=lambda mask: mask.kind)

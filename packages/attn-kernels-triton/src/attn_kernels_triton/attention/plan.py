@@ -56,6 +56,7 @@ def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:
     if band is None and not placed:
         size = LARGE_BLOCK if sizes.keys > SHORT else SMALL_BLOCK
         group = spec.heads.query // spec.heads.key_value
+        sizes = sizes._replace(block=size)
         lists = lists_of(spec.mask, Grid(sizes.queries, sizes.keys, size), group, query.device)
     sink = sink_of(spec, operands.query, operands.parameters)
     return Plan(

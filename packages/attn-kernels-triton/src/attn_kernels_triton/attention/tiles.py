@@ -21,13 +21,17 @@ class Choice(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of what kind the operands of a program are: element type, sizes of keys and values, queries and keys."""
+    """Of what kind the operands of a program are: element type, sizes of keys and values, queries and keys.
+
+    `block` is the side of the blocks that lists name, None where a program walks without lists.
+    """
 
     dtype: torch.dtype
     key_size: int
     value_size: int
     queries: int
     keys: int
+    block: int | None = None
 
     @property
     def width(self) -> int:
@@ -57,13 +61,20 @@ CHOICES: dict[tuple[str, bool, int], Choice] = {
 }
 """By the program, whether elements have 16 bits, and the width; none of these spills on sm_90a, as a test sees to."""
 
+LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {("to_queries", True, 128): Choice(128, 32, 8, 2)}
+"""In place of the above where blocks are listed, whose bits need registers of their own."""
+
 NARROWEST = 64
 
 
 def choice_of(program: str, sizes: Sizes) -> Choice:
-    """What is shipped for a program, never larger than the operands."""
-    chosen = CHOICES[program, sizes.dtype.itemsize == 2, max(NARROWEST, sizes.width)]
-    queries, keys = power_of_two(sizes.queries), power_of_two(sizes.keys)
+    """What is shipped for a program, never larger than the operands, nor than a block that a list names."""
+    key = program, sizes.dtype.itemsize == 2, max(NARROWEST, sizes.width)
+    chosen, queries, keys = CHOICES[key], power_of_two(sizes.queries), power_of_two(sizes.keys)
+    if sizes.block is not None:
+        # A tile over several blocks would meet what the list says of the first of them alone.
+        chosen = LISTED_CHOICES.get(key, chosen)
+        queries, keys = min(queries, sizes.block), min(keys, sizes.block)
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 
 
