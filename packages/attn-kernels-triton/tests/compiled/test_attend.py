@@ -19,7 +19,6 @@ WIDER = {
     "128, window and sinks, forward": (WINDOW, "forward"),
     "128, window and sinks, to queries": (WINDOW, "to_queries"),
     "128, blocks of a list, forward": (LISTED, "forward"),
-    "128, blocks of a list, to keys": (LISTED, "to_keys"),
 }
 
 
