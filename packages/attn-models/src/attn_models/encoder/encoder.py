@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.decoder.feedforward import build_feed_forward
 from attn_models.decoder.initial import initialise
 from attn_models.decoder.norms import build_norm
+from attn_models.encoder.block import PostNormBlock
 from attn_models.encoder.config import EncoderConfig
-from attn_models.encoder_decoder.attention import encoder_attention
 
 
 class Encoder(nn.Module):
@@ -26,7 +23,7 @@ class Encoder(nn.Module):
         self.positions = nn.Embedding(config.context, config.width)
         self.segments = nn.Embedding(config.segments, config.width)
         self.norm = build_norm(config.block)
-        self.blocks = nn.ModuleList(EncoderBlock(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
@@ -45,30 +42,3 @@ class Encoder(nn.Module):
         for block in self.blocks:
             hidden = block(hidden, keep)
         return hidden
-
-
-class EncoderBlock(nn.Module):
-    """norm(x + attention(x)), then norm(x + feed-forward(x))."""
-
-    def __init__(self, config: EncoderConfig, layer: int) -> None:
-        super().__init__()
-        chosen = encoder_attention(
-            config.mechanism,
-            config.options,
-            width=config.width,
-            heads=config.heads,
-            bias=True,
-            context=config.context,
-            layer=layer,
-        )
-        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
-        self.attention: Any = chosen.mechanism.build(chosen.config)
-        self.attention_norm = build_norm(config.block)
-        self.feed_forward = build_feed_forward(config.block)
-        self.feed_forward_norm = build_norm(config.block)
-
-    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
-        """[batch, tokens, width] to [batch, tokens, width]."""
-        after: Tensor = self.attention_norm(hidden + self.attention(hidden, keep=keep))
-        out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
-        return out

@@ -16,7 +16,7 @@ from attn_models.families.deepseek_layout import LAYER, DeepseekLayout
 from attn_models.families.door import Layout, needed, refuse_others
 from attn_models.families.llama import FIXED, READS, LlamaDoor
 from attn_models.families.rope import Rope, mscale, rope_parameters
-from attn_models.families.said import require_fields
+from attn_models.families.said import require_fields, sizes_of
 
 MECHANISM = "mla"
 LATENT_EPS = 1e-6
@@ -91,22 +91,13 @@ class DeepseekDoor(LlamaDoor):
         require_fields(config, self.fixed, self.model_type)
         options = self._options(config)
         return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "vocab_size": config.vocabulary,
-            "max_position_embeddings": config.context,
-            "hidden_size": config.width,
-            "num_hidden_layers": config.layers,
-            "num_attention_heads": config.heads,
-            "num_key_value_heads": config.heads,
+            **sizes_of(config, self.model_type, self.architecture),
             **{theirs: options[ours] for theirs, ours in SIZES.items()},
+            "num_key_value_heads": config.heads,
             "head_dim": options["rotary_size"],
             "hidden_act": "silu",
-            "intermediate_size": config.inner_width,
-            "rms_norm_eps": config.norm_eps,
             "rope_parameters": self._ropes(config, options["score_factor"]),
             "attention_bias": False,
-            "tie_word_embeddings": config.tied,
             "first_k_dense_replace": config.layers if config.experts is None else config.dense_layers,
             **({} if config.mixture is None else self._described(config.mixture, config)),
         }

@@ -14,7 +14,7 @@ from attn_models.families.door import Stored, needed, refuse_others
 from attn_models.families.layers import MECHANISM, gemma_options, turned
 from attn_models.families.llama import BLOCK, READS, LlamaDoor
 from attn_models.families.rope import Rope, read_rope, rope_of, rope_parameters
-from attn_models.families.said import require_fields
+from attn_models.families.said import require_fields, sizes_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATION = "gelu_pytorch_tanh"
@@ -94,23 +94,11 @@ class Gemma2Door(LlamaDoor):
         norm_eps, cap, scale = common.pop()
         if norm_eps != self.norm_eps(config.norm_eps):
             raise Incompatible(f"query and key norms of eps {norm_eps} cannot be said in a {self.model_type}")
-        size = config.head_size or config.width // config.heads
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.model_type,
-            "vocab_size": config.vocabulary,
-            "max_position_embeddings": config.context,
-            "hidden_size": config.width,
-            "num_hidden_layers": config.layers,
-            "num_attention_heads": config.heads,
-            "num_key_value_heads": config.key_value_heads or config.heads,
-            "head_dim": size,
+        sizes = sizes_of(config, self.model_type, self.architecture)
+        return sizes | {
             "hidden_activation": ACTIVATION,
-            "intermediate_size": config.inner_width,
-            "rms_norm_eps": config.norm_eps,
             "attention_bias": config.bias,
-            "tie_word_embeddings": config.tied,
-            "query_pre_attn_scalar": size if scale is None else self._scalar(scale),
+            "query_pre_attn_scalar": sizes["head_dim"] if scale is None else self._scalar(scale),
             "attn_logit_softcapping": None if cap is None else float(cap),
             "final_logit_softcapping": None if config.logit_cap is None else float(config.logit_cap),
             "sliding_window": windows.pop() if windows else None,

@@ -10,8 +10,8 @@ from attn_core import Causal, Mask
 
 from attn_models.decoder.config import DecoderConfig
 from attn_models.families.door import Door, Stored, needed, refuse_others
-from attn_models.families.rope import Rope, read_rope, rope_parameters
-from attn_models.families.said import require_fields, softmax_heads
+from attn_models.families.rope import read_rope
+from attn_models.families.said import require_fields, rope_of_all, sizes_of, softmax_heads
 
 BLOCK = {
     "attention_norm": "input_layernorm",
@@ -106,25 +106,13 @@ class LlamaDoor(Door):
         """A LlamaConfig that transformers 5 reads."""
         require_fields(config, self.fixed, self.model_type)
         heads = softmax_heads(config, self.mask(config), self.model_type)
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": self.model_type,
-            "vocab_size": config.vocabulary,
-            "max_position_embeddings": config.context,
-            "hidden_size": config.width,
-            "num_hidden_layers": config.layers,
-            "num_attention_heads": config.heads,
+        return sizes_of(config, self.model_type, "LlamaForCausalLM") | {
             "num_key_value_heads": heads.key_value,
             "head_dim": heads.key_size,
             "hidden_act": "silu",
-            "intermediate_size": config.inner_width,
-            "rms_norm_eps": config.norm_eps,
-            "rope_parameters": rope_parameters(
-                Rope(base=config.rotary_base, fraction=config.rotary_fraction, scaling=config.rotary_scaling)
-            ),
+            "rope_parameters": rope_of_all(config),
             "attention_bias": config.bias,
             "mlp_bias": config.bias,
-            "tie_word_embeddings": config.tied,
         }
 
     def stored(self, parameters: Sequence[str]) -> list[Stored]:

@@ -14,8 +14,7 @@ from attn_models.families.door import refuse_others
 from attn_models.families.gemma import Gemma2Door
 from attn_models.families.layers import MECHANISM, gemma_options
 from attn_models.families.llama import BLOCK, FIXED, READS, LlamaDoor
-from attn_models.families.rope import Rope, rope_parameters
-from attn_models.families.said import require_fields
+from attn_models.families.said import require_fields, rope_of_all, sizes_of
 
 
 class Qwen3Door(LlamaDoor):
@@ -39,23 +38,9 @@ class Qwen3Door(LlamaDoor):
         for attention in layer_attentions(config):
             if gemma_options(attention, self.model_type) != plain:
                 raise Incompatible(f"windows, caps and scales cannot be said in a {self.model_type} config.json")
-        size = config.head_size or config.width // config.heads
-        rope = Rope(base=config.rotary_base, fraction=config.rotary_fraction, scaling=config.rotary_scaling)
-        return {
-            "architectures": ["Qwen3ForCausalLM"],
-            "model_type": self.model_type,
-            "vocab_size": config.vocabulary,
-            "max_position_embeddings": config.context,
-            "hidden_size": config.width,
-            "num_hidden_layers": config.layers,
-            "num_attention_heads": config.heads,
-            "num_key_value_heads": config.key_value_heads or config.heads,
-            "head_dim": size,
+        return sizes_of(config, self.model_type, "Qwen3ForCausalLM") | {
             "hidden_act": "silu",
-            "intermediate_size": config.inner_width,
-            "rms_norm_eps": config.norm_eps,
-            "rope_parameters": rope_parameters(rope),
+            "rope_parameters": rope_of_all(config),
             "attention_bias": False,
             "use_sliding_window": False,
-            "tie_word_embeddings": config.tied,
         }

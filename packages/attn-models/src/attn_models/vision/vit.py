@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.decoder.feedforward import build_feed_forward
 from attn_models.decoder.initial import STANDARD
 from attn_models.decoder.norms import build_norm
-from attn_models.encoder_decoder.attention import encoder_attention
+from attn_models.encoder.block import PreNormBlock
 from attn_models.vision.config import VisionConfig
 
 
@@ -23,8 +20,8 @@ class VisionTransformer(nn.Module):
         self.config = config
         self.patches = nn.Conv2d(config.channels, config.width, config.patch, stride=config.patch)
         self.begin = nn.Parameter(torch.empty(1, 1, config.width))
-        self.positions = nn.Parameter(torch.empty(1, config.patches + 1, config.width))
-        self.blocks = nn.ModuleList(VisionBlock(config, layer) for layer in range(config.layers))
+        self.positions = nn.Parameter(torch.empty(1, config.places, config.width))
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.layers))
         self.norm = build_norm(config.block)
         self.classifier = nn.Linear(config.width, config.classes)
         for weight in (self.begin, self.positions):
@@ -45,30 +42,3 @@ class VisionTransformer(nn.Module):
             hidden = block(hidden)
         scores: Tensor = self.classifier(self.norm(hidden[:, 0]))
         return scores
-
-
-class VisionBlock(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)) (equations 2 and 3)."""
-
-    def __init__(self, config: VisionConfig, layer: int) -> None:
-        super().__init__()
-        chosen = encoder_attention(
-            config.mechanism,
-            config.options,
-            width=config.width,
-            heads=config.heads,
-            bias=True,
-            context=config.patches + 1,
-            layer=layer,
-        )
-        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
-        self.attention: Any = chosen.mechanism.build(chosen.config)
-        self.attention_norm = build_norm(config.block)
-        self.feed_forward = build_feed_forward(config.block)
-        self.feed_forward_norm = build_norm(config.block)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[batch, patches + 1, width] to [batch, patches + 1, width]."""
-        after = hidden + self.attention(self.attention_norm(hidden))
-        out: Tensor = after + self.feed_forward(self.feed_forward_norm(after))
-        return out

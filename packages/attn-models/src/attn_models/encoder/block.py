@@ -1,0 +1,53 @@
+"""The two sublayers of an encoder's block, and the two places of their norms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from attn_models.decoder.feedforward import build_feed_forward
+from attn_models.decoder.norms import build_norm
+from attn_models.encoder.shape import EncoderShape
+from attn_models.encoder_decoder.attention import encoder_attention
+
+
+class EncoderBlock(nn.Module):
+    """Attention that sees both ways, a feed-forward, and a norm for each."""
+
+    def __init__(self, config: EncoderShape, layer: int) -> None:
+        super().__init__()
+        chosen = encoder_attention(
+            config.mechanism,
+            config.options,
+            width=config.width,
+            heads=config.heads,
+            bias=True,
+            context=config.places,
+            layer=layer,
+        )
+        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        self.attention: Any = chosen.mechanism.build(chosen.config)
+        self.attention_norm = build_norm(config.block)
+        self.feed_forward = build_feed_forward(config.block)
+        self.feed_forward_norm = build_norm(config.block)
+
+
+class PostNormBlock(EncoderBlock):
+    """norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1)."""
+
+    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
+        """[batch, tokens, width] to [batch, tokens, width]; `keep` [batch, tokens] is True where a token is real."""
+        after: Tensor = self.attention_norm(hidden + self.attention(hidden, keep=keep))
+        out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
+        return out
+
+
+class PreNormBlock(EncoderBlock):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)) (Dosovitskiy et al. 2021, equations 2 and 3)."""
+
+    def forward(self, hidden: Tensor, keep: Tensor | None = None) -> Tensor:
+        """As `PostNormBlock.forward`."""
+        after = hidden + self.attention(self.attention_norm(hidden), keep=keep)
+        out: Tensor = after + self.feed_forward(self.feed_forward_norm(after))
+        return out

@@ -1,0 +1,62 @@
+"""What the blocks of an encoder are made of, whatever it reads: words or patches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from attn_models.decoder.checks import require_choice, require_word
+from attn_models.decoder.config import DecoderConfig
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderShape(ABC):
+    """Blocks of attention both ways and feed-forward, by `mechanism` and its `options` in every layer.
+
+    Raises `InvalidValue` for a field outside its range.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    mechanism: str = "mha"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    feed_forward: str = "gelu"
+    norm_eps: float = 1e-12
+    norm_place: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        require_choice(self.mechanism, self.options)
+        require_word("feed_forward", self.feed_forward, ACTIVATIONS)
+        _ = self.block
+
+    @property
+    @abstractmethod
+    def kinds(self) -> int:
+        """How many different tokens it reads, or classes it tells apart."""
+
+    @property
+    @abstractmethod
+    def places(self) -> int:
+        """The rows of the longest sequence that its blocks see."""
+
+    @property
+    def block(self) -> DecoderConfig:
+        """The sizes of norms and feed-forwards, which are those of any Transformer."""
+        return DecoderConfig(
+            vocabulary=self.kinds,
+            context=self.places,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            hidden=self.hidden,
+            feed_forward=self.feed_forward,
+            norm_place=self.norm_place,
+            norm_eps=self.norm_eps,
+            bias=True,
+        )
