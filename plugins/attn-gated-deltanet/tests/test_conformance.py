@@ -8,3 +8,8 @@ class TestGatedDeltaNet(MechanismLaws):
 class TestGatedDeltaNetWithWideValuesAndOneTap(MechanismLaws):
     mechanism = "gated_deltanet"
     options = {"value_size": 6, "taps": 1}
+
+
+class TestGatedDeltaNetWithTwoHeadsForEachKey(MechanismLaws):
+    mechanism = "gated_deltanet"
+    options = {"key_heads": 2, "value_size": 6}

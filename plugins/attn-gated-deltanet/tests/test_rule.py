@@ -90,7 +90,28 @@ def test_nothing_in_is_nothing_out():
     assert layer(torch.zeros(2, 0, 16)).shape == (2, 0, 16)
 
 
-@pytest.mark.parametrize("option", ["taps", "chunk", "value_size"])
+@pytest.mark.parametrize("option", ["taps", "chunk", "value_size", "key_heads"])
 def test_sizes_below_one_are_refused_by_name(option):
     with pytest.raises(InvalidValue, match=option):
         configure(GatedDeltaNet(), {option: 0}, width=8)
+
+
+@pytest.mark.parametrize("given", [{"key_heads": 3}, {"norm_eps": -1.0}, {"norm_eps": "small"}])
+def test_keys_that_do_not_divide_the_heads_and_bad_norms_are_refused_by_name(given):
+    with pytest.raises(InvalidValue, match=next(iter(given))):
+        configure(GatedDeltaNet(), given, width=16, heads=4)
+
+
+def test_heads_that_share_a_key_equal_heads_with_copies_of_it():
+    mechanism = GatedDeltaNet()
+    few, full = (
+        mechanism.build(configure(mechanism, {"key_heads": heads}, width=16, heads=4)).double() for heads in (2, 4)
+    )
+    weights = {name: value.clone() for name, value in few.state_dict().items()}
+    for name in ("query", "key"):
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].view(2, 4, 16).repeat_interleave(2, 0).flatten(0, 1)
+    query, key, value = weights["filters"].split([8, 8, 16])
+    repeated = [part.view(2, 4, 4).repeat_interleave(2, 0).flatten(0, 1) for part in (query, key)]
+    full.load_state_dict(weights | {"filters": torch.cat([*repeated, value])})
+    rows = torch.randn(2, 9, 16, dtype=torch.float64)
+    torch.testing.assert_close(few(rows), full(rows), rtol=1e-12, atol=1e-12)

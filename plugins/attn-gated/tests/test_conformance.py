@@ -8,3 +8,8 @@ class TestGated(MechanismLaws):
 class TestGatedPerHead(MechanismLaws):
     mechanism = "gated"
     options = {"per": "head"}
+
+
+class TestGatedWithNorms(MechanismLaws):
+    mechanism = "gated"
+    options = {"norm_eps": 1e-3}

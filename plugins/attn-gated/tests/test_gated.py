@@ -32,24 +32,31 @@ def test_the_output_equals_a_loop_over_the_equation(record_property, per):
     loops.outputs(out, expected.flatten(1) @ layer.output.weight.T, 1e-13)
 
 
-def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient(record_property):
+@pytest.mark.parametrize("norm_eps", [None, 1e-3])
+def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient(record_property, norm_eps):
     pytest.importorskip("transformers")
     from transformers import Qwen3NextConfig
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextAttention, Qwen3NextRotaryEmbedding
 
     settings = Qwen3NextConfig(
-        hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=8, attn_implementation="eager",
+        hidden_size=12, num_attention_heads=4, num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-3,
+        attn_implementation="eager",
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     )  # fmt: skip
     theirs = Qwen3NextAttention(settings, 0).double()
-    theirs.q_norm = theirs.k_norm = torch.nn.Identity()  # query and key norms are no part of the gate
-    ours = build(width=12, heads=4, key_value_heads=2, head_size=8, rotary=Rotary(fraction=0.5))
+    if norm_eps is None:
+        theirs.q_norm = theirs.k_norm = torch.nn.Identity()
+    shape = {"width": 12, "heads": 4, "key_value_heads": 2, "head_size": 8}
+    ours = build({"norm_eps": norm_eps}, **shape, rotary=Rotary(fraction=0.5))
     query, gate = theirs.q_proj.weight.view(4, 16, 12).chunk(2, dim=1)
     with torch.no_grad():
         ours.query.weight.copy_(query.flatten(0, 1))
         ours.inner.gate.weight.copy_(gate.flatten(0, 1))
         for mine, name in ((ours.key, "k_proj"), (ours.value, "v_proj"), (ours.output, "o_proj")):
             mine.weight.copy_(getattr(theirs, name).weight)
+        if norm_eps is not None:
+            for gain, name in ((ours.norm.query_gain, "q_norm"), (ours.norm.key_gain, "k_norm")):
+                gain.copy_(1 + getattr(theirs, name).weight.normal_(std=0.3))
     rows = torch.randn(2, 7, 12, dtype=torch.float64)
     mask = torch.full((7, 7), float("-inf"), dtype=torch.float64).triu(1)[None, None]
     turns = Qwen3NextRotaryEmbedding(settings).double()(rows, torch.arange(7)[None])
@@ -82,3 +89,9 @@ def test_closed_gates_let_nothing_through():
 def test_a_gate_per_anything_else_is_refused_by_name():
     with pytest.raises(InvalidValue, match=r"per: 'token' is not allowed; allowed: element or head"):
         configure(GATED, {"per": "token"}, width=8)
+
+
+@pytest.mark.parametrize("eps", [0, "small", True])
+def test_norms_of_a_bad_eps_are_refused_by_name(eps):
+    with pytest.raises(InvalidValue, match="norm_eps"):
+        configure(GATED, {"norm_eps": eps}, width=8)

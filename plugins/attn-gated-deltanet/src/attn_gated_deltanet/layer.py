@@ -11,34 +11,33 @@ from attn_core.pairs import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
+from attn_gated_deltanet.mechanism import Sizes
 from attn_gated_deltanet.rule import Rule, by_chunks, weights
 
-EPSILON = 1e-6
+UNIT_EPS = 1e-6
 
 
 class GatedDeltaLayer(nn.Module):
-    """Gated DeltaNet over inputs of `width`; `sizes` are heads, key size and value size.
+    """Gated DeltaNet over inputs of `width`.
 
     Learned: `query`, `key`, `value`, `gate`, `fade`, `strength`, `output` (`nn.Linear`), `filters` [channels, taps],
     the newest token last, `rate` [heads], natural logarithms, `fade_bias` [heads] and `norm` [value_size].
     """
 
-    def __init__(self, sizes: tuple[int, int, int], *, width: int, bias: bool, taps: int, chunk: int) -> None:
+    def __init__(self, sizes: Sizes, *, width: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
         super().__init__()
-        self.sizes, self.chunk = sizes, chunk
-        heads, key, value = sizes
-        self.query = nn.Linear(width, heads * key, bias=bias)
-        self.key = nn.Linear(width, heads * key, bias=bias)
-        self.value = nn.Linear(width, heads * value, bias=bias)
-        self.gate = nn.Linear(width, heads * value, bias=False)
-        self.fade = nn.Linear(width, heads, bias=False)
-        self.strength = nn.Linear(width, heads, bias=False)
-        self.output = nn.Linear(heads * value, width, bias=bias)
-        channels = heads * (2 * key + value)
-        self.filters = nn.Parameter(torch.empty(channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
-        self.rate = nn.Parameter(torch.empty(heads).uniform_(0.01, 16).log())
-        self.fade_bias = nn.Parameter(torch.ones(heads))
-        self.norm = nn.Parameter(torch.ones(value))
+        self.sizes, self.chunk, self.eps = sizes, chunk, eps
+        self.query = nn.Linear(width, sizes.into, bias=bias)
+        self.key = nn.Linear(width, sizes.into, bias=bias)
+        self.value = nn.Linear(width, sizes.out, bias=bias)
+        self.gate = nn.Linear(width, sizes.out, bias=False)
+        self.fade = nn.Linear(width, sizes.heads, bias=False)
+        self.strength = nn.Linear(width, sizes.heads, bias=False)
+        self.output = nn.Linear(sizes.out, width, bias=bias)
+        self.filters = nn.Parameter(torch.empty(sizes.channels, taps).uniform_(-(taps**-0.5), taps**-0.5))
+        self.rate = nn.Parameter(torch.empty(sizes.heads).uniform_(0.01, 16).log())
+        self.fade_bias = nn.Parameter(torch.ones(sizes.heads))
+        self.norm = nn.Parameter(torch.ones(sizes.value))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
@@ -79,16 +78,20 @@ class GatedDeltaLayer(nn.Module):
         mixed = wide(torch.cat([self.query(rows), self.key(rows), self.value(rows)], dim=-1))
         mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
         mixed, tail = self._convolved(mixed, tail)
-        heads, key, value = self.sizes
-        query, keys, values = (
-            by_heads(part, heads) for part in torch.split(mixed, [heads * key, heads * key, heads * value], dim=-1)
-        )
+        sizes = self.sizes
+        query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
+        query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
         decay = -wide(self.rate).exp() * softplus(wide(self.fade(rows)) + wide(self.fade_bias))
         strength = wide(self.strength(rows)).sigmoid()
         if keep is not None:
             decay, strength = (torch.where(keep[..., None], part, 0) for part in (decay, strength))
         decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
-        return Rule(unit(query) * key**-0.5, unit(keys), values, decay, strength), tail
+        return Rule(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
+
+    def _for_each_head(self, rows: Tensor) -> Tensor:
+        """[batch, heads, tokens, key] of queries or keys [batch, key_heads, tokens, key]."""
+        share = self.sizes.heads // self.sizes.key_heads
+        return rows if share == 1 else rows.repeat_interleave(share, dim=1)
 
     def _convolved(self, rows: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rows [batch, tokens, channels] after the convolution and SiLU, and its last taps - 1 inputs."""
@@ -101,11 +104,10 @@ class GatedDeltaLayer(nn.Module):
         return silu(summed), known[:, tokens:]
 
     def _empty(self, rule: Rule) -> Tensor:
-        heads, key, value = self.sizes
-        return rule.value.new_zeros(rule.value.shape[0], heads, key, value)
+        return rule.value.new_zeros(rule.value.shape[0], self.sizes.heads, self.sizes.key, self.sizes.value)
 
     def _out(self, read: Tensor, rows: Tensor) -> Tensor:
-        normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + EPSILON) * wide(self.norm)
+        normed = read * torch.rsqrt(read.square().mean(-1, keepdim=True) + self.eps) * wide(self.norm)
         gated = normed.transpose(1, 2).flatten(-2) * silu(wide(self.gate(rows)))
         projected: Tensor = self.output(gated.to(rows.dtype))
         return projected
@@ -122,7 +124,7 @@ def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
 
 def unit(rows: Tensor) -> Tensor:
     """Rows [..., size] of length one."""
-    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + EPSILON)
+    return rows * torch.rsqrt(rows.square().sum(-1, keepdim=True) + UNIT_EPS)
 
 
 def by_heads(rows: Tensor, heads: int) -> Tensor:

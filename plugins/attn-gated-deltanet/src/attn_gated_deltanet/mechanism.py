@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
 from attn_core.errors import Incompatible, InvalidValue
+
+
+class Sizes(NamedTuple):
+    """`heads` memories of `key` times `value` elements, and `key_heads` queries and keys of `key` elements."""
+
+    heads: int
+    key_heads: int
+    key: int
+    value: int
+
+    @property
+    def into(self) -> int:
+        """Elements of all queries of a token; its keys have as many."""
+        return self.key_heads * self.key
+
+    @property
+    def out(self) -> int:
+        """Elements of all values of a token."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        """Elements of all queries, keys and values of a token."""
+        return 2 * self.into + self.out
 
 
 class GatedDeltaNet(ComputedMechanism):
@@ -36,24 +61,35 @@ class GatedDeltaNet(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`value_size` of a head, by default its key size; `taps` of the convolution; `chunk` changes speed only."""
+        """`value_size` of a head, by default its key size; `taps` of the convolution; `chunk` changes speed only.
+
+        `key_heads`, by default as many as heads, is how many queries and keys a token has: neighbouring heads, each
+        with values, gates and a memory of its own, use the same (Qwen3-Next). `norm_eps` is the output norm's.
+        """
 
         value_size: int | None = None
         taps: int = 4
         chunk: int = 64
+        key_heads: int | None = None
+        norm_eps: float = 1e-6
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("value_size", "taps", "chunk"):
+            for name in ("value_size", "taps", "chunk", "key_heads"):
                 value = getattr(self, name)
                 if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                     raise InvalidValue.of(name, value, "a whole number from 1")
+            if self.heads % (self.key_heads or self.heads):
+                raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.heads} heads")
+            eps: object = self.norm_eps
+            if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < math.inf:
+                raise InvalidValue.of("norm_eps", eps, "a number from 0")
 
         @property
-        def sizes(self) -> tuple[int, int, int]:
-            """Heads, key size and value size."""
+        def sizes(self) -> Sizes:
+            """How many heads there are, and how large they are."""
             size = self.head_layout.key_size
-            return self.heads, size, self.value_size or size
+            return Sizes(self.heads, self.key_heads or self.heads, size, self.value_size or size)
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
@@ -67,23 +103,25 @@ class GatedDeltaNet(ComputedMechanism):
             raise InvalidValue.of("key_value_heads", own.key_value_heads, allowed)
         if own.rotary is not None:
             raise Incompatible("mechanism 'gated_deltanet' takes no rotary positions; use a model without them")
-        return GatedDeltaLayer(own.sizes, width=own.width, bias=own.bias, taps=own.taps, chunk=own.chunk)
+        return GatedDeltaLayer(
+            own.sizes, width=own.width, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
+        )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
         own = self.Config.of(config)
-        heads, key, value = own.sizes
-        memory = {"S": Field((heads, key, value), dtype="float32")}
+        sizes = own.sizes
+        memory = {"S": Field((sizes.heads, sizes.key, sizes.value), dtype="float32")}
         if own.taps > 1:
-            memory["tail"] = Field((own.taps - 1, heads * (2 * key + value)))
+            memory["tail"] = Field((own.taps - 1, sizes.channels))
         return {"memory": Slot(memory)}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections and the rule by chunks, as torch counts: matrix products, not the triangular systems."""
         own = self.Config.of(config)
-        heads, key, value = own.sizes
-        into, out = heads * key, heads * value
-        weights = own.width * (2 * into + 3 * out + 2 * heads)
+        sizes = own.sizes
+        heads, _, key, value = sizes
+        weights = own.width * (sizes.channels + 2 * sizes.out + 2 * heads)
         whole, rest = divmod(shape.query, own.chunk)
         pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
         memory = 3 * 2 * shape.query * key * value
@@ -92,8 +130,8 @@ class GatedDeltaNet(ComputedMechanism):
             flops=projected + shape.batch * heads * (pairs + memory),
             allowed_flops=projected + shape.batch * heads * memory,
             parameters=weights
-            + (2 * into + out + own.width if own.bias else 0)
-            + own.taps * (2 * into + out)
+            + (sizes.channels + own.width if own.bias else 0)
+            + own.taps * sizes.channels
             + 2 * heads
             + value,
         )

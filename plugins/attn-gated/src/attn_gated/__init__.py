@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from attn_core import (
     Mechanism,
     MechanismConfig,
     Paper,
+    QkNorm,
     Shape,
     hookimpl,
 )
@@ -42,18 +44,33 @@ class Gated(DeclaredMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """`per` "element" gates every element of a head by itself (the paper's best), "head" a head as a whole."""
+        """`per` "element" gates every element of a head by itself (the paper's best), "head" a head as a whole.
+
+        With `norm_eps` the queries and keys of every head are normed first (Qwen3-Next).
+        """
 
         per: str = "element"
+        norm_eps: float | None = None
 
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.per not in PER:
                 raise InvalidValue.of("per", self.per, " or ".join(PER))
+            eps: object = self.norm_eps
+            if eps is not None and (
+                isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 < eps < math.inf
+            ):
+                raise InvalidValue.of("norm_eps", eps, "a number above 0, or none for no norms")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The softmax attention that is gated."""
-        return AttentionSpec(heads=config.head_layout, mask=Causal() if config.causal else Full(), rotary=config.rotary)
+        own = self.Config.of(config)
+        return AttentionSpec(
+            heads=own.head_layout,
+            mask=Causal() if own.causal else Full(),
+            norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
+            rotary=own.rotary,
+        )
 
     def inner(self, config: MechanismConfig) -> Gate:
         """The gate with random weights."""

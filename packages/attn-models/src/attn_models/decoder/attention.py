@@ -34,7 +34,8 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     """The attention of every layer, in order.
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
-    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for,
+    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for
+    (a layer whose options say `rotary` None turns nothing),
     that needs one key/value head per query head where fewer are asked for, or that cannot borrow from its lender.
     """
     registry = installed().mechanisms
@@ -76,8 +77,11 @@ def _layer_attention(
 
 def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, str]:
     needs = {Capability.CAUSAL: "cannot be causal, which a decoder needs"}
-    if config.positions == "rotary":
-        needs[Capability.ROTARY] = "takes no rotary positions (positions can also be learned, sinusoidal or none)"
+    if config.positions == "rotary" and choice.turns:
+        needs[Capability.ROTARY] = (
+            "takes no rotary positions (positions can also be learned, sinusoidal or none; "
+            "a layer whose options say rotary=null turns nothing)"
+        )
     shared = choice.options.get("key_value_heads", config.key_value_heads)
     if shared not in (None, config.heads):
         needs[Capability.GROUPED] = f"needs {config.heads} key/value heads, one for each query head, not {shared}"

@@ -26,7 +26,7 @@ OPTIONAL_COUNTS = (
     "expert_hidden",
     "expert_groups",
 )
-FLAGS = ("tied", "bias", "rotary_interleaved", "scaled_embedding")
+FLAGS = ("tied", "bias", "rotary_interleaved", "scaled_embedding", "shared_gate")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": ("pre", "post", "both"),
@@ -49,13 +49,23 @@ NUMBERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionChoice:
-    """A mechanism by name, and its own options."""
+    """A mechanism by name, and its own options.
+
+    Options also replace, in this layer, what the decoder says of heads; `rotary` None leaves out its rotary positions.
+    """
 
     mechanism: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_choice(self.mechanism, self.options)
+        if self.options.get("rotary") is not None:
+            raise InvalidValue.of("rotary", self.options["rotary"], "null, for a layer that turns nothing")
+
+    @property
+    def turns(self) -> bool:
+        """Whether the layer is given the decoder's rotary positions."""
+        return "rotary" not in self.options
 
     @classmethod
     def from_plain(cls, value: object) -> AttentionChoice:
@@ -88,7 +98,8 @@ class DecoderConfig:
     `experts_per_token` best (arXiv 2401.04088). `routing` says what weighs them: "mixtral" a softmax over the chosen,
     "switch" their part of a softmax over all. `balance` is the weight, in training, of the loss that spreads tokens
     over the experts (arXiv 2101.03961). DeepSeekMoE (arXiv 2401.06066) has small experts, of inner width
-    `expert_hidden`, and `shared_experts` that every token uses; its first `dense_layers` have one feed-forward of the
+    `expert_hidden`, and `shared_experts` that every token uses, with `shared_gate` as much as a sigmoid of the token
+    says (Qwen2-MoE, arXiv 2407.10671, section 2.2.2); its first `dense_layers` have one feed-forward of the
     width `hidden`. A token is held to the best `groups_per_token` of the `expert_groups`, and what its experts say is
     multiplied by `routed_scale`: routing "deepseek_v2" weighs as "switch", "deepseek_v3" by sigmoids made to sum to
     one, chosen with a bias for each expert that training moves by `balance_rate` (arXiv 2412.19437, section 2.1.2).
@@ -131,6 +142,7 @@ class DecoderConfig:
     balance: float = 0.0
     balance_rate: float = 0.0
     shared_experts: int | None = None
+    shared_gate: bool = False
     expert_hidden: int | None = None
     expert_groups: int | None = None
     groups_per_token: int | None = None

@@ -18,7 +18,7 @@ from attn_models.decoder.routers import ROUTERS
 
 class MixtureOfExperts(nn.Module):
     """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1), and
-    what the shared experts say to every token (arXiv 2401.06066, section 3.2).
+    what the shared experts say to every token (arXiv 2401.06066, section 3.2), times σ(w·x) where they are gated.
 
     Every token reaches all the experts it chose, whatever its neighbours chose: there is no capacity to overflow. The
     shared experts are one feed-forward of all their inner elements, which is their sum.
@@ -34,6 +34,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(build(one) for _ in range(experts.count))
         several = dataclasses.replace(config, hidden=experts.shared * experts.hidden) if experts.shared else None
         self.shared = None if several is None else build(several)
+        self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.gated else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]; an expert that nobody chose is not run."""
@@ -45,11 +46,13 @@ class MixtureOfExperts(nn.Module):
             fed = self.experts[index](rows[row]) * weights[row, place, None]
             mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
         if self.shared is not None:
-            mixed = mixed + self.shared(rows)
+            said = self.shared(rows)
+            mixed = mixed + (said if self.shared_gate is None else torch.sigmoid(self.shared_gate(rows)) * said)
         return mixed.view_as(hidden)
 
     def pack(self, pack: Pack) -> None:
-        """Pack the matrices of every expert for serving; the router stays exact, as near scores decide the path."""
+        """Pack the matrices of every expert for serving; the router stays exact, as near scores decide the path,
+        and so does the gate, which is small."""
         for expert in self._each():
             expert.pack(pack)
         if self.shared is not None:

@@ -24,6 +24,7 @@ NEEDS_EXPERTS = {
     "balance": 0.0,
     "balance_rate": 0.0,
     "shared_experts": None,
+    "shared_gate": False,
     "expert_hidden": None,
     "expert_groups": None,
     "groups_per_token": None,
@@ -36,15 +37,17 @@ NEEDS_EXPERTS = {
 class Experts:
     """How many feed-forwards a layer has, of which inner width, and how many of them a token uses.
 
-    `shared` counts those that every token uses beside its own. A token chooses among the experts of `groups_per_token`
-    of the `groups` alone. What the chosen say is multiplied by `scale`. `rate` is by how much a step of training moves
-    the bias of an expert that has too much or too little to do, `balance` the weight of the loss that spreads tokens.
+    `shared` counts those that every token uses beside its own, `gated` by a factor from 0 to 1 that it says itself.
+    A token chooses among the experts of `groups_per_token` of the `groups` alone. What the chosen say is multiplied by
+    `scale`. `rate` is by how much a step of training moves the bias of an expert that has too much or too little to do,
+    `balance` the weight of the loss that spreads tokens.
     """
 
     count: int
     per_token: int
     hidden: int
     shared: int = 0
+    gated: bool = False
     groups: int = 1
     groups_per_token: int = 1
     scale: float = 1.0
@@ -68,6 +71,8 @@ def experts_of(config: DecoderConfig) -> Experts | None:
     if config.experts_per_token is None or config.experts_per_token > config.experts:
         allowed = f"a whole number from 1 to the {config.experts} experts"
         raise InvalidValue.of("experts_per_token", config.experts_per_token, allowed)
+    if config.shared_gate and config.shared_experts is None:
+        raise InvalidValue.of("shared_gate", config.shared_gate, "false, where there are no shared_experts")
     _require_routing(config)
     groups, chosen = _groups(config, config.experts, config.experts_per_token)
     return Experts(
@@ -75,6 +80,7 @@ def experts_of(config: DecoderConfig) -> Experts | None:
         per_token=config.experts_per_token,
         hidden=config.expert_hidden or config.inner_width,
         shared=config.shared_experts or 0,
+        gated=config.shared_gate,
         groups=groups,
         groups_per_token=chosen,
         scale=config.routed_scale,

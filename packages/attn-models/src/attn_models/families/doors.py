@@ -13,6 +13,7 @@ from attn_models.families.mistral import MistralDoor
 from attn_models.families.mixtral import MixtralDoor
 from attn_models.families.own import OwnDoor
 from attn_models.families.qwen3 import Qwen3Door
+from attn_models.families.qwen3_next import Qwen3NextDoor
 
 DOORS: dict[str, Door] = {
     door.model_type: door
@@ -23,6 +24,7 @@ DOORS: dict[str, Door] = {
         MixtralDoor(),
         Gpt2Door(),
         Qwen3Door(),
+        Qwen3NextDoor(),
         Gemma2Door(),
         Gemma3Door(),
         DeepseekV2Door(),

@@ -28,6 +28,7 @@ def read_parameters(
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         whole = tensor.T if item.transposed else tensor
+        whole = whole.squeeze(1) if item.single else whole
         sizes = [wanted[part].shape[0] for part in item.parts]
         for part, piece in zip(item.parts, _split(whole, sizes, item.groups), strict=True):
             # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
@@ -45,6 +46,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], door: Layout) -> dict[str, 
         parts = [parameters[part].detach() for part in item.parts]
         whole = _joined(parts, item.groups)
         whole = whole - item.below if item.below else whole
+        whole = whole.unsqueeze(1) if item.single else whole
         tensors[item.name] = whole.T.contiguous() if item.transposed else whole
     return tensors
 
@@ -83,4 +85,5 @@ def _require_match(folder: CheckpointFolder, door: Layout, stored: list[Stored],
 def _shape(item: Stored, shapes: Shapes) -> tuple[int, ...]:
     parts = [shapes[part] for part in item.parts]
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
+    shape = (shape[0], 1, *shape[1:]) if item.single else shape
     return shape[::-1] if item.transposed else shape

@@ -119,3 +119,27 @@ def test_the_family_checks_the_mechanism_too():
     family = installed().models.get("decoder")
     with pytest.raises(UnknownName, match="unknown mechanism 'nothing'"):
         family.configure(NEEDED | {"mechanism": "nothing"})
+
+
+@pytest.mark.usefixtures("strangers")
+def test_layers_can_leave_out_the_rotary_positions_that_others_have():
+    turned = DecoderConfig.from_plain(
+        NEEDED
+        | {
+            "positions": "rotary",
+            "layers": 3,
+            "pattern": [
+                "mha",
+                {"mechanism": "mha", "options": {"rotary": None}},
+                {"mechanism": "running_mean", "options": {"rotary": None}},
+            ],
+        }
+    )
+    assert [attention.config.rotary for attention in layer_attentions(turned)] == [turned.rotary, None, None]
+    assert DecoderConfig.from_plain(turned.plain()) == turned
+
+
+@pytest.mark.parametrize("given", [{"base": 5.0}, 10000, False])
+def test_a_layer_cannot_be_told_to_turn_in_another_way(given):
+    with pytest.raises(InvalidValue, match="rotary"):
+        DecoderConfig.from_plain(NEEDED | {"pattern": [{"mechanism": "mha", "options": {"rotary": given}}]})

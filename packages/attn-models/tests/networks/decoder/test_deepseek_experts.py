@@ -184,3 +184,24 @@ def test_packed_experts_say_what_they_said(tiny):
 def test_experts_that_contradict_themselves_are_refused(change, named, tiny):
     with pytest.raises(InvalidValue, match=named):
         tiny(**SMALL | {"routing": "deepseek_v3"} | change)
+
+
+def test_a_gate_lets_the_shared_experts_through_as_the_sigmoid_of_the_token_says(tiny):
+    torch.manual_seed(0)
+    gated = Decoder(tiny(**SMALL | {"routing": "deepseek_v2", "shared_gate": True})).double().blocks[1].feed_forward
+    nn.init.normal_(gated.shared_gate.weight)
+    rows = torch.randn(7, 16, dtype=torch.float64)
+    with torch.no_grad():
+        whole = gated(rows)
+        factors = [sigmoid(sum(w * x for w, x in zip(gated.shared_gate.weight[0], row, strict=True))) for row in rows]
+        said = gated.shared(rows)
+        gated.shared = None
+        expected = gated(rows) + torch.tensor(factors, dtype=torch.float64)[:, None] * said
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
+
+
+def test_a_gate_without_shared_experts_is_refused(tiny):
+    with pytest.raises(InvalidValue, match="shared_gate"):
+        tiny(experts=4, experts_per_token=2, shared_gate=True)
+    with pytest.raises(InvalidValue, match="experts"):
+        tiny(shared_gate=True)
