@@ -29,11 +29,11 @@ def root(length: int) -> int:
 
 # fmt: off
 QUADRATIC = (
-    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "cross", "dependency", "differential",
-    "dot", "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log", "location",
-    "local_p", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "qk_norm", "relative_bias", "rope",
-    "sampled", "shaw", "sigmoid", "sink", "soft_cap", "softmax_one", "sparsemax", "stick_breaking", "t5_bias",
-    "visual_hard", "visual_soft",
+    "adaptive_entmax", "additive", "alibi", "alignment", "concat", "cosine", "cross", "dependency", "dependency_depth",
+    "differential", "dot", "entmax", "forgetting", "gat", "gated", "gemma", "general", "gqa", "hard", "kerple_log",
+    "local_p", "location", "low_rank", "lstmn", "luong", "mha", "mqa", "nope", "positions_added",
+    "positions_concatenated", "qk_l2_norm", "qk_norm", "relative_bias", "rope", "sampled", "shaw", "sigmoid", "sink",
+    "soft_cap", "softmax_one", "sparsemax", "stick_breaking", "t5_bias", "visual_hard", "visual_soft",
 )
 LINEAR = (
     "deltanet", "efficient", "gated_deltanet", "gla", "kda", "lightning", "linear", "mamba2", "ntm",

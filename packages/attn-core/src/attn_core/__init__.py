@@ -81,7 +81,7 @@ from attn_core.modifier import (
     SoftCap,
     T5Bias,
 )
-from attn_core.norm import QkNorm
+from attn_core.norm import QkL2Norm, QkNorm
 from attn_core.paged import PagedKernel, PagedOperands, paged_problem
 from attn_core.part import Part
 from attn_core.problem import Problem, attend_problem
@@ -109,6 +109,7 @@ from attn_core.store import (
     StoreSize,
     Usage,
 )
+from attn_core.waves import sinusoidal
 
 __all__ = [
     "WEIGHT_CHOICES",
@@ -203,6 +204,7 @@ __all__ = [
     "Prefix",
     "PrefixStore",
     "Problem",
+    "QkL2Norm",
     "QkNorm",
     "RaggedBatch",
     "Registry",
@@ -257,5 +259,6 @@ __all__ = [
     "paged_problem",
     "parse_options",
     "rotary_scaling",
+    "sinusoidal",
     "state_bytes",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
+from attn_core.heads import Heads
 from attn_core.inner import InnerAttention
 from attn_core.mechanism import Mechanism
 from attn_core.spec import AttentionSpec
@@ -35,6 +36,10 @@ class DeclaredMechanism(Mechanism):
         """What the inner module remembers of a token besides its key and value."""
         return {}
 
+    def projected(self, config: MechanismConfig) -> Heads:
+        """The heads as they are projected and remembered, where they meet in other sizes; else those of the spec."""
+        return self.spec(config).heads
+
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values: per source token where cross, else per token, no further back than the mask looks.
 
@@ -42,8 +47,7 @@ class DeclaredMechanism(Mechanism):
         """
         if config.borrows:
             return {}
-        spec = self.spec(config)
-        heads = spec.heads
+        spec, heads = self.spec(config), self.projected(config)
         fields = {
             "key": Field((heads.key_value, heads.key_size)),
             "value": Field((heads.key_value, heads.value_size)),
@@ -72,11 +76,10 @@ class DeclaredMechanism(Mechanism):
 
         Keys before the queries of a self-attention are remembered, so only new tokens are projected.
         """
-        spec = self.spec(config)
-        heads = spec.heads
+        spec, heads = self.spec(config), self.projected(config)
         into = heads.query * heads.key_size
         memory = 0 if config.borrows else heads.key_value * (heads.key_size + heads.value_size)
-        out = heads.query * heads.value_size
+        out = heads.query * spec.heads.value_size
         per_query = 2 * config.width * (into + out) + spec.query_flops()
         per_key = 2 * config.width * memory + spec.key_flops()
         projected = shape.key if spec.cross else shape.query
@@ -84,7 +87,7 @@ class DeclaredMechanism(Mechanism):
         biases = into + memory + config.width if config.bias else 0
         own = spec.parameters()
         if config.borrows and spec.norm is not None:
-            own -= spec.norm.key_parameters(heads)
+            own -= spec.norm.key_parameters(spec.heads)
         return Cost(
             flops=tokens,
             allowed_flops=tokens,

@@ -27,3 +27,22 @@ class QkNorm(Part):
     def key_parameters(self, heads: Heads) -> int:
         """Number of those weights that only keys meet."""
         return heads.key_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class QkL2Norm(QkNorm):
+    """g q / ‖q‖ and k / ‖k‖ in every head, for a score that is their plain product (Henry et al. 2020).
+
+    `query_gain` [1] is the paper's learned g, the same in all heads, at first log₂(length² - length), for the
+    `length` of the sequences that are trained on; `eps` is added to the square of a length.
+    """
+
+    eps: float = 1e-12
+    length: int = 1024
+    kind = "qk_l2_norm"
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"query_gain": (1,)}
+
+    def key_parameters(self, heads: Heads) -> int:
+        return 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from attn_core import Heads, Part
+from attn_core import Heads, Part, QkL2Norm
 from attn_core.score import Additive, Concat
 from torch import Tensor, nn
 
@@ -40,6 +40,8 @@ def draw(part: Part, heads: Heads) -> dict[str, Tensor]:
         return draw_additive(part, heads)
     if isinstance(part, Concat):
         return draw_concat(part, heads)
+    if isinstance(part, QkL2Norm):
+        return {"query_gain": torch.full((1,), math.log2(part.length**2 - part.length))}
     rule = RULES.get(part.kind, small)
     return {name: rule(shape, heads) for name, shape in part.weights(heads).items()}
 

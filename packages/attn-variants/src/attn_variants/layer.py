@@ -13,6 +13,7 @@ from attn_core import (
     AttentionSpec,
     Fields,
     Full,
+    Heads,
     InnerAttention,
     LayerState,
     Operands,
@@ -23,6 +24,7 @@ from attn_core.errors import InvalidValue, WrongState
 from torch import Tensor, nn
 
 from attn_variants.compute.norm import normed
+from attn_variants.compute.operands import in_heads
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.drawing import PartWeights, part_weights
@@ -38,7 +40,7 @@ class SpecLayer(nn.Module):
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
     parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
     module, computes what lies between projections and output. A layer that `borrows` attends to keys and values that
-    another one lends, and has no `key` and `value`.
+    another one lends, and has no `key` and `value`. `projected` heads are those before they meet, where they change.
     """
 
     def __init__(
@@ -49,17 +51,19 @@ class SpecLayer(nn.Module):
         bias: bool,
         inner: InnerAttention | None = None,
         borrows: bool = False,
+        projected: Heads | None = None,
     ) -> None:
         super().__init__()
         heads = spec.heads
+        own = projected or heads
         self.spec = spec
         self.borrows = borrows
-        self.query: nn.Module = nn.Linear(width, heads.query * heads.key_size, bias=bias)
+        self.query: nn.Module = nn.Linear(width, heads.query * own.key_size, bias=bias)
         self.key: nn.Module | None = None
         self.value: nn.Module | None = None
         if not borrows:
-            self.key = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
-            self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
+            self.key = nn.Linear(width, heads.key_value * own.key_size, bias=bias)
+            self.value = nn.Linear(width, heads.key_value * own.value_size, bias=bias)
         self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
         self.score = part_weights(spec.score, heads)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
@@ -202,7 +206,7 @@ class SpecLayer(nn.Module):
     def project_query(self, rows: Tensor) -> Tensor:
         """Queries [..., heads, key_size] of rows [..., width], normed where the spec says so, not yet rotated."""
         heads = self.spec.heads
-        query = self.query(rows).unflatten(-1, (heads.query, heads.key_size))
+        query = in_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
 
     def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -242,7 +246,7 @@ class SpecLayer(nn.Module):
     def _normed(self, rows: Tensor, gain: str) -> Tensor:
         if self.norm is None or self.spec.norm is None:
             return rows
-        return normed(rows, self.norm.named()[gain], self.spec.norm)
+        return normed(rows, self.norm.named().get(gain), self.spec.norm)
 
     def _turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
         if turn is None or self.spec.rotary is None:
@@ -263,17 +267,17 @@ class SpecLayer(nn.Module):
         heads = self.spec.heads
         if self.key is None or self.value is None:
             raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
-        key = self.key(rows).unflatten(-1, (heads.key_value, heads.key_size))
+        key = in_heads(self.key(rows), heads.key_value)
         key = self._normed(key, "key_gain")
-        return key, self.value(rows).unflatten(-1, (heads.key_value, heads.value_size))
+        return key, in_heads(self.value(rows), heads.key_value)
 
     def _in_heads(self, projected: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Projected rows as queries, keys and values [..., heads, size], normed where the spec says so."""
         heads = self.spec.heads
         query, key, value = projected
-        query = self._normed(query.view(*query.shape[:-1], heads.query, heads.key_size), "query_gain")
-        key = self._normed(key.view(*key.shape[:-1], heads.key_value, heads.key_size), "key_gain")
-        return query, key, value.view(*value.shape[:-1], heads.key_value, heads.value_size)
+        query = self._normed(in_heads(query, heads.query), "query_gain")
+        key = self._normed(in_heads(key, heads.key_value), "key_gain")
+        return query, key, in_heads(value, heads.key_value)
 
     def _operands(
         self, query: Tensor, source: Tensor | None, keep: Tensor | None, borrowed: Fields | None = None

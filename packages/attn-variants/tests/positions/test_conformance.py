@@ -26,6 +26,19 @@ class TestDependency(MechanismLaws):
     options = {"parse": (2, 2, 3, -1, 6, 6, 3, 3), "clip": 3}
 
 
+class TestDependencyDepth(MechanismLaws):
+    mechanism = "dependency_depth"
+    options = {"parse": (2, 2, 3, -1, 6, 6, 3, 3)}
+
+
+class TestAddedPositions(MechanismLaws):
+    mechanism = "positions_added"
+
+
+class TestConcatenatedPositions(MechanismLaws):
+    mechanism = "positions_concatenated"
+
+
 class TestSoftCap(MechanismLaws):
     mechanism = "soft_cap"
     options = {"cap": 2.0}
@@ -33,6 +46,11 @@ class TestSoftCap(MechanismLaws):
 
 class TestQkNorm(MechanismLaws):
     mechanism = "qk_norm"
+
+
+class TestQkL2Norm(MechanismLaws):
+    mechanism = "qk_l2_norm"
+    options = {"length": 20}
 
 
 class TestGemma(MechanismLaws):

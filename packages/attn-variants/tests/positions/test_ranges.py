@@ -1,8 +1,11 @@
 """What keeps scores in a range: norms of queries and keys, and caps."""
 
+import itertools
+import math
+
 import pytest
 import torch
-from attn_core.errors import Incompatible
+from attn_core.errors import Incompatible, InvalidValue
 
 
 def doubles(*shape):
@@ -66,6 +69,41 @@ def test_no_length_of_queries_and_keys_changes_normed_attention(build):
     )
     rows = doubles(1, 6, 16)
     assert torch.allclose(layer(rows), other(rows), rtol=0, atol=1e-4)
+
+
+def test_queries_and_keys_of_length_one_meet_as_cosines_times_one_number(build, agrees):
+    layer = build("qk_l2_norm", {"length": 9}, width=12, heads=2)
+    rows, upstream = doubles(6, 12), doubles(6, 12)
+    query, key, value = (linear(rows).view(6, 2, 6) for linear in (layer.query, layer.key, layer.value))
+    gain, out = layer.norm.query_gain, []
+    for i, h in itertools.product(range(6), range(2)):
+        angles = [torch.cosine_similarity(query[i, h], key[j, h], dim=0) for j in range(i + 1)]
+        out.append(torch.softmax(gain * torch.stack(angles), 0) @ value[: i + 1, h])
+    found, expected = layer(rows[None])[0], layer.output(torch.stack(out).view(6, 12))
+    oracle = agrees("qk_l2_norm", paper="torch's cosine of every pair times g, in loops")
+    oracle.outputs(found, expected, 1e-10)
+    weights = list(layer.parameters())
+    oracle.gradients(*(torch.autograd.grad(each, weights, upstream) for each in (found, expected)), 1e-10)
+
+
+@pytest.mark.parametrize("length", [2, 1024])
+def test_the_number_starts_at_the_logarithm_of_all_pairs_of_a_sequence(build, length):
+    gain = build("qk_l2_norm", {"length": length}, width=12, heads=2).norm.query_gain
+    assert gain.tolist() == pytest.approx([math.log2(length * (length - 1))], rel=1e-6)
+
+
+def test_no_query_and_no_key_gives_scores_of_zero_and_no_nan(build):
+    layer = build("qk_l2_norm", width=12, heads=2)
+    rows = torch.zeros(1, 4, 12, dtype=torch.float64, requires_grad=True)
+    out = layer(rows)
+    assert torch.autograd.grad(out.sum(), rows)[0].isfinite().all()
+    assert torch.allclose(layer.weights(rows)[0, 0, 3], torch.full((4,), 0.25, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("option", "value"), [("length", 1), ("length", 2.5), ("eps", 0.0)])
+def test_lengths_without_a_pair_and_no_epsilon_are_refused(build, option, value):
+    with pytest.raises(InvalidValue, match=rf"mechanism 'qk_l2_norm'.*{option}"):
+        build("qk_l2_norm", {option: value}, width=12, heads=2)
 
 
 def test_a_cap_far_above_the_scores_changes_nothing_and_a_low_one_flattens(build, agrees):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch
+from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ from attn_models.decoder.initial import initialise
 from attn_models.decoder.loans import Loans
 from attn_models.decoder.norms import build_norm
 from attn_models.decoder.prediction import PredictionModule, cross_entropy
-from attn_models.decoder.sinusoidal import sinusoidal
 
 
 class Decoder(nn.Module):
@@ -141,7 +140,7 @@ class Decoder(nn.Module):
             # The factor is rounded to the weights' type first, as Gemma's is.
             hidden = hidden * hidden.new_tensor(math.sqrt(self.config.width))
         if self.config.positions == "sinusoidal":
-            waves = sinusoidal(positions, self.config.width, hidden.dtype)
+            waves = sinusoidal(positions, self.config.width).to(hidden.dtype)
             hidden = hidden * math.sqrt(self.config.width) + waves
         if self.positions is not None:
             hidden = hidden + self.positions(positions)

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
-from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch
+from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
 from attn_models.decoder.initial import initialise
 from attn_models.decoder.norms import build_norm
-from attn_models.decoder.sinusoidal import sinusoidal
 from attn_models.encoder_decoder.attention import cross_attention, decoder_attention, encoder_attention
 from attn_models.encoder_decoder.sources import source_lengths
 from attn_models.encoder_decoder.transformer_blocks import DecoderBlock, EncoderBlock
@@ -121,7 +120,7 @@ class Transformer(nn.Module):
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         hidden = self.embedding(tokens) * math.sqrt(self.config.width)
-        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.width, hidden.dtype))
+        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.width).to(hidden.dtype))
         return dropped
 
     def _decoder(self) -> Sequence[DecoderBlock]:

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from attn_core import RaggedBatch
+from attn_core import RaggedBatch, sinusoidal
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.sinusoidal import sinusoidal
 
 GOLDEN = {
     1: [0.841471, 0.540302, 0.099833, 0.995004, 0.0099998, 0.99995, 0.001, 0.9999995],
@@ -14,7 +13,7 @@ GOLDEN = {
 
 
 def waves(positions, width):
-    return sinusoidal(torch.as_tensor(positions), width, torch.float64)
+    return sinusoidal(torch.as_tensor(positions), width)
 
 
 @pytest.mark.parametrize("position", GOLDEN)
@@ -37,7 +36,7 @@ def test_an_odd_width_drops_the_last_cosine():
 
 def test_positions_far_away_stay_right_in_float32():
     far = torch.tensor([10**6 + 1])
-    assert torch.allclose(sinusoidal(far, 8, torch.float32).double(), waves(far, 8), rtol=0, atol=1e-7)
+    assert torch.allclose(sinusoidal(far, 8).float().double(), waves(far, 8), rtol=0, atol=1e-7)
 
 
 def test_embeddings_are_multiplied_by_the_root_of_the_width_before_the_waves_are_added():

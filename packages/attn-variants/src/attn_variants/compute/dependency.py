@@ -15,7 +15,7 @@ def tree_distances(tree: DependencyTree, query: Tensor, key: Tensor) -> Tensor:
     Positive where the query is deeper than a key above or below it, or stands before one that is neither.
     """
     tokens = max(1, len(tree.heads))
-    depths, above = made(tree, query.device) if torch.compiler.is_compiling() else _kept(tree, query.device)
+    depths, above = _parts(tree, query.device)
     deep_query, deep_key = (depth_of(places, depths) for places in (query, key))
     parsed_query, parsed_key = (places.clamp(0, tokens - 1) for places in (query, key))
     # Behind the parse a token is above all later ones, and whatever is above the last parsed one is above it.
@@ -25,10 +25,19 @@ def tree_distances(tree: DependencyTree, query: Tensor, key: Tensor) -> Tensor:
     return torch.where(up | down, deep_query - deep_key, aside)
 
 
+def depths_of(tree: DependencyTree, device: torch.device) -> Tensor:
+    """The depths [tokens] of a parse, at least one."""
+    return _parts(tree, device)[0]
+
+
 def made(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
     """The depths [tokens] of a parse, and bool [token, token], True where the second is the first or above it."""
     depths, above = tree.depths or (0,), tree.ancestors or ((True,),)
     return torch.tensor(depths, device=device), torch.tensor(above, device=device)
+
+
+def _parts(tree: DependencyTree, device: torch.device) -> tuple[Tensor, Tensor]:
+    return made(tree, device) if torch.compiler.is_compiling() else _kept(tree, device)
 
 
 @lru_cache(maxsize=32)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from attn_core import Mechanism
 
 from attn_variants.mechanisms.positions.dependency import DependencyAttention
+from attn_variants.mechanisms.positions.dependency_depth import DependencyDepthAttention
 from attn_variants.mechanisms.positions.nope import NoPositions
+from attn_variants.mechanisms.positions.placed import AddedPositions, ConcatenatedPositions
+from attn_variants.mechanisms.positions.qk_l2_norm import QkL2NormAttention
 from attn_variants.mechanisms.positions.qk_norm import QkNormAttention
 from attn_variants.mechanisms.positions.relative_bias import RelativeBiasAttention
 from attn_variants.mechanisms.positions.shaw import ShawAttention
@@ -16,8 +19,12 @@ from attn_variants.mechanisms.positions.t5 import T5Attention
 def positions() -> list[Mechanism]:
     """One of each."""
     return [
+        AddedPositions(),
+        ConcatenatedPositions(),
         DependencyAttention(),
+        DependencyDepthAttention(),
         NoPositions(),
+        QkL2NormAttention(),
         QkNormAttention(),
         RelativeBiasAttention(),
         ShawAttention(),

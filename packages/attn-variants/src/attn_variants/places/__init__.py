@@ -1,0 +1,1 @@
+"""Positions as vectors that rows, queries, keys and values are given."""
