@@ -35,6 +35,14 @@ async def drained(stub: InferenceServiceStub, model: str = "tiny", seconds: floa
         await asyncio.sleep(0.02)
 
 
+async def begun(stub: InferenceServiceStub, model: str) -> None:
+    """Return once the model has computed something."""
+    while True:
+        if (await stub.GetLoad(inference_pb2.GetLoadRequest(model=model))).computed_tokens:
+            return
+        await asyncio.sleep(0.001)
+
+
 @asynccontextmanager
 async def refused(code: grpc.StatusCode, *words: str) -> AsyncIterator[None]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
+import uuid
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,15 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from asking_inference import ask, complete, refused
+from asking_inference import ask, begun, complete, drained, refused
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2 import EngineOptions, GetModelRequest, LoadModelRequest, UnloadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.encoder.sentences import BATCH, load_sentence_encoder
+from attn_serve.answers import EmbeddingsAnswer
 from attn_serve.encoder_host import EncoderHost
 from attn_serve.requests import EngineSettings, TextsWanted
 
@@ -28,6 +31,10 @@ TEXTS = ["abc", "d", "bad cab", "abc"]
 
 def texts(*given: str, model: str = NAME) -> wire.EmbedRequest:
     return wire.EmbedRequest(model=model, texts=given)
+
+
+def wanted(*given: str, seconds: float | None = None) -> TextsWanted:
+    return TextsWanted(id=uuid.uuid4().hex, texts=given, seconds=seconds)
 
 
 def rows(answer: wire.EmbedResponse) -> np.ndarray[Any, Any]:
@@ -115,28 +122,59 @@ async def test_an_unloaded_encoder_is_gone(encoder: InferenceServiceStub, models
 
 def test_vectors_of_sixteen_bit_weights_have_length_one_too(home: Path) -> None:
     host = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, dtype="bfloat16"))
-    answer = host.embed(TextsWanted(texts=tuple(TEXTS)))
+    answer = host.embed(wanted(*TEXTS)).result()
     found = torch.from_numpy(np.frombuffer(answer.vectors, "<f4").reshape(answer.shape).copy())
     torch.testing.assert_close(found.norm(dim=-1), torch.ones(len(TEXTS)), rtol=0, atol=1e-6)
 
 
+def started(host: EncoderHost, call: Future[EmbeddingsAnswer]) -> None:
+    """Return once something was computed, and not all."""
+    while host.load().computed_tokens == 0:
+        assert not call.done()
+        time.sleep(0.001)
+
+
 def test_a_deadline_that_has_passed_ends_the_work(host: EncoderHost) -> None:
     with pytest.raises(DeadlineExceeded):
-        host.embed(TextsWanted(texts=("a",) * 1000, seconds=0))
+        host.embed(wanted(*["a"] * 1000, seconds=0)).result()
     assert host.load().running == 0
-    assert host.embed(TextsWanted(texts=("a",), seconds=60)).shape == (1, 8)
+    assert host.embed(wanted("a", seconds=60)).result().shape == (1, 8)
 
 
 def test_a_short_call_does_not_wait_for_a_long_one_and_stopping_ends_both(host: EncoderHost) -> None:
-    with ThreadPoolExecutor(1) as others:
-        running = others.submit(host.embed, TextsWanted(texts=("abcd abcd",) * 20_000))
-        while host.load().computed_tokens == 0:
-            assert not running.done()
-            time.sleep(0.001)
-        assert host.embed(TextsWanted(texts=("a",))).shape == (1, 8)
-        assert not running.done()
-        host.stop(0)
-        with pytest.raises(Unavailable):
-            running.result(timeout=60)
+    running = host.embed(wanted(*["abcd abcd"] * 20_000))
+    started(host, running)
+    assert host.embed(wanted("a")).result().shape == (1, 8)
+    assert not running.done()
+    host.stop(0)
     with pytest.raises(Unavailable):
-        host.embed(TextsWanted(texts=("a",)))
+        running.result(timeout=60)
+    with pytest.raises(Unavailable):
+        host.embed(wanted("a"))
+
+
+def test_a_cancelled_call_computes_one_batch_more_at_most(host: EncoderHost) -> None:
+    long = wanted(*["abcd abcd"] * 20_000)
+    running = host.embed(long)
+    started(host, running)
+    host.cancel(long.id)
+    host.cancel("never begun")
+    computed, load = host.load().computed_tokens, host.load()
+    assert (load.running, load.waiting) == (0, 0)
+    with pytest.raises(CancelledError):
+        running.result()
+    assert host.embed(wanted("a")).result().shape == (1, 8)  # whatever was left would have had its turn
+    assert host.load().computed_tokens <= computed + BATCH * len("abcd abcd") + 1
+
+
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "deadline"])
+async def test_callers_who_go_away_are_computed_no_further(encoder: InferenceServiceStub, cancelled: bool) -> None:
+    calls = [encoder.Embed(texts(*["abcd abcd"] * 1024), timeout=None if cancelled else 0.05) for _ in range(100)]
+    await begun(encoder, NAME)
+    for call in calls if cancelled else []:
+        call.cancel()
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    assert any(isinstance(end, BaseException) for end in ends)
+    found = await drained(encoder, NAME)
+    assert (found.running, found.waiting) == (0, 0)
+    assert found.computed_tokens < 100 * 1024 * len("abcd abcd") / 2

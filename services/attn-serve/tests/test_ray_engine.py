@@ -14,7 +14,7 @@ import pytest_asyncio
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
 from attn_serve.engines import EngineClient, InProcessEngine, RayEngine
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
+from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, Scored, TextsWanted
 
 ONE_THREAD = EngineSettings(threads=1)
 
@@ -47,7 +47,8 @@ class TestRayEngine:
         prompt = PromptInput(text="To be or not")
         assert await text_of(near, generation()) == await text_of(far, generation())
         assert await near.tokenize(prompt) == await far.tokenize(prompt)
-        assert await near.score([prompt], 2) == await far.score([prompt], 2)
+        scored = [Scored(id=uuid.uuid4().hex, prompt=prompt, alternatives=2)]
+        assert await near.score(scored) == await far.score(scored)
         assert await near.attention_maps(MapsWanted(prompt=prompt)) == await far.attention_maps(
             MapsWanted(prompt=prompt)
         )
@@ -58,13 +59,38 @@ class TestRayEngine:
         folder = home / "models" / "tiny-bert"
         near, far = InProcessEngine(folder, ONE_THREAD), RayEngine("tiny-bert", folder, ONE_THREAD)
         assert await near.start() == await far.start()
-        wanted = TextsWanted(texts=("abc", "d"), seconds=60)
+        wanted = TextsWanted(id="two", texts=("abc", "d"), seconds=60)
         assert await near.embed(wanted) == await far.embed(wanted)
         assert await near.tokenize(PromptInput(text="abc")) == await far.tokenize(PromptInput(text="abc"))
         with pytest.raises(InvalidValue, match=r"texts\[1\]"):
-            await far.embed(TextsWanted(texts=("a", "a" * 13)))
+            await far.embed(TextsWanted(id="long", texts=("a", "a" * 13)))
         await near.stop(0)
         await far.stop(0)
+
+    async def test_leaving_ends_scores_and_embeddings_in_the_actor(self, cluster: Cluster, home: Path) -> None:
+        """Whoever is cancelled while the actor computes for it leaves nothing running there."""
+        writer = RayEngine("tiny", home / "models" / "tiny", ONE_THREAD)
+        encoder = RayEngine("tiny-bert", home / "models" / "tiny-bert", ONE_THREAD)
+        await writer.start()
+        await encoder.start()
+        prompt = PromptInput(text="x" * 200)
+        scored = [Scored(id=uuid.uuid4().hex, prompt=prompt, tenant="ann") for _ in range(200)]
+        embedded = TextsWanted(id="many", texts=("abcd abcd",) * 50_000)
+        for engine, work in ((writer, writer.score(scored)), (encoder, encoder.embed(embedded))):
+            task = asyncio.create_task(work)
+            while (await engine.load()).computed_tokens == 0:
+                assert not task.done()
+                await asyncio.sleep(0.005)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while True:
+                load = await engine.load()
+                if load.running + load.waiting == 0:
+                    break
+                await asyncio.sleep(0.005)
+            assert load.computed_tokens < 9 * 50_000 / 2
+            await engine.stop(0)
 
     async def test_a_users_error_crosses_the_actor_as_itself(self, cluster: Cluster, home: Path) -> None:
         engine = RayEngine("tiny", home / "models" / "tiny", ONE_THREAD)

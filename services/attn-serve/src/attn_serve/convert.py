@@ -11,7 +11,7 @@ from attn_engine import Beams, Grammar
 from attn_gateway import Call
 
 from attn_serve.answers import Chunk, EmbeddingsAnswer, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
-from attn_serve.requests import EngineSettings, Generation, PromptInput, SourceInput
+from attn_serve.requests import EngineSettings, Generation, PromptInput, Scored, SourceInput, TextsWanted
 
 FINISH = {
     Finish.END: inference_pb2.FINISH_REASON_END_OF_SEQUENCE,
@@ -109,6 +109,25 @@ def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generat
         seconds=call.remaining(),
         tenant=call.tenant,
     )
+
+
+def scored_of(request: inference_pb2.ScoreRequest, call: Call) -> list[Scored]:
+    """The prompts that a call wants scored, each under an id of its own."""
+    return [
+        Scored(
+            id=uuid.uuid4().hex,
+            prompt=prompt_of(prompt, f"prompts[{place}]"),
+            alternatives=request.top_logprobs,
+            seconds=call.remaining(),
+            tenant=call.tenant,
+        )
+        for place, prompt in enumerate(request.prompts)
+    ]
+
+
+def texts_of(request: inference_pb2.EmbedRequest, call: Call) -> TextsWanted:
+    """The texts that a call wants embedded, under an id of its own."""
+    return TextsWanted(id=uuid.uuid4().hex, texts=tuple(request.texts), seconds=call.remaining())
 
 
 def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:

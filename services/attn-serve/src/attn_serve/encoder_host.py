@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
-from attn_core.errors import DeadlineExceeded, Incompatible, InvalidValue, Unavailable
+from attn_core.errors import Incompatible, InvalidValue, Unavailable
 from attn_models.encoder.sentences import load_sentence_encoder
 
-from attn_serve.answers import EmbeddingsAnswer, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer, TokenizedAnswer
+from attn_serve.answers import EmbeddingsAnswer, LoadAnswer, MapAnswer, ModelInfo, TokenizedAnswer
+from attn_serve.embedding import Embedding
 from attn_serve.kernels import use_kernel
 from attn_serve.reader import Reader
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
+from attn_serve.requests import Asked, EngineSettings, MapsWanted, PromptInput, TextsWanted
 
 REFUSAL = "the model is an encoder: it turns texts into vectors and does nothing else"
 GONE = "the model is being unloaded"
 POSSIBLE = {"device": ("cpu",), "weights": ("auto", "unpacked"), "draft": (None,)}
-
-Batches: TypeAlias = Iterator[tuple[list[int], torch.Tensor]]
-"""Places of texts and their vectors, some at a time."""
 
 
 class EncoderHost:
@@ -47,7 +41,7 @@ class EncoderHost:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
         self._idle = threading.Condition()
         self._stopping = False
-        self._calls = 0
+        self._calls: dict[str, Embedding] = {}
         self._tokens = 0
 
     @property
@@ -68,37 +62,33 @@ class EncoderHost:
             chat=False,
         )
 
-    def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
-        """A vector of length 1 for each text.
+    def embed(self, wanted: TextsWanted) -> Future[EmbeddingsAnswer]:
+        """A vector of length 1 for each text, in a future that may be cancelled; raises `Unavailable` after `stop`.
 
-        Raises `InvalidValue` for a text that does not fit, `DeadlineExceeded` within a batch of the time.
+        The future raises `InvalidValue` for a text that does not fit, `DeadlineExceeded` at the first turn after it.
         """
-        end = None if wanted.seconds is None else time.monotonic() + wanted.seconds
-        with self._call():
-            ids = self._encoder.read(wanted.texts)
-            batches = self._encoder.batches(ids)
-            vectors = torch.empty(len(ids), self._encoder.model.config.width)
-            while (batch := self._turn(batches, end)) is not None:
-                places, found = batch
-                vectors[places] = found.float()
-                self._tokens += sum(len(ids[place]) for place in places)
-        shape = (len(ids), vectors.shape[1])
-        return EmbeddingsAnswer(shape, vectors.numpy().astype("<f4").tobytes(), sum(map(len, ids)))
+        call = Embedding(self._encoder, wanted)
+        with self._idle:
+            if self._stopping:
+                raise Unavailable(GONE)
+            self._calls[wanted.id] = call
+        call.answer.add_done_callback(lambda _: self._leave(wanted.id))
+        self._queue(call)
+        return call.answer
 
     def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a text, and the text they spell."""
         return self._reader.tokenize(prompt)
 
-    def submit(self, generation: Generation) -> None:
-        """Raises `Incompatible`: an encoder writes nothing."""
-        raise Incompatible(REFUSAL, request=generation.id)
+    def submit(self, asked: Asked) -> None:
+        """Raises `Incompatible`: an encoder writes nothing and has no log probabilities."""
+        raise Incompatible(REFUSAL, request=asked.id)
 
     def cancel(self, request: str) -> None:
-        """Nothing is to cancel, as nothing was begun."""
-
-    def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
-        """Raises `Incompatible`: an encoder has no log probabilities."""
-        raise Incompatible(REFUSAL, prompts=len(prompts), alternatives=alternatives)
+        """End an embedding; the batch that is being computed is its last."""
+        call = self._calls.get(request)
+        if call is not None:
+            call.answer.cancel()
 
     def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Raises `Incompatible`: maps are drawn of models that write."""
@@ -106,10 +96,11 @@ class EncoderHost:
 
     def load(self) -> LoadAnswer:
         """How busy the encoder is; it holds no states."""
-        running = min(self._calls, 1)
+        calls = len(self._calls)
+        running = min(calls, 1)
         return LoadAnswer(
             running=running,
-            waiting=self._calls - running,
+            waiting=calls - running,
             state_tokens_used=0,
             state_tokens_total=0,
             preemptions=0,
@@ -126,33 +117,25 @@ class EncoderHost:
         """Refuse new work, let running calls finish for up to `grace` seconds, then end the thread."""
         with self._idle:
             self._stopping = True
-            self._idle.wait_for(lambda: self._calls == 0, timeout=grace)
+            self._idle.wait_for(lambda: not self._calls, timeout=grace)
+            left = list(self._calls.values())
         self._worker.shutdown(wait=False, cancel_futures=True)
+        for call in left:
+            call.fail(Unavailable(GONE))
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _queue(self, call: Embedding) -> None:
+        """Give it a turn once every other call has had one."""
+        try:
+            self._worker.submit(self._turn, call)
+        except RuntimeError:  # the thread has ended
+            call.fail(Unavailable(GONE))
+
+    def _turn(self, call: Embedding) -> None:
+        self._tokens += call.step()
+        if not call.answer.done():
+            self._queue(call)
+
+    def _leave(self, request: str) -> None:
         with self._idle:
-            if self._stopping:
-                raise Unavailable(GONE)
-            self._calls += 1
-        try:
-            yield
-        finally:
-            with self._idle:
-                self._calls -= 1
-                self._idle.notify_all()
-
-    def _turn(self, batches: Batches, end: float | None) -> tuple[list[int], torch.Tensor] | None:
-        """The next batch, once every other call has had its turn; None after the last."""
-        left = None if end is None else max(0.0, end - time.monotonic())
-        try:
-            turn = self._worker.submit(next, batches, None)
-        except RuntimeError as error:  # the thread has ended
-            raise Unavailable(GONE) from error
-        try:
-            return turn.result(left)
-        except TimeoutError:
-            turn.cancel()
-            raise DeadlineExceeded("the deadline passed before all texts were embedded") from None
-        except CancelledError as error:
-            raise Unavailable(GONE) from error
+            del self._calls[request]
+            self._idle.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -19,7 +20,6 @@ from attn_serve.answers import (
     LoadAnswer,
     MapAnswer,
     ModelInfo,
-    SequenceAnswer,
     TokenizedAnswer,
 )
 from attn_serve.drafts import draft_of
@@ -28,8 +28,7 @@ from attn_serve.maps import compute_maps
 from attn_serve.memory import store_size
 from attn_serve.news import chunk_of
 from attn_serve.reader import Reader
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
-from attn_serve.scores import score_all
+from attn_serve.requests import Asked, EngineSettings, MapsWanted, PromptInput, Scored, TextsWanted
 
 DRAFT_GUESSES = 4
 """Tokens that a draft guesses ahead where nobody says."""
@@ -81,36 +80,26 @@ class EngineHost:
             chat=self._reader.chat,
         )
 
-    def submit(self, generation: Generation) -> None:
-        """Begin a completion before the next engine step; raises the `UserError` that refuses it."""
-        ids = self._reader.read(generation.prompt)
-        given = dict(generation.sampling)
-        given.setdefault("max_new_tokens", self._room(len(ids)))
-        deadline = None if generation.seconds is None else time.monotonic() + generation.seconds
-        source = self._reader.source(generation.prompt)
-        task = Sampling(**given)
+    def submit(self, asked: Asked) -> None:
+        """Begin before the next engine step; raises the `UserError` that refuses it."""
+        ids = self._reader.read(asked.prompt)
         self._loop.submit(
             Request(
-                id=generation.id,
+                id=asked.id,
                 token_ids=ids,
-                source_ids=source,
-                task=task,
-                deadline=deadline,
-                scope=generation.tenant,
-                tenant=generation.tenant,
+                source_ids=self._reader.source(asked.prompt),
+                task=self._task(asked, len(ids)),
+                deadline=None if asked.seconds is None else time.monotonic() + asked.seconds,
+                scope=asked.tenant,
+                tenant=asked.tenant,
             )
         )
 
     def cancel(self, request: str) -> None:
-        """End a completion before the next engine step."""
+        """End what was begun before the next engine step."""
         self._loop.cancel(request)
 
-    def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
-        """Log probabilities of given sequences."""
-        sequences = [(self._reader.read(prompt), self._reader.source(prompt)) for prompt in prompts]
-        return score_all(self._loop, sequences, Scoring(alternatives=alternatives), self._reader.spelling)
-
-    def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
+    def embed(self, wanted: TextsWanted) -> Future[EmbeddingsAnswer]:
         """Raises `Incompatible`: a model that writes makes no vectors of texts."""
         raise Incompatible(NO_ENCODER, texts=len(wanted.texts))
 
@@ -144,6 +133,11 @@ class EngineHost:
         """Refuse new work, let running work finish for up to `grace` seconds, then end the thread."""
         self._loop.drain(grace)
         self._loop.stop()
+
+    def _task(self, asked: Asked, prompt: int) -> Sampling | Scoring:
+        if isinstance(asked, Scored):
+            return Scoring(alternatives=asked.alternatives)
+        return Sampling(**{"max_new_tokens": self._room(prompt), **asked.sampling})
 
     def _room(self, prompt: int) -> int:
         """New tokens where the caller does not say: the engine's default, or what the context still holds."""

@@ -44,9 +44,9 @@ def _usage(usage: RequestUsage) -> UsageAnswer:
 
 def _error(finish: Finish) -> AttnError | None:
     if finish.reason is FinishReason.DEADLINE:
-        return DeadlineExceeded("the deadline passed before the completion was whole")
+        return DeadlineExceeded("the deadline passed before the answer was whole")
     if finish.reason is FinishReason.CANCELLED:
-        return Unavailable("the completion was cancelled")
+        return Unavailable("the request was cancelled")
     if finish.reason is FinishReason.FAILED:
         return finish.error or InternalError("the engine failed")
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +42,21 @@ class Generation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A prompt whose tokens are to be scored, with this many alternatives each; the rest is as in `Generation`."""
+
+    id: str
+    prompt: PromptInput
+    alternatives: int = 0
+    seconds: float | None = None
+    tenant: str = ""
+
+
+Asked: TypeAlias = Generation | Scored
+"""What the engine is asked to do, whose news come as a stream of chunks."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class MapsWanted:
     """Attention maps to compute: of these layers and query heads, all where empty."""
 
@@ -52,8 +67,12 @@ class MapsWanted:
 
 @dataclass(frozen=True, kw_only=True)
 class TextsWanted:
-    """Texts to turn into vectors; `seconds` is what is left until the caller's deadline, None without one."""
+    """Texts to turn into vectors; `seconds` is what is left until the caller's deadline, None without one.
 
+    Whoever wants them no more cancels under the `id`.
+    """
+
+    id: str
     texts: tuple[str, ...]
     seconds: float | None = None
 

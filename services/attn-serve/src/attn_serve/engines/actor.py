@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from attn_core.errors import Unavailable
 
-from attn_serve.answers import Chunk, EmbeddingsAnswer, LoadAnswer, MapAnswer, ModelInfo, SequenceAnswer
+from attn_serve.answers import Chunk, EmbeddingsAnswer, LoadAnswer, MapAnswer, ModelInfo
 from attn_serve.hosting import Host, open_host
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
+from attn_serve.requests import Asked, EngineSettings, MapsWanted, TextsWanted
 
 
 class EngineActor:
@@ -48,22 +48,18 @@ class EngineActor:
         """The process that holds the model, for those who watch or kill processes."""
         return os.getpid()
 
-    async def submit(self, generation: Generation) -> None:
-        """Begin a completion."""
-        self._running().submit(generation)
+    async def submit(self, asked: Asked) -> None:
+        """Begin what is asked."""
+        self._running().submit(asked)
 
     async def cancel(self, request: str) -> None:
-        """End a completion within one engine step."""
+        """End what was begun within one engine step."""
         if self._host is not None:
             self._host.cancel(request)
 
-    async def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
-        """Log probabilities of given sequences."""
-        return await asyncio.to_thread(self._running().score, prompts, alternatives)
-
     async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
         """A vector of length 1 for each text."""
-        return await asyncio.to_thread(self._running().embed, wanted)
+        return await asyncio.wrap_future(self._running().embed(wanted))
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""

@@ -14,7 +14,7 @@ from attn_serve.answers import (
     SequenceAnswer,
     TokenizedAnswer,
 )
-from attn_serve.requests import Generation, MapsWanted, PromptInput, TextsWanted
+from attn_serve.requests import Generation, MapsWanted, PromptInput, Scored, TextsWanted
 
 
 class EngineClient(Protocol):
@@ -28,8 +28,8 @@ class EngineClient(Protocol):
         """The chunks of a completion; closing the iterator cancels it within one engine step."""
         ...
 
-    async def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
-        """Log probabilities of given sequences, with this many alternatives a token."""
+    async def score(self, wanted: Sequence[Scored]) -> list[SequenceAnswer]:
+        """Log probabilities of given sequences; being cancelled ends them within one engine step."""
         ...
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
@@ -37,7 +37,7 @@ class EngineClient(Protocol):
         ...
 
     async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
-        """A vector of length 1 for each text."""
+        """A vector of length 1 for each text; being cancelled ends it within one batch."""
         ...
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:

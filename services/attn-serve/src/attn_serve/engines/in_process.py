@@ -17,9 +17,10 @@ from attn_serve.answers import (
     SequenceAnswer,
     TokenizedAnswer,
 )
+from attn_serve.engines.scores import score_all
 from attn_serve.engines.streams import Streams
 from attn_serve.hosting import Host, open_host
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
+from attn_serve.requests import Asked, EngineSettings, Generation, MapsWanted, PromptInput, Scored, TextsWanted
 
 
 class InProcessEngine:
@@ -43,19 +44,11 @@ class InProcessEngine:
 
     def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """The chunks of a completion."""
-        host = self._running()
+        return self._follow(generation)
 
-        async def submit(generation: Generation) -> None:
-            host.submit(generation)
-
-        async def cancel(request: str) -> None:
-            host.cancel(request)
-
-        return self._streams.follow(generation, submit, cancel)
-
-    async def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
+    async def score(self, wanted: Sequence[Scored]) -> list[SequenceAnswer]:
         """Log probabilities of given sequences."""
-        return await asyncio.to_thread(self._running().score, prompts, alternatives)
+        return await score_all(self._follow, wanted)
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a prompt."""
@@ -63,7 +56,7 @@ class InProcessEngine:
 
     async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
         """A vector of length 1 for each text."""
-        return await asyncio.to_thread(self._running().embed, wanted)
+        return await asyncio.wrap_future(self._running().embed(wanted))
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""
@@ -78,6 +71,17 @@ class InProcessEngine:
         if self._host is not None:
             host, self._host = self._host, None
             await asyncio.to_thread(host.stop, grace)
+
+    def _follow(self, asked: Asked) -> AsyncIterator[Chunk]:
+        host = self._running()
+
+        async def submit(asked: Asked) -> None:
+            host.submit(asked)
+
+        async def cancel(request: str) -> None:
+            host.cancel(request)
+
+        return self._streams.follow(asked, submit, cancel)
 
     def _running(self) -> Host:
         if self._host is None:

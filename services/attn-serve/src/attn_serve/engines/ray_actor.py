@@ -21,9 +21,10 @@ from attn_serve.answers import (
     SequenceAnswer,
     TokenizedAnswer,
 )
+from attn_serve.engines.scores import score_all
 from attn_serve.engines.streams import Streams
 from attn_serve.reader import Reader
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, TextsWanted
+from attn_serve.requests import Asked, EngineSettings, Generation, MapsWanted, PromptInput, Scored, TextsWanted
 
 CALLS_AT_ONCE = 1000
 RESTART_POLL_SECONDS = 0.2
@@ -67,11 +68,11 @@ class RayEngine:
 
     def generate(self, generation: Generation) -> AsyncIterator[Chunk]:
         """The chunks of a completion."""
-        return self._streams.follow(generation, self._submit, self._cancel)
+        return self._follow(generation)
 
-    async def score(self, prompts: Sequence[PromptInput], alternatives: int) -> list[SequenceAnswer]:
+    async def score(self, wanted: Sequence[Scored]) -> list[SequenceAnswer]:
         """Log probabilities of given sequences."""
-        return cast(list[SequenceAnswer], await self._call("score", prompts, alternatives))
+        return await score_all(self._follow, wanted)
 
     async def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a prompt, found in this process: asking the actor would take longer than finding them."""
@@ -81,7 +82,11 @@ class RayEngine:
 
     async def embed(self, wanted: TextsWanted) -> EmbeddingsAnswer:
         """A vector of length 1 for each text."""
-        return cast(EmbeddingsAnswer, await self._call("embed", wanted))
+        try:
+            return cast(EmbeddingsAnswer, await self._call("embed", wanted))
+        except asyncio.CancelledError:
+            await asyncio.shield(self._cancel(wanted.id))
+            raise
 
     async def attention_maps(self, wanted: MapsWanted) -> list[MapAnswer]:
         """Attention weights."""
@@ -113,8 +118,11 @@ class RayEngine:
             ray.kill(actor)
             self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
 
-    async def _submit(self, generation: Generation) -> None:
-        await self._call("submit", generation)
+    def _follow(self, asked: Asked) -> AsyncIterator[Chunk]:
+        return self._streams.follow(asked, self._submit, self._cancel)
+
+    async def _submit(self, asked: Asked) -> None:
+        await self._call("submit", asked)
 
     async def _cancel(self, request: str) -> None:
         with contextlib.suppress(Unavailable):  # a dead engine holds nothing

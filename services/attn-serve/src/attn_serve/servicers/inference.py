@@ -13,7 +13,7 @@ from attn_gateway import Context, call_of
 from attn_serve import convert
 from attn_serve.answers import UsageAnswer
 from attn_serve.fleet import Fleet
-from attn_serve.requests import MapsWanted, TextsWanted
+from attn_serve.requests import MapsWanted
 
 MOST_ALTERNATIVES = 20
 MOST_TEXTS = 1024
@@ -35,15 +35,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             async for chunk in chunks:
                 yield convert.chunk_message(chunk)
 
-    async def Score(self, request: wire.ScoreRequest, context: Context) -> wire.ScoreResponse:  # noqa: N802, ARG002
-        """Score given sequences."""
+    async def Score(self, request: wire.ScoreRequest, context: Context) -> wire.ScoreResponse:  # noqa: N802
+        """Score given sequences; a caller who goes away cancels."""
         engine = self._fleet.engine(request.model)
         if not request.prompts:
             raise InvalidValue.of("prompts", [], "at least one prompt")
         if not 0 <= request.top_logprobs <= MOST_ALTERNATIVES:
             raise InvalidValue.of("top_logprobs", request.top_logprobs, f"0 to {MOST_ALTERNATIVES}")
-        prompts = [convert.prompt_of(prompt, f"prompts[{place}]") for place, prompt in enumerate(request.prompts)]
-        scores = await engine.score(prompts, request.top_logprobs)
+        scores = await engine.score(convert.scored_of(request, call_of(context)))
         read = sum(len(score.tokens) for score in scores)
         usage = UsageAnswer(prompt=read, cached=0, completion=0)
         return wire.ScoreResponse(
@@ -51,12 +50,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
 
     async def Embed(self, request: wire.EmbedRequest, context: Context) -> wire.EmbedResponse:  # noqa: N802
-        """Turn texts into vectors."""
+        """Turn texts into vectors; a caller who goes away cancels."""
         engine = self._fleet.engine(request.model)
         if not 1 <= len(request.texts) <= MOST_TEXTS:
             raise InvalidValue.of("texts", f"{len(request.texts)} texts", f"1 to {MOST_TEXTS} texts")
-        wanted = TextsWanted(texts=tuple(request.texts), seconds=call_of(context).remaining())
-        return convert.embeddings_message(await engine.embed(wanted))
+        return convert.embeddings_message(await engine.embed(convert.texts_of(request, call_of(context))))
 
     async def Tokenize(self, request: wire.TokenizeRequest, context: Context) -> wire.TokenizeResponse:  # noqa: N802, ARG002
         """Say what tokens a prompt becomes."""
