@@ -53,7 +53,7 @@ class Embedding:
             raise DeadlineExceeded("the deadline passed before all texts were embedded")
         if self._batches is None:
             self._ids = self._encoder.read(self._texts)
-            self._vectors = torch.empty(len(self._ids), self._encoder.model.config.width)
+            self._vectors = torch.empty(len(self._ids), self._encoder.size)
             self._batches = self._encoder.batches(self._ids)
         batch = next(self._batches, None)
         if batch is None:

@@ -50,7 +50,7 @@ class EncoderHost:
         config, parameters = self._encoder.model.config, list(self._encoder.model.parameters())
         return ModelInfo(
             architecture="encoder",
-            mechanisms=(config.mechanism,),
+            mechanisms=config.mechanisms,
             parameters=sum(parameter.numel() for parameter in parameters),
             context=config.context,
             vocabulary=config.vocabulary,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from attn_models.encoder.sentences import is_sentence_encoder
+from attn_models.encoder.folders import is_encoder
 
 from attn_serve.encoder_host import EncoderHost
 from attn_serve.host import Deliver, EngineHost
@@ -17,6 +17,6 @@ Host: TypeAlias = EngineHost | EncoderHost
 
 def open_host(folder: Path, settings: EngineSettings, deliver: Deliver) -> Host:
     """Load the model in `folder`, an encoder or one that writes; raises what loading raises."""
-    if is_sentence_encoder(folder):
+    if is_encoder(folder):
         return EncoderHost(folder, settings)
     return EngineHost(folder, settings, deliver)

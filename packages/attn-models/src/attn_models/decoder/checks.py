@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UnknownName
 
 
 def require_count(name: str, value: object) -> None:
@@ -41,6 +42,23 @@ def require_choice(mechanism: object, options: object) -> None:
         raise InvalidValue.of("mechanism", mechanism, "a mechanism's name")
     if not isinstance(options, Mapping):
         raise InvalidValue.of("options", options, "options by name")
+
+
+def plain_fields(kind: type[Any], values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """The plain values of the fields of a dataclass `kind`, whole floats as ints.
+
+    Raises `UnknownName` for a field that does not exist, `InvalidValue` for one that is missing; `what` is a noun with
+    its article.
+    """
+    known = {item.name: item for item in dataclasses.fields(kind)}
+    for name in values:
+        if name not in known:
+            raise UnknownName.of(f"field of {what}", name, known)
+    for name, item in known.items():
+        needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if needed and name not in values:
+            raise InvalidValue(f"{name}: {what} needs it; none was given", field=name)
+    return {name: whole(value) for name, value in values.items()}
 
 
 def whole(value: Any) -> Any:

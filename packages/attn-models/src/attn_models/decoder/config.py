@@ -9,10 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attn_core import Rotary, rotary_scaling
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import InvalidValue
 from attn_core.lending import Lenders, checked_lenders, lender_of
 
-from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, require_word, whole
+from attn_models.decoder.checks import (
+    plain_fields,
+    require_between,
+    require_choice,
+    require_count,
+    require_flag,
+    require_word,
+    whole,
+)
 from attn_models.decoder.mixture import ROUTINGS, Experts, experts_of
 
 COUNTS = ("vocabulary", "context", "width", "layers", "heads")
@@ -226,15 +234,7 @@ class DecoderConfig:
 
         Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
         """
-        known = {item.name: item for item in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                raise UnknownName.of("field of a decoder", name, known)
-        for name, item in known.items():
-            needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-            if needed and name not in values:
-                raise InvalidValue(f"{name}: a decoder needs it; none was given", field=name)
-        plain = {name: whole(value) for name, value in values.items()}
+        plain = plain_fields(cls, values, "a decoder")
         if isinstance(plain.get("lenders"), list):
             plain["lenders"] = [whole(lender) for lender in plain["lenders"]]
         return cls(

@@ -6,10 +6,25 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from attn_models.decoder.attention import LayerAttention
 from attn_models.decoder.feedforward import build_feed_forward
 from attn_models.decoder.norms import build_norm
 from attn_models.encoder.shape import EncoderShape
 from attn_models.encoder_decoder.attention import encoder_attention
+
+
+def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
+    """The attention of one layer; raises as `encoder_attention`."""
+    choice = config.choice(layer)
+    return encoder_attention(
+        choice.mechanism,
+        choice.options,
+        width=config.width,
+        heads=config.heads,
+        bias=True,
+        context=config.places,
+        layer=layer,
+    )
 
 
 class EncoderBlock(nn.Module):
@@ -17,15 +32,7 @@ class EncoderBlock(nn.Module):
 
     def __init__(self, config: EncoderShape, layer: int) -> None:
         super().__init__()
-        chosen = encoder_attention(
-            config.mechanism,
-            config.options,
-            width=config.width,
-            heads=config.heads,
-            bias=True,
-            context=config.places,
-            layer=layer,
-        )
+        chosen = attention_of(config, layer)
         # Any: what a mechanism builds is a module with the methods of AttentionLayer.
         self.attention: Any = chosen.mechanism.build(chosen.config)
         self.attention_norm = build_norm(config.block)

@@ -10,6 +10,7 @@ from attn_models.decoder.initial import initialise
 from attn_models.decoder.norms import build_norm
 from attn_models.encoder.block import PostNormBlock
 from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.positions import POSITIONS, EveryPosition, RealPosition
 
 
 class Encoder(nn.Module):
@@ -19,8 +20,9 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.context = config.context
+        self.size = config.width
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions = nn.Embedding(config.context, config.width)
+        self.positions: EveryPosition | RealPosition = POSITIONS[config.positions](config)
         self.segments = nn.Embedding(config.segments, config.width)
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
@@ -36,9 +38,8 @@ class Encoder(nn.Module):
         length = tokens.shape[1]
         if length > self.context:
             raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
-        places = torch.arange(length, device=tokens.device)
         kinds = torch.zeros_like(tokens) if segments is None else segments
-        hidden: Tensor = self.norm(self.embedding(tokens) + self.positions(places) + self.segments(kinds))
+        hidden: Tensor = self.norm(self.embedding(tokens) + self.positions.rows(tokens, keep) + self.segments(kinds))
         for block in self.blocks:
             hidden = block(hidden, keep)
         return hidden

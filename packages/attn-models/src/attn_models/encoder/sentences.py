@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor, nn
 
-from attn_models.decoder.weightless import weightless
-from attn_models.encoder.encoder import Encoder
-from attn_models.families.bert import BertLayout
-from attn_models.families.tensors import read_parameters
+from attn_models.encoder.folders import build_encoder
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
-from attn_models.weights.config_file import read_config
 
 BATCH = 32
 
 
 class SentenceEncoder:
     """An encoder with its tokenizer: the mean of a text's rows, of length 1 (Reimers and Gurevych 2019,
-    arXiv 1908.10084)."""
+    arXiv 1908.10084). `size` is the number of elements of a vector."""
 
-    def __init__(self, model: Encoder, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.size: int = model.size
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Vectors [texts, width] of length 1, in the weights' type or float32, the wider.
+        """Vectors [texts, size] of length 1, in the weights' type or float32, the wider.
 
         Raises what `read` raises.
         """
@@ -52,7 +50,7 @@ class SentenceEncoder:
         return ids
 
     def batches(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
-        """Some of the texts that `read` gave at a time, until all are done: places, and vectors [texts, width]."""
+        """Some of the texts that `read` gave at a time, until all are done: places, and vectors [texts, size]."""
         # Texts of one length make little padding.
         order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
         for start in range(0, len(order), BATCH):
@@ -70,28 +68,19 @@ class SentenceEncoder:
         return nn.functional.normalize(mean, dim=-1)
 
 
-def is_sentence_encoder(folder: Path) -> bool:
-    """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
-    return read_config(folder / "config.json").get("model_type") == BertLayout.model_type
-
-
 def load_sentence_encoder(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> SentenceEncoder:
-    """The encoder of a BERT folder, on the CPU, in evaluation mode.
+    """The encoder of a folder, on the CPU, in evaluation mode.
 
-    Raises `CheckpointInvalid` for a folder that is damaged, has no tokenizer, or does not fit the model, naming every
-    tensor that is missing, extra or misshaped; `UnknownName` for another kind of model.
+    Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
+    more tokens than the embedding has rows.
     """
     checkpoint = read_folder(folder, verify=verify)
-    layout = BertLayout()
-    config = layout.configure(checkpoint.config, checkpoint.path / "config.json")
+    model = build_encoder(checkpoint, getattr(torch, dtype))
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
     tokenizer = Tokenizer.from_folder(checkpoint.path)
-    if tokenizer.vocabulary > config.vocabulary:
-        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {config.vocabulary} rows in the embedding"
+    vocabulary = model.embedding.weight.shape[0]
+    if tokenizer.vocabulary > vocabulary:
+        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {vocabulary} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
-    with weightless():
-        model = Encoder(config)
-    parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))
-    model.load_state_dict(parameters, assign=True)
     return SentenceEncoder(model.eval(), tokenizer)

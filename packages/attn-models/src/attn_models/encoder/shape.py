@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from attn_models.decoder.checks import require_choice, require_word
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderShape(ABC):
-    """Blocks of attention both ways and feed-forward, by `mechanism` and its `options` in every layer.
+    """Blocks of attention both ways and feed-forward.
 
-    Raises `InvalidValue` for a field outside its range.
+    `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
+    is given. Raises `InvalidValue` for a field outside its range.
     """
 
     width: int
@@ -26,6 +27,7 @@ class EncoderShape(ABC):
     hidden: int
     mechanism: str = "mha"
     options: Mapping[str, Any] = field(default_factory=dict)
+    pattern: tuple[AttentionChoice, ...] = ()
     feed_forward: str = "gelu"
     norm_eps: float = 1e-12
     norm_place: ClassVar[str]
@@ -44,6 +46,17 @@ class EncoderShape(ABC):
     @abstractmethod
     def places(self) -> int:
         """The rows of the longest sequence that its blocks see."""
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each layer."""
+        return tuple(self.choice(layer).mechanism for layer in range(self.layers))
+
+    def choice(self, layer: int) -> AttentionChoice:
+        """The mechanism and options of one layer."""
+        if self.pattern:
+            return self.pattern[layer % len(self.pattern)]
+        return AttentionChoice(mechanism=self.mechanism, options=self.options)
 
     @property
     def block(self) -> DecoderConfig:

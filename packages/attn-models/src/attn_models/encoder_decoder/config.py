@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from attn_core.errors import InvalidValue, UnknownName
-
-from attn_models.decoder.checks import require_between, require_choice, require_count, require_flag, whole
+from attn_models.decoder.checks import plain_fields, require_between, require_choice, require_count, require_flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +45,7 @@ class SourceConfig:
 
         Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
         """
-        known = {item.name: item for item in dataclasses.fields(cls)}
-        for name in values:
-            if name not in known:
-                raise UnknownName.of("field of the model", name, known)
-        for name, item in known.items():
-            needed = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-            if needed and name not in values:
-                raise InvalidValue(f"{name}: the model needs it; none was given", field=name)
-        return cls(**{name: whole(value) for name, value in values.items()})
+        return cls(**plain_fields(cls, values, "the model"))
 
 
 @dataclass(frozen=True, kw_only=True)

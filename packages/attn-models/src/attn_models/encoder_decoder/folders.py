@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, InvalidValue
-from torch import nn
 
 from attn_models.decoder.weightless import weightless
+from attn_models.families.built import fill_constants, refuse_giants
 from attn_models.families.door import needed
 from attn_models.families.own import OwnDoor, require_installed
 from attn_models.families.tensors import read_parameters
@@ -38,12 +38,12 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         config = family.configure(values)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
-    _refuse_giants(checkpoint, config)
+    refuse_giants(checkpoint, config)
     with weightless():
         model = family.build(config)
     model.load_state_dict(read_parameters(checkpoint, OwnDoor(), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
-        _fill_constants(model, family.build(config))
+        fill_constants(model, family.build(config))
     return model
 
 
@@ -66,22 +66,3 @@ def described(model: Any) -> dict[str, Any]:
 def family_of(config: Any) -> str:
     """The name of the installed family whose config this is."""
     return next(item.name for item in installed().models if getattr(item, "Config", None) is type(config))
-
-
-def _refuse_giants(checkpoint: CheckpointFolder, config: Any) -> None:
-    """A config larger than the file could fill must not take memory."""
-    entries = checkpoint.tensors.entries
-    largest = max((size for entry in entries.values() for size in entry.shape), default=0)
-    for field, limit in {"vocabulary": largest, "width": largest, "layers": len(entries)}.items():
-        if getattr(config, field, 0) > limit:
-            rule = f"{field} {getattr(config, field)} is more than the tensors hold ({limit})"
-            raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
-
-
-def _fill_constants(model: nn.Module, fresh: nn.Module) -> None:
-    """Give values to buffers that no checkpoint holds."""
-    values = dict(fresh.named_buffers())
-    for name, buffer in list(model.named_buffers()):
-        if buffer.is_meta:
-            owner, _, leaf = name.rpartition(".")
-            model.get_submodule(owner).register_buffer(leaf, values[name], persistent=False)

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 HARMLESS = re.compile(
     r"_.*|architectures|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
     r"|(id2label|label2id|num_labels)|output_\w+|return_dict\w*|is_encoder_decoder|chunk_size_feed_forward|name_or_path"
-    r"|initializer_(range|factor|cutoff_factor)|rescale_prenorm_residual|\w+_token_ids?|\w*(dropout|_pdrop)|summary_\w+"
+    r"|initializer_(range|factor|cutoff_factor)|rescale_prenorm_residual|\w+_token_ids?|\w*(dropout(_prob)?|_pdrop)|summary_\w+"
     r"|task_specific_params|gradient_checkpointing|tokenizer_class|finetuning_task|prefix|n_ctx|reorder_and_upcast_attn"
     r"|router_aux_loss_coef|aux_loss_alpha|seq_aux|ep_size|qk_head_dim|max_window_layers|cache_implementation"
     r"|eos_id|bos_id|attn_implementation|flash_attn\w*|unsloth_\w+"

@@ -36,7 +36,7 @@ class OwnDoor(Door):
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
         registry = installed().mechanisms
-        pattern = tuple(_in_full(choice) for choice in config.pattern)
+        pattern = tuple(in_full(choice) for choice in config.pattern)
         full = dataclasses.replace(config, mechanism=registry.full_name(config.mechanism), pattern=pattern)
         owners = {registry.owner(choice.mechanism) for choice in _choices(config)}
         return {
@@ -56,7 +56,8 @@ def _choices(config: DecoderConfig) -> list[AttentionChoice]:
     return list(config.pattern) or [config.choice(0)]
 
 
-def _in_full(choice: AttentionChoice) -> AttentionChoice:
+def in_full(choice: AttentionChoice) -> AttentionChoice:
+    """The choice with its mechanism named in full."""
     return dataclasses.replace(choice, mechanism=installed().mechanisms.full_name(choice.mechanism))
 
 

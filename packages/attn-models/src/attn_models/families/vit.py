@@ -9,8 +9,9 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 
-from attn_models.families.bert import ACTIVATIONS
 from attn_models.families.door import Layout, Stored, needed, refuse_others
+from attn_models.families.encoder_door import ACTIVATIONS, THEIR_ACTIVATIONS
+from attn_models.families.keys import say_unread
 from attn_models.vision.config import VisionConfig
 
 PREFIX = "vit."
@@ -40,13 +41,29 @@ class VitLayout(Layout):
     """The encoder and its classifier; a pooler is left where it is."""
 
     model_type = "vit"
+    # The stride and the pooler are of models on top that are not read.
+    reads = frozenset(
+        {
+            *SIZES.values(),
+            "num_channels",
+            "hidden_act",
+            "layer_norm_eps",
+            "qkv_bias",
+            "encoder_stride",
+            "pooler_act",
+            "pooler_output_size",
+            "is_decoder",
+            "add_cross_attention",
+        }
+    )
     derived = re.compile(r"^pooler\.")
 
     def configure(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
-        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key."""
+        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key, and says unknown keys."""
         if values.get("model_type") != self.model_type:
             raise UnknownName.of("model_type of a model of images", str(values.get("model_type")), [self.model_type])
         try:
+            say_unread(values, self.reads, path)
             return self._configured(values)
         except InvalidValue as error:
             raise CheckpointInvalid.of(path, error.message) from error
@@ -55,13 +72,12 @@ class VitLayout(Layout):
         """The config.json of a model; raises `Incompatible` for attention that the layout cannot say."""
         if config.mechanism != "mha" or config.options:
             raise Incompatible(f"mechanism {config.mechanism!r} cannot be said in a vit config.json")
-        words = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
         return {
             "architectures": ["ViTForImageClassification"],
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
             "num_channels": config.channels,
-            "hidden_act": words[config.feed_forward],
+            "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
             "qkv_bias": True,
             "id2label": {str(place): label for place, label in enumerate(labels)},
@@ -86,7 +102,7 @@ class VitLayout(Layout):
         return f"encoder.layer.{layer}.{BLOCK[part]}.{leaf}"
 
     def _configured(self, values: Mapping[str, Any]) -> VisionConfig:
-        refuse_others(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,)})
+        refuse_others(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
         return VisionConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
             channels=values.get("num_channels", 3),

@@ -10,6 +10,7 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor
 
 from attn_models.decoder.weightless import weightless
+from attn_models.families.built import refuse_giants
 from attn_models.families.tensors import read_parameters, stored_tensors
 from attn_models.families.vit import VitLayout, labels_of
 from attn_models.vision.vit import VisionTransformer
@@ -56,6 +57,7 @@ def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify:
     path = checkpoint.path / "config.json"
     layout = VitLayout()
     config = layout.configure(checkpoint.config, path)
+    refuse_giants(checkpoint, config)
     with weightless():
         model = VisionTransformer(config)
     parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))

@@ -9,11 +9,13 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
+from attn_models.encoder.folders import save_encoder
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.families.bert import BertLayout
+from attn_models.families.bert import BertDoor
 from attn_models.families.tensors import stored_tensors
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
+from safetensors.torch import load_file, save_file
 
 TOKENIZER = character_tokenizer("abcdefgh ")
 CONFIG = EncoderConfig(vocabulary=9, context=12, width=16, layers=2, heads=4, hidden=24)
@@ -40,7 +42,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture
 def folder(encoder, tmp_path):
-    tensors = stored_tensors(encoder.state_dict(), BertLayout())
+    tensors = stored_tensors(encoder.state_dict(), BertDoor())
     write_folder(tmp_path / "bert", THEIRS, tensors, TOKENIZER.files())
     (tmp_path / "bert" / "manifest.json").unlink()
     return tmp_path / "bert"
@@ -76,8 +78,6 @@ def test_what_follows_changes_what_came_before(encoder):
 
 
 def test_a_folder_comes_back_with_or_without_a_prefix_and_heads(encoder, folder):
-    from safetensors.torch import load_file, save_file
-
     tokens = torch.tensor([[1, 2, 3]])
     assert torch.equal(load_sentence_encoder(folder).model(tokens), encoder(tokens))
     named = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
@@ -96,14 +96,39 @@ def test_a_folder_comes_back_with_or_without_a_prefix_and_heads(encoder, folder)
         ({"is_decoder": True}, CheckpointInvalid, "is_decoder"),
         ({"vocab_size": None}, CheckpointInvalid, "vocab_size"),
         ({"num_attention_heads": 3}, CheckpointInvalid, "heads"),
-        ({"vocab_size": 8}, CheckpointInvalid, "9 tokens in the vocabulary"),
-        ({"intermediate_size": 25}, CheckpointInvalid, "intermediate.dense.weight"),
+        ({"vocab_size": 8}, CheckpointInvalid, "word_embeddings"),
+        ({"intermediate_size": 23}, CheckpointInvalid, "intermediate.dense.weight"),
         ({"num_hidden_layers": 3}, CheckpointInvalid, "encoder.layer.2"),
+        ({"num_hidden_layers": 10**9}, CheckpointInvalid, "layers 1000000000 is more than the tensors hold"),
+        ({"vocab_size": 10**12}, CheckpointInvalid, "vocabulary"),
+        ({"quantization_config": {"bits": 4}}, CheckpointInvalid, "quantization_config"),
     ],
 )
 def test_a_folder_that_is_no_such_encoder_is_refused_by_what_is_wrong(folder, change, error, said):
     (folder / "config.json").write_text(json.dumps(THEIRS | change))
     with pytest.raises(error, match=said):
+        load_sentence_encoder(folder)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(encoder, folder):
+    save_encoder(folder, encoder, character_tokenizer("abcdefghij "))
+    with pytest.raises(CheckpointInvalid, match="11 tokens in the vocabulary, 9 rows"):
+        load_sentence_encoder(folder)
+
+
+def test_keys_that_are_not_known_and_code_of_its_own_are_said(folder, caplog):
+    (folder / "config.json").write_text(json.dumps(THEIRS | {"frobnicate": 1, "auto_map": {"AutoModel": "x.Y"}}))
+    load_sentence_encoder(folder)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "unknown keys, which change nothing here: frobnicate" in said
+    assert "auto_map" in said
+
+
+def test_weights_that_are_no_numbers_are_refused_by_their_name(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["encoder.layer.1.output.dense.bias"][3] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointInvalid, match=r"encoder\.layer\.1\.output\.dense\.bias"):
         load_sentence_encoder(folder)
 
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.decoder.weightless import weightless
+from attn_models.families.vit import VitLayout
 from attn_models.vision.classifier import ImageClassifier, load_image_classifier
 from attn_models.vision.config import VisionConfig
 from attn_models.vision.vit import VisionTransformer
+from safetensors.torch import load_file, save_file
 
 SIZES = {"image": 8, "patch": 4, "classes": 3, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "channels": 2}
 LABELS = ["cat", "dog", "bird"]
@@ -109,6 +111,10 @@ def test_a_causal_mechanism_is_refused():
         ({"id2label": {"0": "cat", "1": "cat", "2": "bird"}}, CheckpointInvalid, "3 different ones"),
         ({"id2label": {"0": "cat"}}, CheckpointInvalid, "classifier.weight"),
         ({"num_hidden_layers": 3}, CheckpointInvalid, "encoder.layer.2"),
+        ({"num_hidden_layers": 10**9}, CheckpointInvalid, "more than the tensors hold"),
+        ({"num_attention_heads": 3}, CheckpointInvalid, "heads"),
+        ({"num_channels": 3}, CheckpointInvalid, "patch_embeddings.projection.weight"),
+        ({"sliding_window": 4}, CheckpointInvalid, "sliding_window"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_refused_by_what_is_wrong(folder, change, error, said):
@@ -117,6 +123,33 @@ def test_a_folder_that_does_not_fit_is_refused_by_what_is_wrong(folder, change, 
     (folder / "manifest.json").unlink()
     with pytest.raises(error, match=said):
         load_image_classifier(folder)
+
+
+def test_keys_that_are_not_known_and_code_of_its_own_are_said(folder, caplog):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"frobnicate": 1, "auto_map": {"AutoModel": "x.Y"}}))
+    (folder / "manifest.json").unlink()
+    load_image_classifier(folder)
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "unknown keys, which change nothing here: frobnicate" in said
+    assert "auto_map" in said
+
+
+def test_weights_that_are_no_numbers_are_refused_by_their_name(folder):
+    tensors = load_file(folder / "model.safetensors")
+    tensors["vit.layernorm.bias"][3] = float("inf")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "manifest.json").unlink()
+    with pytest.raises(CheckpointInvalid, match=r"vit\.layernorm\.bias"):
+        load_image_classifier(folder)
+
+
+@pytest.mark.oracle
+def test_everything_that_transformers_writes_is_understood(tmp_path, caplog):
+    transformers = pytest.importorskip("transformers")
+    values = json.loads(transformers.ViTConfig().to_json_string(use_diff=False))
+    assert VitLayout().configure(values, tmp_path).width == 768
+    assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
 def test_what_the_folder_cannot_say_is_not_written(tmp_path):
