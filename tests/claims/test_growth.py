@@ -44,6 +44,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     **dict.fromkeys(QUADRATIC, (2.0, always())),
     **dict.fromkeys(LINEAR, (1.0, always())),
     "mla": (2.0, always(latent=8, rotary_size=4)),
+    "path": (2.0, always(rank=4)),
     "transmla": (2.0, always(latent=8)),
     # The indexer meets every past token, however few of them the attention then reads.
     "dsa": (2.0, always(index_heads=2, index_size=4, top=32)),

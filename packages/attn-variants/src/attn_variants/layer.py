@@ -24,13 +24,13 @@ from attn_core.errors import InvalidValue, WrongState
 from torch import Tensor, nn
 
 from attn_variants.compute.norm import normed
-from attn_variants.compute.operands import in_heads
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.drawing import PartWeights, part_weights
 from attn_variants.joint import JointProjection
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
+from attn_variants.recurrences.numbers import by_heads
 from attn_variants.stepping import attend_ragged, turns_of
 
 
@@ -206,7 +206,7 @@ class SpecLayer(nn.Module):
     def project_query(self, rows: Tensor) -> Tensor:
         """Queries [..., heads, key_size] of rows [..., width], normed where the spec says so, not yet rotated."""
         heads = self.spec.heads
-        query = in_heads(self.query(rows), heads.query)
+        query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
 
     def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,17 +267,17 @@ class SpecLayer(nn.Module):
         heads = self.spec.heads
         if self.key is None or self.value is None:
             raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
-        key = in_heads(self.key(rows), heads.key_value)
+        key = by_heads(self.key(rows), heads.key_value)
         key = self._normed(key, "key_gain")
-        return key, in_heads(self.value(rows), heads.key_value)
+        return key, by_heads(self.value(rows), heads.key_value)
 
     def _in_heads(self, projected: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Projected rows as queries, keys and values [..., heads, size], normed where the spec says so."""
         heads = self.spec.heads
         query, key, value = projected
-        query = self._normed(in_heads(query, heads.query), "query_gain")
-        key = self._normed(in_heads(key, heads.key_value), "key_gain")
-        return query, key, in_heads(value, heads.key_value)
+        query = self._normed(by_heads(query, heads.query), "query_gain")
+        key = self._normed(by_heads(key, heads.key_value), "key_gain")
+        return query, key, by_heads(value, heads.key_value)
 
     def _operands(
         self, query: Tensor, source: Tensor | None, keep: Tensor | None, borrowed: Fields | None = None

@@ -39,6 +39,11 @@ class TestConcatenatedPositions(MechanismLaws):
     mechanism = "positions_concatenated"
 
 
+class TestPath(MechanismLaws):
+    mechanism = "path"
+    options = {"rank": 6, "taps": 2, "block": 4}
+
+
 class TestSoftCap(MechanismLaws):
     mechanism = "soft_cap"
     options = {"cap": 2.0}

@@ -18,8 +18,3 @@ def nothing(operands: Operands) -> Tensor:
     """The output where there is no key at all: zeros [batch, query, heads, value_size]."""
     batch, queries, heads, _ = operands.query.shape
     return operands.value.new_zeros(batch, queries, heads, operands.value.shape[-1])
-
-
-def in_heads(rows: Tensor, heads: int) -> Tensor:
-    """Rows [..., heads * size] as [..., heads, size]."""
-    return rows.view(*rows.shape[:-1], heads, rows.shape[-1] // heads)

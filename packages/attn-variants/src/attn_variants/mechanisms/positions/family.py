@@ -7,6 +7,7 @@ from attn_core import Mechanism
 from attn_variants.mechanisms.positions.dependency import DependencyAttention
 from attn_variants.mechanisms.positions.dependency_depth import DependencyDepthAttention
 from attn_variants.mechanisms.positions.nope import NoPositions
+from attn_variants.mechanisms.positions.path import PathAttention
 from attn_variants.mechanisms.positions.placed import AddedPositions, ConcatenatedPositions
 from attn_variants.mechanisms.positions.qk_l2_norm import QkL2NormAttention
 from attn_variants.mechanisms.positions.qk_norm import QkNormAttention
@@ -24,6 +25,7 @@ def positions() -> list[Mechanism]:
         DependencyAttention(),
         DependencyDepthAttention(),
         NoPositions(),
+        PathAttention(),
         QkL2NormAttention(),
         QkNormAttention(),
         RelativeBiasAttention(),

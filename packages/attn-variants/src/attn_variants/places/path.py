@@ -1,0 +1,59 @@
+"""Reflections by the data as positions, between the projections and the output of a layer."""
+
+from __future__ import annotations
+
+from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
+from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wide
+from torch import Tensor, nn
+
+from attn_variants.places.householder import Paths, path_scores
+from attn_variants.recurrences.convolution import ShortConvolution
+from attn_variants.recurrences.numbers import by_heads, fresh_linear, unit
+
+
+class Reflections(InnerAttention, nn.Module):
+    """Softmax attention in which a query is reflected by every token between it and the key.
+
+    Learned: `down` and `up`, the directions through `rank` elements, `convolution` of their last `taps` tokens, and
+    `strength` (`nn.Linear`, its bias zero), half of whose reach is a reflection. `block` tokens go as one.
+    """
+
+    def __init__(self, spec: AttentionSpec, *, width: int, rank: int, taps: int, block: int) -> None:
+        super().__init__()
+        heads = spec.heads
+        self.spec = spec
+        self.block = block
+        self.down = fresh_linear(width, rank, bias=False)
+        self.up = fresh_linear(rank, heads.key_value * heads.key_size, bias=False)
+        self.convolution = ShortConvolution(heads.key_value * heads.key_size, taps)
+        self.strength = fresh_linear(width, heads.key_value, bias=True)
+
+    def remember(self, rows: Tensor) -> Fields:
+        """Of rows [..., width]: "direction" [..., key_value_heads, key_size], not yet convolved, and "strength" β
+        [..., key_value_heads], from 0 to 2, at least float32."""
+        direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
+        return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
+
+    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+        """Outputs [batch, query, heads, value_size]."""
+        value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
+        out = self.weights(rows, operands, attend) @ value
+        return out.transpose(1, 2).to(operands.value.dtype)
+
+    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+        """Weights [batch, heads, query, key]."""
+        heads = self.spec.heads
+        query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
+        key = wide(operands.key).transpose(1, 2)
+        scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], self.block)
+        return shares(scores, allowed_pairs(self.spec.mask, operands))
+
+    def paths(self, operands: Operands) -> Paths:
+        """The reflections of all remembered tokens, which stand at positions 0, 1, ...; padding reflects nothing."""
+        direction, strength = wide(operands.fields["direction"]), wide(operands.fields["strength"])
+        if operands.keep is not None:
+            direction = direction.masked_fill(~operands.keep[:, :, None, None], 0.0)
+            strength = strength.masked_fill(~operands.keep[:, :, None], 0.0)
+        convolved = self.convolution(direction.flatten(-2), None)[0]
+        turned = unit(by_heads(convolved, self.spec.heads.key_value))
+        return Paths(turned.transpose(1, 2), strength.to(turned.dtype).transpose(1, 2))
