@@ -16,7 +16,7 @@ from attn_models.decoder.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.weightless import weightless
-from attn_models.encoder_decoder import folders as source_folders
+from attn_models.encoder_decoder import folders as other_families
 from attn_models.families.door import Door
 from attn_models.families.doors import door_of
 from attn_models.families.keys import say_unread
@@ -58,7 +58,7 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
-        return str(source_folders.family_of(self.config))
+        return str(other_families.family_of(self.config))
 
     @property
     def source_context(self) -> int | None:
@@ -90,8 +90,8 @@ def load_model(
         weights = None
     # Packing reads each weight once, wherever it lies and whatever its type.
     read_as = getattr(torch, name) if weights is None else _stored_type(checkpoint)
-    if checkpoint.config.get("model_type") == source_folders.LAYOUT:
-        model: Any = source_folders.build_from(checkpoint, read_as)
+    if checkpoint.config.get("model_type") in other_families.LAYOUTS:
+        model: Any = other_families.build_from(checkpoint, read_as)
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -100,7 +100,7 @@ def load_model(
     elif weights is not None:
         pack_weights(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
-    if tokenizer is not None and isinstance(model, Decoder) and tokenizer.vocabulary > model.vocabulary:
+    if tokenizer is not None and tokenizer.vocabulary > model.vocabulary:
         rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {model.vocabulary} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
     return LoadedModel(
@@ -123,7 +123,7 @@ def save_model(
 ) -> Path:
     """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
 
-    `model` is a `Decoder` or a model with a source. `layout` is the `model_type` to write of a decoder: ours says
+    `model` is a `Decoder` or a model of another family. `layout` is the `model_type` to write of a decoder: ours says
     everything, "llama" and "gpt2" are read by others too.
 
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
@@ -137,7 +137,7 @@ def save_model(
             raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
         described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door.layout(model.config))
     else:
-        described, tensors = source_folders.described(model), dict(model.state_dict())
+        described, tensors = other_families.described(model), dict(model.state_dict())
     described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:

@@ -7,11 +7,12 @@ from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
-    """The decoder, and models that read a source."""
+    """The decoder, models that read a source, and recurrent language models."""
     from attn_models.decoder.family import DecoderFamily
     from attn_models.encoder_decoder.families import source_families
+    from attn_models.recurrent.families import recurrent_families
 
-    return [DecoderFamily(), *source_families()]
+    return [DecoderFamily(), *source_families(), *recurrent_families()]
 
 
 @hookimpl

@@ -55,11 +55,16 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceModelSpec:
-    """A model with a source: its family, and the fields of the family's config but for the vocabulary."""
+class FamilyModelSpec:
+    """A model of another family than the decoder: its name, and the fields of its config but for the vocabulary."""
 
     family: str
     fields: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, family: str, fields: Mapping[str, Any]) -> FamilyModelSpec:
+        """With a source where the fields say how long one may be."""
+        return (SourceModelSpec if "source_context" in fields else FamilyModelSpec)(family=family, fields=fields)
 
     @property
     def label(self) -> str:
@@ -68,17 +73,22 @@ class SourceModelSpec:
 
     @property
     def context(self) -> int:
-        """The longest target, in tokens."""
+        """The longest sequence that is written, in tokens."""
         return int(self.fields["context"])
+
+    def values(self, vocabulary: int) -> dict[str, Any]:
+        """The values of the family for `vocabulary` token ids."""
+        return {**self.fields, "vocabulary": vocabulary}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceModelSpec(FamilyModelSpec):
+    """A model of a family that reads a source."""
 
     @property
     def source_context(self) -> int:
         """The longest source, in tokens."""
         return int(self.fields["source_context"])
-
-    def values(self, vocabulary: int) -> dict[str, Any]:
-        """The values of the family for `vocabulary` token ids."""
-        return {**self.fields, "vocabulary": vocabulary}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +147,7 @@ class CheckpointSpec:
 class TrainingSpec:
     """A whole job. Equal specifications give equal losses, bit for bit, on equal machines."""
 
-    model: ModelSpec | SourceModelSpec
+    model: ModelSpec | FamilyModelSpec
     data: DataSpec
     optimizer: OptimizerSpec
     checkpoint: CheckpointSpec = CheckpointSpec()
@@ -153,7 +163,7 @@ class TrainingSpec:
     def from_plain(cls, values: Mapping[str, Any]) -> TrainingSpec:
         """The specification of plain values written by `plain`."""
         parts = {
-            "model": (SourceModelSpec if "family" in values["model"] else ModelSpec)(**values["model"]),
+            "model": (FamilyModelSpec.of if "family" in values["model"] else ModelSpec)(**values["model"]),
             "data": DataSpec(**values["data"]),
             "optimizer": OptimizerSpec(**values["optimizer"]),
             "checkpoint": CheckpointSpec(**values["checkpoint"]),

@@ -22,7 +22,7 @@ from attn_client.commands.options import (
     connect,
     print_line,
 )
-from attn_client.recipe import read_recipe
+from attn_client.recipe import read_recipe, recipe_names
 
 Option = typer.Option
 MODEL, DATA, OPTIMISER, RUN = "Model", "Data", "Optimiser", "Run"
@@ -33,9 +33,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     data: Annotated[
         str, Option(help="Data set by name, or a text file or folder on the server.", rich_help_panel=DATA)
     ] = "",
-    recipe: Annotated[
-        str, Option(help="Start from a recipe: rnnsearch, luong, bottleneck, transformer or a TOML file.")
-    ] = "",
+    recipe: Annotated[str, Option(help=f"Start from a recipe, {', '.join(recipe_names())}, or a TOML file.")] = "",
     languages: Annotated[str, Option(help="Of a folder of pairs: from-to, such as en-de.", rich_help_panel=DATA)] = "",
     attention: Annotated[str, Option(help="Mechanism; see `attn list mechanisms`.", rich_help_panel=MODEL)] = "mha",
     option: Annotated[

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from attn_models.decoder.checks import plain_fields, require_between, require_choice, require_count, require_flag
+from attn_models.decoder.checks import require_choice
+from attn_models.plain_config import PlainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig:
+class SourceConfig(PlainConfig):
     """What all of them have: one vocabulary for source and target, and the longest of each in tokens.
 
     `width` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for
@@ -24,28 +23,6 @@ class SourceConfig:
     source_context: int
     width: int
     dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        for item in dataclasses.fields(self):
-            value = getattr(self, item.name)
-            if item.type == "int":
-                require_count(item.name, value)
-            elif item.type == "bool":
-                require_flag(item.name, value)
-            elif item.type == "float":
-                require_between(item.name, value, 0.0, 1.0 if item.name == "dropout" else math.inf)
-
-    def plain(self) -> dict[str, Any]:
-        """The config as plain values, which `from_plain` turns back."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_plain(cls, values: Mapping[str, Any]) -> Self:
-        """The config of plain values, such as JSON's, whose whole numbers may be floats.
-
-        Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
-        """
-        return cls(**plain_fields(cls, values, "the model"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Models with a source from folders and into folders."""
+"""Models of other families than the decoder from folders and into folders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from attn_models.families.own import OwnDoor, require_installed
 from attn_models.families.tensors import read_parameters
 from attn_models.weights import CheckpointFolder
 
-LAYOUT = "attn_source_model"
-"""The `model_type` of their config.json."""
+SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
+LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
+"""The `model_type` of their config.json, of those that read a source and of those that do not, and its architecture."""
 
 PLACES = ("mechanism", "encoder", "decoder", "cross")
 """Fields of a config that name mechanisms."""
@@ -54,9 +55,10 @@ def described(model: Any) -> dict[str, Any]:
         if place in values:
             values[place] = registry.full_name(values[place])
     owners = {registry.owner(values[place]) for place in PLACES if place in values}
+    layout = SOURCE if hasattr(model, "source_context") else LANGUAGE
     return {
-        "architectures": ["AttnSourceModel"],
-        "model_type": LAYOUT,
+        "architectures": [LAYOUTS[layout]],
+        "model_type": layout,
         "family": family_of(model.config),
         "model": values,
         "requires": {name: version(name) for name in sorted(owners | {"attn-core", "attn-models"})},

@@ -10,9 +10,9 @@ import torch
 from attn_core import Capability, Mechanism, installed
 from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownName, UserError
 
+from attn_train.admission.family import count_family_parameters
 from attn_train.admission.shapes_only import shapes_only
-from attn_train.admission.sourced import count_source_parameters
-from attn_train.spec import ModelSpec, SourceModelSpec, TrainingSpec
+from attn_train.spec import FamilyModelSpec, ModelSpec, TrainingSpec
 
 TRAINING_BYTES = 16
 """Bytes a parameter takes while it is trained: itself, its gradient and two moments, in float32."""
@@ -48,8 +48,8 @@ def check_model(spec: TrainingSpec, home: Path) -> None:
     UnknownName, with near names, for a mechanism or option; Incompatible for a mechanism that cannot be causal;
     InvalidValue for sizes that do not fit; OutOfCapacity where memory or disk is too small.
     """
-    if isinstance(spec.model, SourceModelSpec):
-        parameters = count_source_parameters(spec.model)
+    if isinstance(spec.model, FamilyModelSpec):
+        parameters = count_family_parameters(spec.model)
     else:
         mechanism = installed().mechanisms.get(spec.model.mechanism)
         if not mechanism.can(Capability.CAUSAL):

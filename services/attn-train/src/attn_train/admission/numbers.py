@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from attn_core.errors import InvalidValue
 
-from attn_train.spec import ModelSpec, TrainingSpec
+from attn_train.spec import ModelSpec, SourceModelSpec, TrainingSpec
 
 SizeCheck = tuple[str, Callable[[ModelSpec], float], Callable[[float], bool], str]
 Check = tuple[str, Callable[[TrainingSpec], float], Callable[[float], bool], str]
@@ -62,12 +62,13 @@ def check_numbers(spec: TrainingSpec) -> None:
     if isinstance(spec.model, ModelSpec):
         for field, size, fits, allowed in DECODER:
             _check(field, size(spec.model), fits, allowed)
+    if not isinstance(spec.model, SourceModelSpec):
         for field, given in {
             "optimizer.label_smoothing": spec.optimizer.label_smoothing,
             "checkpoint.bleu_sentences": spec.checkpoint.bleu_sentences,
             "data.most_pairs": spec.data.most_pairs,
         }.items():
-            _check(field, given, lambda value: value == 0, "0, as a decoder has no source")
+            _check(field, given, lambda value: value == 0, "0, as the model has no source")
     optimizer = spec.optimizer
     if not 0 <= optimizer.min_learning_rate <= optimizer.learning_rate:
         allowed = f"from 0 to the learning rate {optimizer.learning_rate}"

@@ -1,47 +1,16 @@
-"""Checks of a model with a source and of the pairs that it is to learn from."""
+"""Checks of the pairs that a model with a source is to learn from."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from attn_core import installed
-from attn_core.errors import InvalidValue, UnknownName, UserError
+from attn_core.errors import InvalidValue, UnknownName
 
-from attn_train.admission.shapes_only import shapes_only
 from attn_train.admission.text import check_path, roots_of
 from attn_train.data import default_tokenizer, is_learned, tokenizer_folder
-from attn_train.loop.pairs import VOCABULARY
 from attn_train.pair_data import known_pairs, pair_paths
 from attn_train.settings import TrainSettings
-from attn_train.spec import DataSpec, SourceModelSpec
-
-OWN = ("vocabulary",)
-"""Fields of a family that the data decide on."""
-
-
-def count_source_parameters(model: SourceModelSpec) -> int:
-    """Parameters of the model for a middling vocabulary, built without memory.
-
-    Raises `UnknownName` or `InvalidValue` with the field as on the wire.
-    """
-    families = {family.name: family for family in installed().models}
-    if model.family not in families:
-        raise UnknownName.of("family of models", model.family, families)
-    for field in OWN:
-        if field in model.fields:
-            raise InvalidValue.of(f"spec.model.family_options.{field}", model.fields[field], "none: the data decide")
-    family = families[model.family]
-    try:
-        config = family.configure(model.values(VOCABULARY))
-        with shapes_only():
-            built = family.build(config)
-    except UserError as error:
-        named = error.metadata.get("field")
-        error.metadata["field"] = f"spec.model.family_options.{named}" if named else "spec.model.family_options"
-        raise
-    if not hasattr(built, "source_context"):
-        raise InvalidValue.of("spec.model.family", model.family, "a family of models with a source, or empty")
-    return sum(parameter.numel() for parameter in built.parameters())
+from attn_train.spec import DataSpec
 
 
 def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:

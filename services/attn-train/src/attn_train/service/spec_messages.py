@@ -10,7 +10,7 @@ from attn_core import Capability, installed
 from attn_core.errors import InvalidValue
 from google.protobuf import json_format
 
-from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
+from attn_train.spec import CheckpointSpec, DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, TrainingSpec
 
 NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
 ACTIVATIONS = {"gelu": "gelu", "swiglu": "swiglu"}
@@ -83,9 +83,9 @@ def default_positions(message: pb.ModelConfig) -> str:
     return "rotary" if mechanism.can(Capability.ROTARY) and size % 2 == 0 else "learned"
 
 
-def _model(message: pb.ModelConfig) -> ModelSpec | SourceModelSpec:
+def _model(message: pb.ModelConfig) -> ModelSpec | FamilyModelSpec:
     if message.family not in {"", "decoder"}:
-        return _source_model(message)
+        return _family_model(message)
     others = json_format.MessageToDict(message.family_options)
     if named := sorted(others.keys() & NAMED):
         allowed = "fields of a decoder that have no field of their own in the model"
@@ -116,18 +116,18 @@ def _model(message: pb.ModelConfig) -> ModelSpec | SourceModelSpec:
     )
 
 
-def _source_model(message: pb.ModelConfig) -> SourceModelSpec:
+def _family_model(message: pb.ModelConfig) -> FamilyModelSpec:
     given = sorted(field.name for field, _ in message.ListFields() if field.name not in {"family", "family_options"})
     if given:
         raise InvalidValue.of("spec.model", given, "only family and family_options, for another family than decoder")
-    return SourceModelSpec(family=message.family, fields=json_format.MessageToDict(message.family_options))
+    return FamilyModelSpec.of(message.family, json_format.MessageToDict(message.family_options))
 
 
-def _model_message(model: ModelSpec | SourceModelSpec) -> pb.ModelConfig:
-    if isinstance(model, SourceModelSpec):
-        sourced = pb.ModelConfig(family=model.family)
-        sourced.family_options.update(dict(model.fields))
-        return sourced
+def _model_message(model: ModelSpec | FamilyModelSpec) -> pb.ModelConfig:
+    if isinstance(model, FamilyModelSpec):
+        named = pb.ModelConfig(family=model.family)
+        named.family_options.update(dict(model.fields))
+        return named
     mechanism = common_pb2.MechanismRef(name=model.mechanism)
     mechanism.options.update(model.options)
     message = pb.ModelConfig(

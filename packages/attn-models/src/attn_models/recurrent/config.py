@@ -1,0 +1,80 @@
+"""What language models of the recurrent era are made of, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attn_models.decoder.checks import require_choice
+from attn_models.plain_config import PlainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(PlainConfig):
+    """What all of them have: `layers` of one `mechanism` over rows of `width`, with `heads` heads and its `options`.
+
+    A head has `head_size` elements, by default `width / heads`; `dropout` acts in training. Nothing stands between the
+    layers, neither residual sums nor norms.
+    """
+
+    vocabulary: int
+    context: int
+    width: int
+    mechanism: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    heads: int = 1
+    head_size: int | None = None
+    layers: int = 1
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(self.mechanism, self.options)
+
+    @property
+    def entering(self) -> int:
+        """The size of a token's vector."""
+        return self.width
+
+    @property
+    def lstms(self) -> int:
+        """LSTM layers below the mechanism."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyValueConfig(RecurrentConfig):
+    """An LSTM that attends to its last few outputs (Daniluk et al. 2017): `lstm_layers` of them over token vectors of
+    `embedding` elements, below the attention.
+
+    `mechanism` is "key_value_predict" or "key_value", or any other causal one.
+    """
+
+    embedding: int
+    lstm_layers: int = 1
+    mechanism: str = "key_value_predict"
+
+    @property
+    def entering(self) -> int:
+        """The size of a token's vector."""
+        return self.embedding
+
+    @property
+    def lstms(self) -> int:
+        """LSTM layers below the attention."""
+        return self.lstm_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class LstmnConfig(RecurrentConfig):
+    """LSTM layers that attend to the tapes of all their earlier states (Cheng et al. 2016)."""
+
+    mechanism: str = "lstmn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuringConfig(RecurrentConfig):
+    """A controller with a memory (Graves et al. 2014); the option `slots` says how many rows of `head_size` it has."""
+
+    mechanism: str = "ntm"

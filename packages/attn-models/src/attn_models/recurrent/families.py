@@ -1,0 +1,58 @@
+"""The families of recurrent language models, as the catalogue offers them. Imports no torch until one is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attn_core import ModelFamily
+
+from attn_models.recurrent.choice import attention_of
+from attn_models.recurrent.config import KeyValueConfig, LstmnConfig, RecurrentConfig, TuringConfig
+
+
+class RecurrentFamily(ModelFamily):
+    """A family with a `Config`."""
+
+    Config: ClassVar[type[RecurrentConfig]]
+
+    def configure(self, values: Mapping[str, Any]) -> RecurrentConfig:
+        """The config of plain values, asked of the mechanism it names too."""
+        config = self.Config.from_plain(values)
+        attention_of(config)
+        return config
+
+    def build(self, config: RecurrentConfig) -> Any:
+        """A fresh model with random weights."""
+        from attn_models.recurrent.language_model import RecurrentLanguageModel
+
+        return RecurrentLanguageModel(config)
+
+
+class KeyValueFamily(RecurrentFamily):
+    """An LSTM and a short look back."""
+
+    name = "key_value_lm"
+    summary = "An LSTM language model that attends to keys and values of its last outputs (Daniluk et al. 2017)."
+    Config = KeyValueConfig
+
+
+class LstmnFamily(RecurrentFamily):
+    """LSTMs with tapes."""
+
+    name = "lstmn_lm"
+    summary = "A language model of LSTMs that attend to all their earlier states (Cheng et al. 2016)."
+    Config = LstmnConfig
+
+
+class TuringFamily(RecurrentFamily):
+    """A memory that is addressed by content and location."""
+
+    name = "turing_machine"
+    summary = "A Neural Turing Machine over tokens (Graves et al. 2014)."
+    Config = TuringConfig
+
+
+def recurrent_families() -> list[ModelFamily]:
+    """One of each."""
+    return [KeyValueFamily(), LstmnFamily(), TuringFamily()]

@@ -1,0 +1,133 @@
+"""A language model without blocks: tokens, perhaps an LSTM, layers of one mechanism, and the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from attn_core import Capability, ModelSpecs, ModelState, RaggedBatch, Slot
+from attn_core.errors import Incompatible, InvalidValue
+from torch import Tensor, nn
+
+from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack, lstm_state
+from attn_models.recurrent.choice import attention_of
+from attn_models.recurrent.config import RecurrentConfig
+from attn_models.replay import replay_step
+from attn_models.rows import require_rows
+
+LSTM = "lstm"
+
+
+class RecurrentLanguageModel(nn.Module):
+    """p(x_{t+1}) ∝ exp(W h_t + b), h of the last layer: a `LanguageModel` of `attn_core`. Tokens are int64.
+
+    With an LSTM below it is the key-value(-predict) language model (Daniluk et al. 2017, arXiv 1702.04521, section 2),
+    without one the LSTMN (Cheng et al. 2016, arXiv 1601.06733, section 3) or the Neural Turing Machine (Graves et al.
+    2014, arXiv 1410.5401), by its mechanism.
+    """
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vocabulary = config.vocabulary
+        self.context = config.context
+        self.chosen = chosen = attention_of(config)
+        self.incremental = chosen.mechanism.can(Capability.INCREMENTAL)
+        self.embedding = nn.Embedding(config.vocabulary, config.entering)
+        stacked = lstm_stack(config.entering, config.width, config.lstms, config.dropout) if config.lstms else None
+        self.lstm: nn.LSTM | None = stacked
+        self.attentions = nn.ModuleList(chosen.mechanism.build(chosen.config) for _ in range(config.layers))
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.width, config.vocabulary)
+        self._specs: dict[str, Any] = {layer_name(layer): chosen.states for layer in range(config.layers)}
+        if stacked is not None:
+            self._specs[LSTM] = {"state": Slot(lstm_fields(config.width, config.lstms))}
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
+        hidden = self._entering(tokens)
+        for attention in self.attentions:
+            hidden = attention(self.dropout(hidden))
+        return self.logits(hidden)
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        hidden = self.embedding(tokens)
+        if self.lstm is not None:
+            hidden = self._lstm_step(self.lstm, hidden, batch, state)
+        for layer, attention in enumerate(self.attentions):
+            own = state[layer_name(layer)]
+            after = attention.step(hidden, batch, own) if self.incremental else self._again(layer, hidden, batch, own)
+            hidden = require_rows(after, hidden)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of hidden rows [..., width]."""
+        scores: Tensor = self.unembedding(self.dropout(hidden))
+        return scores
+
+    def state_specs(self) -> ModelSpecs:
+        """What the LSTM and every layer must remember, by layer name."""
+        return self._specs
+
+    def layer_mechanisms(self) -> Mapping[str, str]:
+        """The mechanism of each layer by layer name."""
+        return {layer_name(layer): self.chosen.mechanism.name for layer in range(len(self.attentions))}
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each layer."""
+        return tuple(self.layer_mechanisms().values())
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
+        """Attention weights [heads, query, key] by layer of one sequence [tokens].
+
+        Raises `InvalidValue` for a layer that does not exist, `Incompatible` for a mechanism without weights.
+        """
+        name = self.chosen.mechanism.name
+        if not self.chosen.mechanism.can(Capability.WEIGHTS):
+            raise Incompatible(f"mechanism {name!r} returns no attention weights", mechanism=name)
+        for layer in layers:
+            if not 0 <= layer < len(self.attentions):
+                raise InvalidValue.of("layers", layer, f"0 to {len(self.attentions) - 1}")
+        hidden, maps = self._entering(tokens[None]), {}
+        for layer, attention in enumerate(self.attentions):
+            if layer in layers:
+                maps[layer] = attention.weights(hidden)[0]
+            hidden = attention(hidden)
+        return maps
+
+    def _entering(self, tokens: Tensor) -> Tensor:
+        """What enters the first layer, [batch, tokens, width]."""
+        if tokens.shape[1] > self.context:
+            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
+        rows: Tensor = self.embedding(tokens)
+        return rows if self.lstm is None else self.lstm(self.dropout(rows))[0]
+
+    def _lstm_step(self, lstm: nn.LSTM, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """The LSTM over the new rows [tokens, embedding]; replaces its state."""
+        view = state[LSTM]["state"]
+        held = view.read()
+        if batch.decoding:
+            out, fresh = lstm_moment(lstm, rows, held)
+            view.write(fresh)
+            return out
+        outs, each = [], []
+        for span in batch.spans():
+            last = tuple(held[name][span.request, :, None].contiguous() for name in ("hidden", "cell"))
+            out, after = lstm(rows[None, span.start : span.stop], last)
+            outs.append(out[0])
+            each.append(lstm_state(after))
+        view.write({name: torch.cat([fields[name] for fields in each]) for name in ("hidden", "cell")})
+        return torch.cat(outs)
+
+    def _again(self, layer: int, hidden: Tensor, batch: RaggedBatch, own: Any) -> Tensor:
+        """The new rows of a mechanism without a step of its own."""
+        attention: Any = self.attentions[layer]
+        return replay_step(attention, hidden, batch, own)
+
+
+def layer_name(layer: int) -> str:
+    """The name of a layer's states."""
+    return f"attention.{layer}"

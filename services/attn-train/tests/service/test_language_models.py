@@ -1,0 +1,66 @@
+"""Jobs of recurrent language models: admitted, trained on text, and served from the folder they leave."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from attn.v1 import training_pb2 as pb
+from attn_client.recipe import read_recipe
+from attn_engine import Request, Sampling, build_engine
+from attn_models.loading import load_model
+
+SMALL = {
+    "key-value": {"width": 16, "embedding": 8, "context": 8},
+    "lstmn": {"width": 16, "context": 8},
+}
+
+
+def small(recipe, home):
+    spec = read_recipe(recipe)
+    spec.model.family_options.update(SMALL[recipe])
+    spec.data.path = str(home / "data" / "words.txt")
+    spec.optimizer.steps, spec.optimizer.warmup_steps, spec.optimizer.batch_size = 12, 2, 8
+    spec.checkpoint.evaluation_interval_steps, spec.checkpoint.evaluation_batches = 6, 2
+    return spec
+
+
+@pytest.mark.parametrize("recipe", SMALL)
+async def test_a_recipe_becomes_a_model_that_goes_on_with_a_text(server, recipe, home, submit, watch):
+    async with server() as stub:
+        job = await submit(stub, small(recipe, home), "lm")
+        assert job.spec.model.family == small(recipe, home).model.family
+        assert (await submit(stub, small(recipe, home), "lm")).id == "lm"
+        await watch(stub, "lm")
+        done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="lm"))).job
+    assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
+    assert {"validation_loss", "tokens_per_second"} <= set(done.last_metrics)
+    loaded = load_model(done.model_path)
+    assert loaded.family == job.spec.model.family
+    engine = build_engine(loaded.model, loaded.tokenizer)
+    prompt = tuple(loaded.tokenizer.encode("key "))
+    engine.submit(Request(id="r", token_ids=prompt, task=Sampling(temperature=0.0, max_new_tokens=4)))
+    events = []
+    while not engine.idle:
+        events += engine.step()
+    assert len("".join(event.text for event in events)) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda spec: setattr(spec.model, "family", "lstnm_lm"), "lstmn_lm"),
+        (lambda spec: spec.model.family_options.update({"mechanism": "alignment"}), "is not causal"),
+        (lambda spec: spec.model.family_options.update({"source_context": 9}), "set of pairs"),
+        (lambda spec: spec.model.family_options.fields.pop("context"), "context"),
+        (lambda spec: setattr(spec.checkpoint, "bleu_sentences", 3), "no source"),
+        (lambda spec: setattr(spec.optimizer, "label_smoothing", 0.1), "no source"),
+        (lambda spec: setattr(spec.model, "family", "rnnsearch"), "source_context"),
+    ],
+)
+async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, submit, change, said):
+    spec = read_recipe("lstmn")
+    change(spec)
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match=said):
+            await submit(stub, spec, "bad")
+        assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
