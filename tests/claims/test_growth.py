@@ -1,17 +1,22 @@
-"""CL-9, CL-41, CL-53, CL-54: the price of every mechanism grows with the length as its paper says.
+"""CL-9, CL-41, CL-53, CL-54: price and memory of every mechanism grow with the length as its paper says.
 
-Prices are products counted in closed form; that they are those which are paid is a law of the conformance kit.
+Prices are products counted in closed form; that they are those which are paid is a law of the conformance kit. Memory
+is measured: the most bytes of tensors that live at once.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from attn_core import Capability, Shape, configure, installed
+import torch
+from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 LENGTHS = [2**power for power in range(8, 14)]
 Options = Callable[[int], Mapping[str, Any]]
@@ -75,10 +80,16 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
 }
 
 
+def configured(name: str, options: Mapping[str, Any], width: int, context: int) -> tuple[Mechanism, MechanismConfig]:
+    """A mechanism and its config, causal where it can be."""
+    mechanism = installed().mechanisms.get(name)
+    causal = mechanism.can(Capability.CAUSAL)
+    return mechanism, configure(mechanism, options, width=width, heads=2, causal=causal, context=context)
+
+
 def price(name: str, length: int, options: Mapping[str, Any]) -> int:
     """What a perfect kernel multiplies, for heads so narrow that pairs of tokens outweigh projections."""
-    mechanism = installed().mechanisms.get(name)
-    config = configure(mechanism, options, width=4, heads=2, causal=mechanism.can(Capability.CAUSAL))
+    mechanism, config = configured(name, options, 4, LENGTHS[-1])
     return mechanism.cost(config, Shape(query=length, key=length)).allowed_flops
 
 
@@ -96,3 +107,76 @@ def test_cl_54_the_price_grows_as_the_power_of_the_length_that_the_paper_says(na
     exponent, options = EXPONENTS[name]
     found = slope([price(name, length, options(length)) for length in LENGTHS])
     assert found == pytest.approx(exponent, abs=0.1)
+
+
+class Live(TorchDispatchMode):
+    """The most bytes that tensors made meanwhile weigh at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._held: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else [out]:
+            if isinstance(made, Tensor):
+                self._hold(made.untyped_storage())
+        return out
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key, weight = storage._cdata, storage.nbytes()
+        if key not in self._held:
+            self._held.add(key)
+            self.now += weight
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._free, key, weight)
+
+    def _free(self, key: int, weight: int) -> None:
+        self._held.discard(key)
+        self.now -= weight
+
+
+def peak(name: str, length: int, options: Mapping[str, Any], *, training: bool) -> int:
+    """The most bytes that live at once in a forward over `length` tokens, and its backward in training."""
+    torch.manual_seed(0)
+    mechanism, config = configured(name, options, 8, length)
+    layer, source = mechanism.build(config), [torch.randn(1, length, 8)] * mechanism.can(Capability.CROSS)
+    with torch.set_grad_enabled(training), Live() as live:
+        out = layer.train(training)(torch.randn(1, length, 8), *source)
+        if training:
+            out.sum().backward()
+    return live.peak
+
+
+def memory_exponent(name: str, options: Options, *, training: bool) -> float:
+    """The power of the length by which the peak grows from one length to four times it."""
+    short = 64 if installed().mechanisms.get(name).sequential else 1024
+    first, last = (peak(name, length, options(length), training=training) for length in (short, 4 * short))
+    return math.log(last / first, 4)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("name", [name for name, (exponent, _) in EXPONENTS.items() if exponent < 2])
+def test_cl_53_memory_grows_no_faster_than_the_price(name: str, *, training: bool) -> None:
+    exponent, options = EXPONENTS[name]
+    assert memory_exponent(name, options, training=training) < exponent + 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("gemma", {"window": 16, "cap": 30.0}),
+        ("local_m", {"score": "dot"}),
+        ("local_m", {"score": "concat", "radius": 2}),
+        ("local_m", {"score": "location"}),
+    ],
+)
+def test_cl_53_memory_under_a_window_is_linear_whatever_the_score(name: str, options: Mapping[str, Any]) -> None:
+    assert memory_exponent(name, always(**options), training=True) < 1.1
+
+
+@pytest.mark.parametrize("name", ["general", "luong"])
+def test_cl_53_all_pairs_are_seen_in_memory_where_the_definition_needs_them(name: str) -> None:
+    """That the measure sees what it must not see elsewhere."""
+    assert memory_exponent(name, EXPONENTS[name][1], training=True) == pytest.approx(2, abs=0.1)

@@ -11,3 +11,7 @@ class TestTorchSdpa(KernelLaws):
 
 class TestBlockSparse(KernelLaws):
     kernel = "block_sparse"
+
+
+class TestBanded(KernelLaws):
+    kernel = "banded"

@@ -37,7 +37,7 @@ from attn_core.distribution import (
 from attn_core.heads import Heads
 from attn_core.hooks import Command, Finding, hookimpl
 from attn_core.inner import Attend, InnerAttention
-from attn_core.kernel import Anything, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
+from attn_core.kernel import Anything, AtLeast, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
 from attn_core.linear import WEIGHT_CHOICES, WEIGHT_FORMATS, LinearKernel, LinearShape, Pack, choose_linear
 from attn_core.loader import PluginRecord, PluginStatus
 from attn_core.mask import (
@@ -118,6 +118,7 @@ __all__ = [
     "Additive",
     "Alibi",
     "Anything",
+    "AtLeast",
     "AtMost",
     "Attend",
     "AttentionLayer",

@@ -10,9 +10,22 @@ from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
 from attn_core.heads import Heads
 from attn_core.inner import InnerAttention
+from attn_core.mask.runs import size
 from attn_core.mechanism import Mechanism
 from attn_core.spec import AttentionSpec
 from attn_core.state import Field, Paged, Source, StateSpecs
+
+
+def allowed_pairs(spec: AttentionSpec, shape: Shape) -> int:
+    """How many pairs the mask allows, those of all heads where it differs by head.
+
+    Queries stand at the end of their keys, those of a source at positions counted from the first.
+    """
+    if not spec.cross or spec.mask.kind == "full":
+        return spec.mask.count(shape.query, shape.key)
+    bound = spec.mask.over(shape.key)
+    heads = [bound.of_head(head) for head in range(bound.heads or 1)]
+    return sum(size(mask.runs(query, shape.key)) for mask in heads for query in range(shape.query))
 
 
 class DeclaredMechanism(Mechanism):
@@ -63,7 +76,7 @@ class DeclaredMechanism(Mechanism):
         spec = self.spec(config)
         per_pair = spec.pair_flops()
         # A mask that differs by head counts the pairs of all heads, each of which pays its share of `per_pair`.
-        allowed = spec.mask.count(shape.query, shape.key) * per_pair // (spec.mask.heads or 1)
+        allowed = allowed_pairs(spec, shape) * per_pair // (spec.mask.heads or 1)
         pairs = Cost(
             flops=shape.batch * shape.query * shape.key * per_pair,
             allowed_flops=shape.batch * allowed,

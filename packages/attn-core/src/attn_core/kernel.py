@@ -52,6 +52,16 @@ class AtMost:
 
 
 @dataclass(frozen=True)
+class AtLeast:
+    """A number from `limit` on."""
+
+    limit: int
+
+    def refuses(self, value: Any) -> str | None:
+        return None if value >= self.limit else f"{value} is less than {self.limit}"
+
+
+@dataclass(frozen=True)
 class MultipleOf:
     """A multiple of `base`."""
 
@@ -74,10 +84,11 @@ class Operands:
     """The tensors of one `attend` call.
 
     `query` [batch, query, heads, key_size]; `key` [batch, key, key_value_heads, key_size]; `value`
-    [batch, key, key_value_heads, value_size]. `query_positions` and `key_positions` [batch, length], int64,
-    absolute, are None where positions are plainly aligned to the end of the keys; `keep` [batch, key], bool,
-    is None where every key is real. `parameters` are the score's weights by name; see `Score.weights`. `fields`
-    [batch, key, ...] are what an `InnerAttention` remembers besides keys and values.
+    [batch, key, key_value_heads, value_size]. `query_positions` and `key_positions` [batch or 1, length], int64,
+    absolute, are None where positions are plainly aligned to the end of the keys. Queries are consecutive, each one
+    position behind the last, wherever the first stands; keys whose positions are given may stand anywhere. `keep`
+    [batch, key], bool, is None where every key is real. `parameters` are the score's weights by name; see
+    `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and values.
     """
 
     query: Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core.mask.density import density
+from attn_core.mask.mask import Mask
 from attn_core.spec import AttentionSpec
 
 
@@ -13,9 +14,12 @@ class Problem:
     """One operation to compute. Every default is the plainest case; a kernel that does not mention a field
     accepts its default only, so what is added here later is refused until a kernel says otherwise.
 
-    `queries`, `keys` and `density` are the exception: they change what a call costs, never what it means, so a kernel
-    that does not mention them accepts them all. `density` is the share of all pairs that is left to a kernel which
-    skips, for every `TILE` neighbouring queries, the keys that none of them may see. Unknown, they are 0, 0 and 1.
+    `queries`, `keys`, `density` and `reach` are the exception: they change what a call costs, never what it means, so a
+    kernel that does not mention them accepts them all. `density` is the share of all pairs that is left to a kernel
+    which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number of
+    neighbouring positions that hold all that a query can see. Unknown, they are 0, 0, 1 and 0.
+
+    `placed` says that positions are given, `scattered` that those of the keys are: they may stand in any order.
 
     Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met.
     """
@@ -34,6 +38,7 @@ class Problem:
     length_bound: bool = False
     padded: bool = False
     placed: bool = False
+    scattered: bool = False
     weights: bool = False
     gradients: bool = False
     dtype: str = "float32"
@@ -42,12 +47,13 @@ class Problem:
     queries: int = 0
     keys: int = 0
     density: float = 1.0
+    reach: int = 0
 
 
 TILE = 64
 """Queries that a kernel which skips keys takes together, for `Problem.density`."""
 
-PRICED = frozenset({"queries", "keys", "density"})
+PRICED = frozenset({"queries", "keys", "density", "reach"})
 """Fields that only inform prices."""
 
 
@@ -56,8 +62,9 @@ def attend_problem(
 ) -> Problem:
     """The problem of computing `spec` over given tensors.
 
-    `padded` says that a key mask or explicit positions are given. Known may be: `placed`, that positions are explicit;
-    `weights`, that the weights are wanted too; `queries` and `keys`, the lengths.
+    `padded` says that a key mask or explicit positions are given. Known may be: `placed`, that positions are explicit,
+    and `scattered`, that those of keys are; `weights`, that the weights are wanted too; `queries` and `keys`, the
+    lengths.
     """
     heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
     return Problem(
@@ -74,6 +81,7 @@ def attend_problem(
         length_bound=spec.mask.by_length,
         padded=padded,
         placed=bool(known.get("placed")),
+        scattered=bool(known.get("scattered")),
         weights=bool(known.get("weights")),
         gradients=gradients,
         dtype=dtype,
@@ -81,4 +89,12 @@ def attend_problem(
         queries=queries,
         keys=keys,
         density=density(spec.mask, queries, keys, TILE) if queries and keys else 1.0,
+        reach=reach_of(spec.mask),
     )
+
+
+def reach_of(mask: Mask) -> int:
+    """How many neighbouring positions hold all that a query can see; 0 where there is no bound."""
+    if mask.lookback is None or mask.lookahead is None:
+        return 0
+    return mask.lookback + mask.lookahead + 1

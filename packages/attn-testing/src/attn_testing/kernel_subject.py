@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from attn_core import Kernel, Problem, installed
 from attn_core.kernel import DEFAULTS
+from attn_core.problem import reach_of
 
 from attn_testing import oracle
-from attn_testing.problems import HEAD_MASKS, LENGTH_MASKS, MASK_KINDS
+from attn_testing.problems import HEAD_MASKS, LENGTH_MASKS, MASK_KINDS, MASKS
 
 HEADS = ((4, 4), (1, 1), (4, 2), (4, 1), (3, 1), (8, 2))
 """Query and key/value heads."""
@@ -32,6 +33,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "length_bound": (False, True),
     "padded": (False, True),
     "placed": (False, True),
+    "scattered": (False, True),
     "gradients": (False, True),
     "dtype": ("float32", "float64", "bfloat16", "float16"),
 }
@@ -52,6 +54,9 @@ STRANGE: Mapping[str, Any] = {
 MASKS_WITH = {"head_masks": HEAD_MASKS, "length_bound": LENGTH_MASKS}
 """Which kinds of masks make these fields true."""
 MASK_WITH = {"head_masks": "per_head", "length_bound": "neighbourhood"}
+
+FLAGS = ("irregular_groups", "padded", "placed", "scattered", "gradients")
+"""Fields whose name alone says in a label that they are true."""
 
 RANDOM_PROBLEMS = 12
 
@@ -126,7 +131,9 @@ def with_field(problem: Problem, field: str, value: Any) -> Problem:
     if field in MASK_WITH and value != (changed.mask in MASKS_WITH[field]):
         changed = dataclasses.replace(changed, mask=MASK_WITH[field] if value else "full")
     bound: dict[str, Any] = {name: changed.mask in kinds for name, kinds in MASKS_WITH.items()}
-    changed = dataclasses.replace(changed, padded=changed.padded or changed.placed, **bound)
+    bound["reach"] = reach_of(MASKS[changed.mask]) if changed.mask in MASKS else 0
+    placed = changed.placed or changed.scattered
+    changed = dataclasses.replace(changed, placed=placed, padded=changed.padded or placed, **bound)
     if changed.irregular_groups:
         changed = dataclasses.replace(changed, query_heads=3, key_value_heads=2)
     return changed
@@ -136,5 +143,5 @@ def label_of(problem: Problem) -> str:
     """What distinguishes the problem, such as `causal-float32-h4/2-padded`."""
     words = [problem.score, *problem.modifiers, problem.mask, problem.distribution, problem.dtype]
     words += [f"h{problem.query_heads}/{problem.key_value_heads}", f"d{problem.key_size}/{problem.value_size}"]
-    words += [name for name in ("irregular_groups", "padded", "placed", "gradients") if getattr(problem, name)]
+    words += [name for name in FLAGS if getattr(problem, name)]
     return "-".join(word for word in words if word not in {DEFAULTS["score"], DEFAULTS["distribution"]})

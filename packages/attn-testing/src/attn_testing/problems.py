@@ -158,15 +158,13 @@ def operands_of(problem: Problem) -> dict[str, Operands]:
         keep[0, 6:] = False
         keep[1] = False
         found["padded, one wholly"] = draw(problem, 9, 9, keep=keep)
+    keep, places = torch.arange(9) < torch.tensor([[9], [7]]), torch.tensor([[12, 13, 14], [4, 5, 6]])
     if problem.placed:
-        found["placed"] = draw(
-            problem,
-            3,
-            9,
-            query_positions=torch.tensor([[12, 13, 14], [4, 5, 6]]),
-            key_positions=torch.stack([torch.arange(9).roll(4) + 6, torch.arange(9).flip(0)]),
-            keep=torch.arange(9) < torch.tensor([[9], [7]]),
-        )
+        found["placed"] = draw(problem, 3, 9, query_positions=places - 4, keep=keep)
+        found["counted from the first"] = draw(problem, 70, 137, query_positions=torch.arange(70)[None])
+    if problem.scattered:
+        keys = torch.stack([torch.arange(9).roll(4) + 6, torch.arange(9).flip(0)])
+        found["scattered"] = draw(problem, 3, 9, query_positions=places, key_positions=keys, keep=keep)
     return found
 
 

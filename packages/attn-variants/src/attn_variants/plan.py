@@ -9,6 +9,9 @@ from torch import Tensor
 ALL_SEEN = frozenset({"full", "causal"})
 """Masks that leave so many pairs that no kernel's price depends on the lengths."""
 
+Flags = tuple[bool, bool, bool, bool]
+"""Whether gradients are wanted, rows are padded, positions are given, and those of keys are."""
+
 Lengths = tuple[int, int]
 """Queries and keys, rounded up to powers of two; zeros where not known."""
 
@@ -20,24 +23,25 @@ class KernelPlan:
         self.spec = spec
         self.name = name
         self._kernels: tuple[Kernel, ...] = tuple(installed().kernels)
-        self._chosen: dict[tuple[torch.dtype, str, tuple[bool, bool, bool], Lengths], int] = {}
+        self._chosen: dict[tuple[torch.dtype, str, Flags, Lengths], int] = {}
 
     def run(self, operands: Operands) -> Tensor:
         """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`."""
         query = operands.query
-        placed = operands.query_positions is not None or operands.key_positions is not None
-        flags = torch.is_grad_enabled(), placed or operands.keep is not None, placed
+        scattered = operands.key_positions is not None
+        placed = scattered or operands.query_positions is not None
+        flags = torch.is_grad_enabled(), placed or operands.keep is not None, placed, scattered
         # What is compiled is compiled for all lengths.
-        unknown = placed or self.spec.mask.kind in ALL_SEEN or torch.compiler.is_compiling()
+        unknown = scattered or self.spec.mask.kind in ALL_SEEN or torch.compiler.is_compiling()
         lengths = (0, 0) if unknown else (rounded(query.shape[1]), rounded(operands.key.shape[1]))
         index: int = self.index(query.dtype, query.device.type, flags, lengths)
         return self._kernels[index].run(self.spec, operands)
 
-    def index(self, dtype: torch.dtype, device: str, flags: tuple[bool, bool, bool], lengths: Lengths) -> int:
-        """The place of the chosen kernel among the installed ones; flags are gradients, padded and placed."""
+    def index(self, dtype: torch.dtype, device: str, flags: Flags, lengths: Lengths) -> int:
+        """The place of the chosen kernel among the installed ones."""
         key = dtype, device, flags, lengths
         if key not in self._chosen:
-            gradients, padded, placed = flags
+            gradients, padded, placed, scattered = flags
             problem = attend_problem(
                 self.spec,
                 dtype=str(dtype).removeprefix("torch."),
@@ -45,6 +49,7 @@ class KernelPlan:
                 gradients=gradients,
                 padded=padded,
                 placed=placed,
+                scattered=scattered,
                 queries=lengths[0],
                 keys=lengths[1],
             )

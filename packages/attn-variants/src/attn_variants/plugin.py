@@ -19,11 +19,12 @@ def attn_mechanisms() -> list[Mechanism]:
 @hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for `attend`."""
+    from attn_variants.kernels.banded import Banded
     from attn_variants.kernels.block_sparse import BlockSparse
     from attn_variants.kernels.plain import Plain
     from attn_variants.kernels.torch_sdpa import TorchSdpa
 
-    return [Plain(), TorchSdpa(), BlockSparse()]
+    return [Plain(), TorchSdpa(), BlockSparse(), Banded()]
 
 
 @hookimpl

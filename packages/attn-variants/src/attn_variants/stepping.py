@@ -98,7 +98,7 @@ def attend_last(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor
     `rows` [requests, width], `query` [requests, heads, key_size], `positions` [requests]; `remembered` holds rows up
     to the newest.
     """
-    located = (positions[:, None], remembered.positions) if layer.last_needs_positions else (None, None)
+    located = (positions[:, None], key_places(layer, remembered)) if layer.last_needs_positions else (None, None)
     operands = layer.operands(query[:, None], remembered.fields, remembered.keep, located)
     return layer.attend_last(rows[:, None], operands)[:, 0]
 
@@ -108,9 +108,14 @@ def attend_chunk(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tenso
 
     `query` is [tokens, heads, key_size]; `positions` [tokens].
     """
-    located = (positions[None], remembered.positions)
+    located = (positions[None], key_places(layer, remembered))
     operands = layer.operands(query[None], remembered.fields, remembered.keep, located)
     return layer.attend(rows[None], operands)[0]
+
+
+def key_places(layer: SpecLayer, remembered: Rows) -> Tensor | None:
+    """Positions of the remembered rows; None where they are those of a source, which are counted from the first."""
+    return None if layer.spec.cross else remembered.positions
 
 
 def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Turns | None:

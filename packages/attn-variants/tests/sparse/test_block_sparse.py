@@ -187,7 +187,7 @@ def test_it_is_chosen_where_little_is_left_and_not_where_all_is_or_calls_are_sho
     assert choose(kernels, problem(mask, 128)).name == "torch_sdpa"
     assert choose(kernels, problem(mask | Predicate(lambda q, k: q == k), 4096)).name == "torch_sdpa"
     assert choose(kernels, problem(Window(left=4000), 4096)).name == "torch_sdpa"
-    placed = problem(mask, 4096, padded=True, placed=True)
+    placed = problem(mask, 4096, padded=True, placed=True, scattered=True)
     assert choose(kernels, placed).name == "torch_sdpa"
 
 

@@ -33,6 +33,7 @@ class TritonAttend(Kernel):
         "length_bound": Anything(),
         "padded": Anything(),
         "placed": Anything(),
+        "scattered": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float32", "bfloat16", "float16"),
         "device": OnGpu(),

@@ -139,6 +139,7 @@ def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, gradients: boo
         gradients=gradients,
         padded=True,
         placed=True,
+        scattered=True,
         queries=0,
         keys=0,
     )

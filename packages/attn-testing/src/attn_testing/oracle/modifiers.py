@@ -68,7 +68,7 @@ def table_rows(operands: Operands, modifier: Modifier, pairs: Tensor) -> Tensor:
     clip = (table.shape[1] - 1) // 2
     apart = distances(operands)
     if isinstance(modifier, (DependencyKeys, DependencyValues)):
-        query, key = (rows.tolist() for rows in places(operands))
+        query, key = (rows.expand(len(apart), -1).tolist() for rows in places(operands))
         walked = [[[steps(modifier.tree, i, j) for j in own] for i in row] for row, own in zip(query, key, strict=True)]
         apart = torch.tensor(walked, device=apart.device).view(apart.shape)
     rows = table[:, apart.clamp(-clip, clip) + clip].transpose(0, 1)

@@ -52,6 +52,7 @@ class TorchSdpa(Kernel):
         "length_bound": Anything(),
         "padded": Anything(),
         "placed": Anything(),
+        "scattered": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
         "device": OneOf("cpu"),

@@ -18,8 +18,9 @@ def location_scores(query: Tensor, weight: Tensor, keys: int, positions: Tensor 
         if keys > longest:
             raise InvalidValue.of("key", f"{keys} keys", f"at most {longest}, as location-based scores have rows")
         return torch.matmul(query, weight[:, :keys].transpose(-1, -2))
-    if keys and int(positions.max()) >= longest:
+    # A compiled graph cannot look at a position; there torch refuses one that has no row.
+    if keys and not torch.compiler.is_compiling() and int(positions.max()) >= longest:
         given = f"a key at position {int(positions.max())}"
         raise InvalidValue.of("key", given, f"positions below {longest}, as location-based scores have rows")
-    every = torch.matmul(query, weight.transpose(-1, -2))
-    return every.gather(-1, positions[:, None, None, :].expand(*every.shape[:-1], -1))
+    rows = torch.unflatten(weight.index_select(1, positions.flatten()), 1, positions.shape)
+    return torch.matmul(query, rows.transpose(0, 1).transpose(-1, -2))

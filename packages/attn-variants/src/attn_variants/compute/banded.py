@@ -1,0 +1,74 @@
+"""Attention under a mask that shows neighbours only, written as in the papers for a tile of queries at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from attn_core import AttentionSpec, Operands
+from attn_core.problem import reach_of
+from torch import Tensor
+from torch.nn.functional import pad
+
+from attn_variants.compute import plain
+from attn_variants.kernels.banded import tile_of
+
+
+def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """The output [batch, query, heads, value_size] in the type of the values.
+
+    The mask has a reach; keys are aligned to the end. Tiles of consecutive queries become sequences of their own, each
+    with the keys that some of its queries reach.
+    """
+    queries, reach = operands.query.shape[1], reach_of(spec.mask)
+    # A graph is made for all lengths; where the length is known, a tile is no longer than it.
+    tile = tile_of(reach) if torch.compiler.is_compiling() else max(1, min(tile_of(reach), queries))
+    if operands.key.shape[1] == 0:
+        return plain.attend(spec, operands)
+    cut = tiles(operands, tile, tile + reach - 1, spec.mask.lookback or 0)
+    out = plain.attend(spec, cut)
+    return torch.unflatten(out, 0, (operands.query.shape[0], -1)).flatten(1, 2)[:, :queries]
+
+
+def tiles(operands: Operands, tile: int, span: int, back: int) -> Operands:
+    """Operands of batch * tiles sequences of `tile` queries and `span` keys, those from `back` before the first query.
+
+    Queries behind the last are zeros; keys that are not there are hidden.
+    """
+    batch, queries = operands.query.shape[:2]
+    first = first_places(operands)
+    count = (queries + tile - 1) // tile
+    starts = first + torch.arange(count, device=first.device) * tile
+    places = (starts[..., None] + torch.arange(tile, device=first.device)).expand(batch, -1, -1)
+    wanted = (starts[..., None] + torch.arange(-back, span - back, device=first.device)).expand(batch, -1, -1)
+    keys = operands.key.shape[1]
+    there = wanted.clamp(0, keys - 1)
+    keep = wanted == there
+    if operands.keep is not None:
+        keep = keep & operands.keep.gather(1, there.flatten(1)).view_as(keep)
+    query = pad(operands.query, (0, 0, 0, 0, 0, count * tile - queries))
+    return dataclasses.replace(
+        operands,
+        query=torch.unflatten(query, 1, (count, tile)).flatten(0, 1),
+        key=picked(operands.key, there),
+        value=picked(operands.value, there),
+        query_positions=places.flatten(0, 1),
+        key_positions=there.flatten(0, 1),
+        keep=keep.flatten(0, 1),
+    )
+
+
+def first_places(operands: Operands) -> Tensor:
+    """The position [batch or 1, 1] of the first query."""
+    if operands.query_positions is not None:
+        return operands.query_positions[:, :1]
+    aligned = operands.key.shape[1] - operands.query.shape[1]
+    return torch.zeros(1, 1, dtype=torch.int64, device=operands.query.device) + aligned
+
+
+def picked(rows: Tensor, places: Tensor) -> Tensor:
+    """Rows [batch * tiles, span, heads, size] at places [batch, tiles, span] of rows [batch, key, heads, size]."""
+    batch, keys = rows.shape[:2]
+    each = torch.arange(batch, device=rows.device)[:, None, None] * keys
+    found = rows.flatten(0, 1).index_select(0, (places + each).flatten())
+    return torch.unflatten(found, 0, (-1, places.shape[-1]))
