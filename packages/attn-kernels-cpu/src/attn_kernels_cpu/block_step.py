@@ -11,7 +11,8 @@ import torch
 from attn_core import BlockParts, LayerState, RaggedBatch, Rotary, RowsInPlace
 from torch import Tensor
 
-from attn_kernels_cpu.library import FORMATS, BlockStruct, MemoryStruct, StepStruct, library
+from attn_kernels_cpu.forms import FORMS
+from attn_kernels_cpu.library import BlockStruct, MemoryStruct, StepStruct, library
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ class CpuBlockStep:
         if at not in self._known:
             form = str(memory.dtype).removeprefix("torch.")
             readable = form in ("float32", "bfloat16") and memory.ndim == 3 and memory.stride(2) == 1
-            struct = MemoryStruct(at[0], memory.stride(0), memory.stride(1), FORMATS[form]) if readable else None
+            struct = MemoryStruct(at[0], memory.stride(0), memory.stride(1), FORMS[form].number) if readable else None
             # A store has one memory for the keys and one for the values of a layer; those of former stores are gone.
             if len(self._known) > 1:
                 self._known.clear()

@@ -7,10 +7,8 @@ from functools import cache
 
 from attn_core.errors import Unavailable
 
+from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import compiled
-
-FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
-"""Numbers of `Format` in native/simd.hpp."""
 
 ADDRESS = ctypes.c_void_p
 COUNT = ctypes.c_int
@@ -23,6 +21,7 @@ class LinearStruct(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
+        ("parts", ctypes.c_int32),
         ("weights", ADDRESS),
         ("scales", ADDRESS),
         ("steps", ADDRESS),
@@ -78,6 +77,16 @@ SIGNATURES = {
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_block": (ADDRESS, ADDRESS, ADDRESS),
 }
+
+
+@cache
+def without_tiles() -> str | None:
+    """Why the tile registers of AMX cannot be used, or None if they can; compiles the kernels to ask the system."""
+    if lacking := chip.without(chip.TILES, chip.flags()):
+        return lacking
+    if library().attn_tiles_allowed():
+        return None
+    return "the system or the compiler does not let this process use the tile registers of AMX"
 
 
 @cache

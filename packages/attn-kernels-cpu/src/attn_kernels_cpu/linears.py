@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import LinearKernel, LinearShape
 
+from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ class CpuLinear(LinearKernel):
     """Products of rows with weights in one format; see `PackedLinear`."""
 
     exact: ClassVar[bool] = True
+    layout: ClassVar[str]
+    """A name in `FORMS`."""
     price: ClassVar[float]
     """Measured on one AVX-512 core without bfloat16 instructions."""
 
@@ -39,7 +42,7 @@ class CpuLinear(LinearKernel):
         """A `PackedLinear`; compiles the kernels the first time."""
         from attn_kernels_cpu.packed import PackedLinear
 
-        return PackedLinear(self.weights, weight, bias)
+        return PackedLinear(self.layout, weight, bias)
 
 
 class CpuFloat32(CpuLinear):
@@ -48,6 +51,7 @@ class CpuFloat32(CpuLinear):
     name = "cpu_float32"
     summary = "float32 weights, multiplied in float32 in C++"
     weights: ClassVar[str] = "float32"
+    layout: ClassVar[str] = "float32"
     float32: ClassVar[bool] = True
     price = 0.53
 
@@ -58,8 +62,47 @@ class CpuBfloat16(CpuLinear):
     name = "cpu_bfloat16"
     summary = "bfloat16 weights, multiplied in float32 in C++"
     weights: ClassVar[str] = "bfloat16"
+    layout: ClassVar[str] = "bfloat16"
     float32: ClassVar[bool] = True
     price = 0.46
+
+
+class AmxLinear(CpuLinear):
+    """Weights in bfloat16, multiplied in tiles of bfloat16 on chips with AMX; sums are float32."""
+
+    weights: ClassVar[str] = "bfloat16"
+
+    def available(self) -> str | None:
+        """Why the kernels, or products of tiles, cannot run here, or None."""
+        return super().available() or chip.without(chip.TILES, chip.flags())
+
+    def refuses(self, shape: LinearShape) -> str | None:
+        """Why the system keeps the tile registers to itself, where it does."""
+        from attn_kernels_cpu.library import without_tiles
+
+        return super().refuses(shape) or without_tiles()
+
+
+class AmxBfloat16(AmxLinear):
+    """Each input is three bfloat16 numbers that add up to it: no more is rounded than in float32.
+
+    Parts of an input below 1.2e-38 count as zero.
+    """
+
+    name = "amx_bfloat16"
+    summary = "bfloat16 weights and float32 inputs, neither of them rounded, on chips with AMX"
+    layout: ClassVar[str] = "bfloat16_exact"
+    float32: ClassVar[bool] = True
+    price = 0.14
+
+
+class AmxRoundedBfloat16(AmxLinear):
+    """Inputs are rounded to bfloat16."""
+
+    name = "amx_bfloat16_rounded"
+    summary = "bfloat16 weights, inputs rounded to bfloat16, on chips with AMX"
+    layout: ClassVar[str] = "bfloat16_rounded"
+    price = 0.08
 
 
 class QuantizedCpuLinear(CpuLinear):
@@ -78,6 +121,7 @@ class CpuInt8(QuantizedCpuLinear):
     name = "cpu_int8"
     summary = "int8 weights with a step per output, inputs as int8 with a step per 32, in C++"
     weights: ClassVar[str] = "int8"
+    layout: ClassVar[str] = "int8"
     price = 0.19
 
 
@@ -87,4 +131,5 @@ class CpuInt4(QuantizedCpuLinear):
     name = "cpu_int4"
     summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, in C++"
     weights: ClassVar[str] = "int4"
+    layout: ClassVar[str] = "int4"
     price = 0.22

@@ -10,19 +10,18 @@ import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_kernels_cpu.library import FORMATS, LinearStruct, library
+from attn_kernels_cpu.forms import FORMS
+from attn_kernels_cpu.library import LinearStruct, library
 
 ALIGNMENT = 64
-PANEL = 16
 GROUP = 32
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5}
-"""Bytes of one weight, steps apart."""
 
 
 class PackedLinear(nn.Module):
     """Rows [..., inputs] to [..., outputs], in the type of the rows.
 
-    Products are taken in float32, or of int8 with a step for every 32 inputs of a row; each output is summed in one
+    Products are taken in float32, of bfloat16 numbers that an input is the sum of, or of int8 with a step for every 32
+    inputs of a row, see `FORMS`; each output is summed in one
     fixed order, so a row's result does not depend on the rows beside it, to the bit.
     """
 
@@ -35,8 +34,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.form = form
         self.outputs, self.inputs = weight.shape
-        padded = -(-self.outputs // PANEL) * PANEL
-        self.register_buffer("weights", _aligned(int(padded * self.inputs * BYTES[form])), persistent=False)
+        layout = FORMS[form]
+        padded = layout.padded(self.outputs)
+        self.register_buffer("weights", _aligned(layout.size(self.outputs, self.inputs)), persistent=False)
         scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if form == "int4" else None
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("steps", torch.empty(padded) if form == "int8" else None, persistent=False)
@@ -46,13 +46,12 @@ class PackedLinear(nn.Module):
             room[: self.outputs] = bias
         self.register_buffer("bias", room, persistent=False)
         self._library = library()
-        self._struct = LinearStruct(
-            FORMATS[form], self.inputs, self.outputs, *map(_address, (self.weights, self.scales, self.steps, room))
-        )
+        addresses = map(_address, (self.weights, self.scales, self.steps, room))
+        self._struct = LinearStruct(layout.number, self.inputs, self.outputs, layout.parts, *addresses)
         self.address = ctypes.addressof(self._struct)
         source = weight.detach()
-        if form in ("float32", "bfloat16"):
-            source = source.to(getattr(torch, form))
+        if layout.source is not None:
+            source = source.to(getattr(torch, layout.source))
         elif source.dtype != torch.bfloat16:
             source = source.float()
         source = source.contiguous()

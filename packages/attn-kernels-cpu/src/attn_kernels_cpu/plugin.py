@@ -8,9 +8,16 @@ from attn_core import BlockKernel, LinearKernel, hookimpl
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
     """Linear layers in every format of weights."""
-    from attn_kernels_cpu.linears import CpuBfloat16, CpuFloat32, CpuInt4, CpuInt8
+    from attn_kernels_cpu.linears import (
+        AmxBfloat16,
+        AmxRoundedBfloat16,
+        CpuBfloat16,
+        CpuFloat32,
+        CpuInt4,
+        CpuInt8,
+    )
 
-    return [CpuFloat32(), CpuBfloat16(), CpuInt8(), CpuInt4()]
+    return [CpuFloat32(), CpuBfloat16(), AmxBfloat16(), AmxRoundedBfloat16(), CpuInt8(), CpuInt4()]
 
 
 @hookimpl

@@ -8,6 +8,8 @@ void attn_pack(const void* weights, int bfloat16, Linear* l, int threads) {
   if (l->format == FLOAT32) return pack_floats((const float*)weights, l->outputs, l->inputs, (float*)l->weights, threads);
   if (l->format == BFLOAT16)
     return pack_floats((const uint16_t*)weights, l->outputs, l->inputs, (uint16_t*)l->weights, threads);
+  if (l->format == BFLOAT16_PAIRS)
+    return pack_pairs((const uint16_t*)weights, l->outputs, l->inputs, (uint16_t*)l->weights, threads);
   uint8_t* packed = (uint8_t*)l->weights;
   if (l->format == INT8) {
     if (bfloat16) return pack_int8((const uint16_t*)weights, l->outputs, l->inputs, packed, (float*)l->steps, threads);
@@ -16,6 +18,8 @@ void attn_pack(const void* weights, int bfloat16, Linear* l, int threads) {
   if (bfloat16) return pack_int4((const uint16_t*)weights, l->outputs, l->inputs, packed, (uint16_t*)l->scales, threads);
   pack_int4((const float*)weights, l->outputs, l->inputs, packed, (uint16_t*)l->scales, threads);
 }
+
+int attn_tiles_allowed() { return tiles_allowed(); }
 
 void attn_linear(const Linear* l, const float* x, int rows, float* out, int threads) {
   multiply(*l, x, rows, Into{out, (size_t)l->outputs, false}, threads);

@@ -1,6 +1,6 @@
 // Weights [outputs, inputs] laid out in panels of sixteen outputs, as the tiles read them.
 #pragma once
-#include "tiles.hpp"
+#include "amx.hpp"
 
 static inline float weight_of(const float* w) { return *w; }
 static inline float weight_of(const uint16_t* w) {
@@ -20,6 +20,20 @@ static void pack_floats(const Element* w, int outputs, int inputs, Element* pack
       for (int n = 0; n < 16; n++) {
         int output = p * 16 + n;
         packed[((size_t)p * inputs + k) * 16 + n] = output < outputs ? w[(size_t)output * inputs + k] : Element(0);
+      }
+}
+
+// Panels [inputs / 32, 16, 16, 2]: of each 32 inputs sixteen pairs, each of them for the sixteen outputs. Panels come in
+// twos; inputs and outputs past the last are zero.
+static void pack_pairs(const uint16_t* w, int outputs, int inputs, uint16_t* packed, int threads) {
+  int panels = (outputs + PAIR - 1) / PAIR * 2, blocks = (inputs + DEPTH - 1) / DEPTH;
+#pragma omp parallel for num_threads(threads)
+  for (int p = 0; p < panels; p++)
+    for (int k = 0; k < blocks * DEPTH; k++)
+      for (int n = 0; n < 16; n++) {
+        int output = p * 16 + n;
+        uint16_t* panel = packed + (size_t)p * blocks * TILE;
+        panel[k / 2 * 32 + n * 2 + k % 2] = output < outputs && k < inputs ? w[(size_t)output * inputs + k] : 0;
       }
 }
 

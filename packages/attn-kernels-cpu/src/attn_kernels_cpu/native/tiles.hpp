@@ -5,10 +5,11 @@
 
 struct Linear {
   int32_t format, inputs, outputs;
-  const void* weights;   // panels [outputs / 16], each [inputs, 16] or [inputs / 4, 16, 4] or nibbles; see pack.hpp
+  int32_t parts;           // bfloat16 pairs: how many bfloat16 numbers an input becomes
+  const void* weights;     // panels of sixteen outputs; see pack.hpp
   const uint16_t* scales;  // int4: half floats [panel, group, 2, 16], step and least value
-  const float* steps;    // int8: [outputs rounded up to 16]
-  const float* bias;     // [outputs rounded up to 16] or null
+  const float* steps;      // int8: [outputs rounded up to 16]
+  const float* bias;       // [outputs rounded up to 16] or null
 };
 
 struct Into {

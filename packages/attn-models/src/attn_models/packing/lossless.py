@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import torch
-from attn_core import LinearKernel, LinearShape, installed
+from attn_core import LinearShape, installed
 from attn_core.dtype import dtype_name
 
 from attn_models.decoder.decoder import Decoder
@@ -31,7 +31,7 @@ def pack_lossless(model: Any, stored: torch.dtype) -> None:
     reasons = {kernel: kernel.available() or kernel.refuses(shape) for kernel in kernels}
     able = [kernel for kernel, reason in reasons.items() if reason is None]
     if able:
-        pack_weights(model, form, kernel=min(able, key=LinearKernel.cost).name)
+        pack_weights(model, form, kernel=min(able, key=lambda kernel: kernel.cost()).name)
         return
     model.float()
     said = "; ".join(f"{kernel.name}: {reason}" for kernel, reason in reasons.items())

@@ -1,0 +1,42 @@
+"""How weights lie in memory, as native/pack.hpp puts them there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PANEL = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """One layout: its number (`Format` of native/simd.hpp), and the bytes of a weight, steps apart.
+
+    Inputs and outputs are filled up with zeros to multiples. `parts` is how many bfloat16 numbers an input becomes
+    where both sides are multiplied as bfloat16: three add up to a float32 exactly. `source` is the element type that
+    weights have to come in, None for any.
+    """
+
+    number: int
+    bytes: float
+    inputs: int = 1
+    outputs: int = PANEL
+    parts: int = 0
+    source: str | None = None
+
+    def size(self, outputs: int, inputs: int) -> int:
+        """Bytes of weights [outputs, inputs]."""
+        return int(self.padded(outputs) * (-(-inputs // self.inputs) * self.inputs) * self.bytes)
+
+    def padded(self, outputs: int) -> int:
+        """Outputs with those that fill the last panel."""
+        return -(-outputs // self.outputs) * self.outputs
+
+
+FORMS = {
+    "float32": Form(number=0, bytes=4.0, source="float32"),
+    "bfloat16": Form(number=1, bytes=2.0, source="bfloat16"),
+    "int8": Form(number=2, bytes=1.0),
+    "int4": Form(number=3, bytes=0.5),
+    "bfloat16_exact": Form(number=4, bytes=2.0, inputs=32, outputs=32, parts=3, source="bfloat16"),
+    "bfloat16_rounded": Form(number=4, bytes=2.0, inputs=32, outputs=32, parts=1, source="bfloat16"),
+}

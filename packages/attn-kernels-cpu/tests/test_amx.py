@@ -1,0 +1,100 @@
+"""Products in tiles of bfloat16 (AMX), against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import LinearShape, installed
+from attn_kernels_cpu.chip import TILES, without
+from attn_kernels_cpu.linears import AmxBfloat16
+
+pytestmark = pytest.mark.usefixtures("_tiles")
+
+KERNELS = ["amx_bfloat16", "amx_bfloat16_rounded"]
+SIZES = [(16, 32), (80, 64), (33, 96), (7, 70), (65, 33)]
+"""Outputs and inputs: whole tiles, and parts of them on either side."""
+
+
+@pytest.fixture
+def _tiles(_kernels):
+    """Skip where the chip, the system or the compiler has no tile registers."""
+    kernel = AmxBfloat16()
+    if reason := kernel.available() or kernel.refuses(LinearShape(inputs=32, outputs=32, dtype="bfloat16")):
+        pytest.skip(reason)
+
+
+def packed(name, weight, bias=None):
+    return installed().linears.get(name).pack(weight, bias)
+
+
+def relative(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 11, 16, 17, 40])
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_inputs_in_three_parts_lose_nothing_of_float32(outputs, inputs, rows):
+    """The error against float64 is that of float32 sums."""
+    torch.manual_seed(rows)
+    weight, bias, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs), torch.randn(rows, inputs)
+    exact = x.double() @ weight.double().T + bias
+    assert relative(packed("amx_bfloat16", weight, bias)(x), exact) < 3e-7
+
+
+@pytest.mark.parametrize("rows", [1, 6, 17])
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_rounded_inputs_lose_their_own_rounding_only(outputs, inputs, rows):
+    """Against float64 on the rounded inputs the error is that of float32 sums."""
+    torch.manual_seed(rows)
+    weight, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(rows, inputs)
+    exact = x.bfloat16().double() @ weight.double().T
+    assert relative(packed("amx_bfloat16_rounded", weight)(x), exact) < 3e-7
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_row_alone_gets_the_bits_that_it_gets_in_a_crowd(name):
+    """Whatever tile and place a row comes to lie in, with however many threads."""
+    torch.manual_seed(0)
+    layer, x = packed(name, torch.randn(100, 77), torch.randn(100)), torch.randn(1700, 77)
+    together = layer(x)
+    for row in (0, 4, 5, 15, 16, 31, 32, 1699):
+        assert torch.equal(layer(x[row : row + 1]), together[row : row + 1])
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(layer(x), together)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_rows_of_any_size_keep_their_bits():
+    """From where parts would vanish to where rounding up would overflow."""
+    torch.manual_seed(1)
+    weight = torch.randn(64, 96).bfloat16()
+    layer = packed("amx_bfloat16", weight)
+    for size in (1e-30, 1e-12, 1.0, 1e12, 1e30):
+        x = torch.randn(3, 96) * size
+        assert relative(layer(x), x.double() @ weight.double().T) < 3e-7
+    largest = torch.zeros(1, 96)
+    largest[0, 0] = torch.finfo(torch.float32).max
+    unit = packed("amx_bfloat16", torch.eye(96))
+    assert torch.equal(unit(largest), largest)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_is_no_number_stays_in_its_row(name, value):
+    """Infinity times one is infinity, and NaN, whatever its payload, never becomes a number."""
+    x = torch.ones(4, 33)
+    x[2, 7] = value
+    if value != value:
+        x.view(torch.int32)[2, 7] = 0x7F800001
+    out = packed(name, torch.ones(40, 33))(x)
+    assert torch.equal(out[[0, 1, 3]], torch.full((3, 40), 33.0))
+    assert torch.equal(out[2].isnan(), torch.full((40,), value != value))
+    assert not out[2].isfinite().any()
+
+
+def test_a_chip_without_tiles_is_told_what_it_lacks():
+    """The reason names the instruction sets."""
+    assert without(TILES, frozenset({"avx512f", "amx_tile"})) == "the processor has no amx_bf16"
