@@ -34,6 +34,12 @@ def test_floats_are_multiplied_as_in_float64(outputs, inputs, rows):
     assert relative(packed("bfloat16", weight, bias)(x), exact) < 1e-6
 
 
+def test_bfloat16_weights_give_the_bits_of_the_same_weights_in_float32():
+    torch.manual_seed(3)
+    weight, x = torch.randn(33, 96).bfloat16(), torch.randn(5, 96)
+    assert torch.equal(packed("bfloat16", weight)(x), packed("float32", weight.float())(x))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_whole_numbers_are_multiplied_without_any_error(outputs, inputs, rows):
