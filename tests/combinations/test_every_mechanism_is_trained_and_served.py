@@ -6,13 +6,14 @@ from functools import cache
 
 import pytest
 import torch
-from attn_core import Capability, installed
+from attn_core import Capability, Slot, installed
 from attn_engine import Engine, EngineLimits, Request, Sampling, Scoring, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from torch.nn import functional
 
 VOCABULARY, CONTEXT = 32, 96
+DRAFT = "mqa"
 MECHANISMS = [
     name
     for name in installed().mechanisms.names()
@@ -76,6 +77,33 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     crowd = build_engine(model, cache="shared", requests=4, tokens=128)
     assert tokens(crowd, asked, every=2) == alone
     assert (crowd.load().running, crowd.load().waiting, crowd.load().state_tokens_used) == (0, 0, 0)
+
+
+BRANCHING = [name for name in MECHANISMS if build_engine(served(name)).only_chains is None]
+
+
+@pytest.mark.parametrize("name", BRANCHING)
+def test_guesses_in_trees_give_the_tokens_without_a_guess(name: str) -> None:
+    """Of whatever attends to rows alone; a mechanism that remembers sums is guessed for in chains."""
+    model = served(name)
+    task = Sampling(max_new_tokens=8, ignore_end=True)
+    words = [Request(id=f"r{number}", token_ids=(*range(number, number + 5),) * 3, task=task) for number in range(2)]
+    alone = {request.id: tokens(build_engine(model), [request])[request.id] for request in words}
+    engine = build_engine(model, cache="shared", limits=EngineLimits(guesses=4, branches=3), draft=served(DRAFT))
+    assert tokens(engine, words) == alone
+    assert engine.load().guessed_tokens > engine.load().generated_tokens
+
+
+def test_mechanisms_of_every_family_can_be_guessed_for_in_trees() -> None:
+    """Those that cannot are those that remember something of a fixed size."""
+    assert {"mha", "gqa", "mla", "sliding_window", "alibi", "nsa", "moba"} <= set(BRANCHING)
+    fixed = {
+        name
+        for name in MECHANISMS
+        if any(isinstance(one, Slot) for specs in served(name).state_specs().values() for one in specs.values())
+    }
+    assert set(BRANCHING) == set(MECHANISMS) - fixed
+    assert {"linear", "retnet", "lstmn"} <= fixed
 
 
 def scores(name: str, cache: str, step_tokens: int) -> list[float]:

@@ -25,10 +25,12 @@ class Outcome:
         self.finish = event.finish
 
 
-def make_engine(model, cache="contiguous", *, tokens=96 * 8, requests=8, step_tokens=256, waiting=1024, **options):
+def make_engine(
+    model, cache="contiguous", *, tokens=96 * 8, requests=8, step_tokens=256, waiting=1024, branches=1, **options
+):
     size = StoreSize(tokens=tokens, requests=requests, dtype="float64")
     store = installed().caches.get(cache).create(model.state_specs(), size)
-    limits = EngineLimits(step_tokens=step_tokens, waiting=waiting)
+    limits = EngineLimits(step_tokens=step_tokens, waiting=waiting, branches=branches)
     return Engine(model, store, options.pop("tokenizer", LETTERS), limits, **options)
 
 

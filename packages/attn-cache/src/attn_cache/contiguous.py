@@ -81,6 +81,16 @@ class ContiguousRows:
         for bank in self.banks:
             bank.rows[:, place, tokens : self._reserved[place]].zero_()
 
+    def only_chains(self) -> str | None:
+        """None: rows are found wherever they lie in their place."""
+        return None
+
+    def move(self, place: int, sources: Sequence[int], start: int) -> None:
+        """Let the rows at these positions lie side by side from position `start` on."""
+        taken = torch.tensor(sources, device=self.device)
+        for bank in self.banks:
+            bank.rows[:, place, start : start + len(sources)] = bank.rows[:, place].index_select(1, taken)
+
     def close(self, place: int) -> None:
         """Zero the request's rows; the rows of the last place move here."""
         last = len(self._reserved) - 1
@@ -95,9 +105,10 @@ class ContiguousRows:
 
     def step(self, places: Sequence[int], batch: RaggedBatch) -> ContiguousStep:
         """One step of the requests at these places; raises `WrongState` for rows that were not reserved."""
-        for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):
-            if context + length > self._reserved[place] and self.memory:
-                raise WrongState(f"{context + length} positions are needed, {self._reserved[place]} are reserved")
+        for request, place in enumerate(places):
+            end = batch.end(request)
+            if end > self._reserved[place] and self.memory:
+                raise WrongState(f"{end} positions are needed, {self._reserved[place]} are reserved")
         return ContiguousStep(self, places, batch)
 
     def read(self, place: int, tokens: int) -> dict[Key, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attn_cache.bank import Key, by_state, check_names, check_shape
 from attn_cache.rows import first_visible
-from attn_cache.step import RowsStep
+from attn_cache.step import RowsStep, located
 
 if TYPE_CHECKING:
     from attn_cache.contiguous import ContiguousRows
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 class Selection:
     """What some requests see under one window: padded positions, which of them are real, and the memory.
 
-    `gather` [requests] picks requests out of the memory where they do not lie side by side.
+    `gather` [requests] picks requests out of the memory where they do not lie side by side; with positions
+    [requests, longest] too, rows of a tree.
     """
 
     positions: Tensor
     keep: Tensor | None
     memory: Mapping[tuple[str, str], Fields]
-    gather: Tensor | None
+    gather: Tensor | tuple[Tensor, Tensor] | None
 
     def rows(self, state: tuple[str, str]) -> Rows:
         """The rows of one state of one layer."""
         fields = self.memory[state]
-        if self.gather is not None:
+        if isinstance(self.gather, tuple):
+            fields = {name: rows[self.gather] for name, rows in fields.items()}
+        elif self.gather is not None:
             fields = {name: rows.index_select(0, self.gather) for name, rows in fields.items()}
         return Rows(fields=fields, positions=self.positions, keep=self.keep)
 
@@ -43,7 +46,7 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
 
     def __init__(self, owner: ContiguousRows, places: Sequence[int], batch: RaggedBatch) -> None:
         super().__init__(owner, places, batch)
-        self._place_of: Tensor | None = None
+        self._targets: tuple[Tensor, Tensor] | None = None
         self._in_place: dict[tuple[int | None, int], tuple[Tensor, Tensor, tuple[int, ...]]] = {}
 
     def view(self, layer: str, state: str) -> ContiguousView:
@@ -53,14 +56,14 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
     def write(self, memory: Tensor, rows: Tensor) -> None:
         """Put the new rows [tokens, ...] of the batch at their places and positions in `memory`."""
         rows = rows.detach().to(memory.dtype)
-        if len(self.places) == 1:
+        if len(self.places) == 1 and not self.batch.paths:
             start = self.batch.contexts[0]
             memory[self.places[0], start : start + self.tokens] = rows
             return
-        if self._place_of is None:
+        if self._targets is None:
             places = torch.tensor(self.places, device=self.owner.device)
-            self._place_of = places[self.batch.request_of.to(self.owner.device)]
-        memory[self._place_of, self.batch.positions] = rows
+            self._targets = places[self.batch.request_of.to(self.owner.device)], self._written()
+        memory[self._targets] = rows
 
     def in_place(self, window: int | None, memory: Fields) -> RowsInPlace | None:
         """Where these fields of all requests of the batch lie, found once for all layers of a window; None where the
@@ -82,8 +85,16 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
         longest = max(end - first for first, end in zip(firsts, ends, strict=True))
         bounds = torch.tensor([firsts, ends], device=self.owner.device)
         positions = bounds[0, :, None] + torch.arange(longest, device=self.owner.device)
-        numbers = starts[:, None] + positions.minimum(bounds[1, :, None] - 1)
-        return starts[batch.request_of] + batch.positions, numbers, firsts
+        seen = positions.minimum(bounds[1, :, None] - 1)
+        numbers = starts[:, None] + located(batch, range(batch.requests), seen, firsts)
+        return starts[batch.request_of] + self._written(), numbers, firsts
+
+    def _written(self) -> Tensor:
+        """Where in its place each new row lies [tokens]."""
+        if not self.batch.paths:
+            return self.batch.positions
+        lie = [place for request in range(self.batch.requests) for place in self.batch.places(request)]
+        return torch.tensor(lie, device=self.owner.device)
 
     def _select(self, window: int | None, requests: tuple[int, ...]) -> Selection:
         firsts = [first_visible(self.batch.contexts[r], window) for r in requests]
@@ -95,6 +106,10 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
             bounds = torch.tensor([firsts, ends], device=self.owner.device)
             keep = (positions >= bounds[0, :, None]) & (positions < bounds[1, :, None])
         places = [self.places[r] for r in requests]
+        if any(self.batch.path(r) for r in requests):
+            lie = located(self.batch, requests, positions, [first] * len(requests))
+            at = torch.tensor(places, device=self.owner.device)[:, None]
+            return Selection(positions, keep, self._memory_of(window, slice(None), slice(None)), (at, lie))
         if places == list(range(places[0], places[0] + len(places))):
             memory, gather = self._memory_of(window, slice(places[0], places[-1] + 1), slice(first, end)), None
         else:

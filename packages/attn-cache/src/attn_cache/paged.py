@@ -107,6 +107,19 @@ class PagedRows:
         """Let the rows from position `tokens` on be written again."""
         self._computed[place] = tokens
 
+    def only_chains(self) -> str | None:
+        """None: rows may lie anywhere."""
+        return None
+
+    def move(self, place: int, sources: Sequence[int], start: int) -> None:
+        """Let the rows at these positions lie side by side from position `start` on."""
+        for window, group in self.groups.items():
+            table = group.tables[place]
+            taken = torch.tensor([table.row(position) for position in sources], device=self.device)
+            given = torch.tensor([table.row(start + n) for n in range(len(sources))], device=self.device)
+            for bank in self.banks[window]:
+                bank.rows[:, given] = bank.rows[:, taken]
+
     def keep(self, place: int, number: int) -> dict[int | None, int]:
         """Keep page number `number` of the request in every window that still has it; these pages by window."""
         held = {}
@@ -193,14 +206,15 @@ class PagedRows:
         return slice(page * self.page, (page + 1) * self.page)
 
     def _begin(self, places: Sequence[int], batch: RaggedBatch) -> None:
-        for place, context, length in zip(places, batch.contexts, batch.lengths, strict=True):
+        for request, place in enumerate(places):
+            end = batch.end(request)
             for group in self.groups.values():
                 table = group.tables[place]
-                first = first_visible(context, group.window)
-                if context + length > table.end or first < table.first * self.page:
+                first = first_visible(batch.contexts[request], group.window)
+                if end > table.end or first < table.first * self.page:
                     held = f"{table.first * self.page} to {table.end - 1}"
-                    raise WrongState(f"positions {first} to {context + length - 1} are needed, {held} are reserved")
-            self._computed[place] = context + length
+                    raise WrongState(f"positions {first} to {end - 1} are needed, {held} are reserved")
+            self._computed[place] = end
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
         return lazy_zeros((count, (1 + self.pages) * self.page, *field.shape), dtype, self.device)

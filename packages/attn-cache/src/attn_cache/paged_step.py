@@ -13,7 +13,7 @@ from torch import Tensor
 from attn_cache.bank import check_names, check_shape
 from attn_cache.pages import Table
 from attn_cache.rows import first_visible
-from attn_cache.step import RowsStep
+from attn_cache.step import RowsStep, located
 
 if TYPE_CHECKING:
     from attn_cache.paged import PagedRows
@@ -60,12 +60,9 @@ class PagedStep(RowsStep["PagedRows", Selection]):
         found = self._targets.get(window)
         if found is None:
             group = self.owner.groups[window]
-            numbers = []
-            for place, context, length in zip(self.places, self.batch.contexts, self.batch.lengths, strict=True):
-                table = group.tables[place]
-                for position in range(context, context + length):
-                    page = table.pages[position // group.size - table.first]
-                    numbers.append(page * group.size + position % group.size)
+            numbers: list[int] = []
+            for request, place in enumerate(self.places):
+                numbers += map(group.tables[place].row, self.batch.places(request))
             found = self._targets[window] = torch.tensor(numbers, dtype=torch.int64, device=self.owner.device)
         return found
 
@@ -89,7 +86,7 @@ class PagedStep(RowsStep["PagedRows", Selection]):
         positions = bounds[0, :, None] + torch.arange(longest, device=self.owner.device)
         real = positions < bounds[1, :, None]
         tables = [group.tables[self.places[r]] for r in requests]
-        if len(requests) == 1:
+        if len(requests) == 1 and not self.batch.path(requests[0]):
             start = _run(tables[0], firsts[0] - tables[0].first * group.size, longest)
             if start is not None:
                 return Selection(positions, None, positions, slice(start, start + longest))
@@ -99,8 +96,9 @@ class PagedStep(RowsStep["PagedRows", Selection]):
         )
         shift = torch.tensor([table.first for table in tables], device=self.owner.device)
         # Positions past a request's end may lie past its table; they read row 0 whatever page is looked up.
-        number = (positions // group.size - shift[:, None]).clamp_(max=widest - 1)
-        numbers = (pages.gather(1, number) * group.size + positions % group.size).where(real, 0)
+        places = located(self.batch, requests, positions, firsts)
+        number = (places // group.size - shift[:, None]).clamp_(max=widest - 1)
+        numbers = (pages.gather(1, number) * group.size + places % group.size).where(real, 0)
         return Selection(positions, None if bool(real.all()) else real, numbers, None)
 
 

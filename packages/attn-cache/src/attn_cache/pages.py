@@ -22,6 +22,10 @@ class Table:
         """The position after the last one that has room."""
         return (self.first + len(self.pages)) * self.size
 
+    def row(self, position: int) -> int:
+        """The row of the pool that holds a position."""
+        return self.pages[position // self.size - self.first] * self.size + position % self.size
+
 
 class PageGroup:
     """The pages of all states of one window. Page 0 belongs to nobody and stays zero: padding is read from it.

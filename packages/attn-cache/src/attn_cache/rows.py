@@ -60,6 +60,14 @@ class TokenRows(Protocol):
         """Forget the rows from position `tokens` on."""
         ...
 
+    def only_chains(self) -> str | None:
+        """Why tokens of a tree cannot be held, for people; None if they can."""
+        ...
+
+    def move(self, place: int, sources: Sequence[int], start: int) -> None:
+        """Let the rows at these positions lie side by side from position `start` on."""
+        ...
+
     def step(self, places: Sequence[int], batch: RaggedBatch) -> TokenStep:
         """One step of the requests at these places."""
         ...

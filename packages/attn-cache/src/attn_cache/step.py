@@ -6,13 +6,35 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
+import torch
 from attn_core import RaggedBatch
+from torch import Tensor
 
 Window = int | None
 """The most tokens back that a state keeps, with the newest; None keeps all."""
 
 Owner = TypeVar("Owner")
 Seen = TypeVar("Seen")
+
+
+def located(batch: RaggedBatch, requests: Sequence[int], positions: Tensor, firsts: Sequence[int]) -> Tensor:
+    """Where the rows at these positions [requests, longest] lie, counted as positions are: elsewhere in a tree alone.
+
+    `firsts` are the positions of the first column.
+    """
+    paths = [batch.path(request) for request in requests]
+    if not any(paths):
+        return positions
+    places = positions.clone()
+    for row, (request, path) in enumerate(zip(requests, paths, strict=True)):
+        if path:
+            column = batch.contexts[request] + 1 - len(path) - firsts[row]
+            seen = path[max(0, -column) :]
+            column = max(0, column)
+            places[row, column : column + len(seen)] = torch.tensor(seen, device=places.device)
+            # What pads it would be other tokens of its tree.
+            places[row, column + len(seen) :] = places[row, 0]
+    return places
 
 
 class RowsStep(Generic[Owner, Seen]):

@@ -32,7 +32,8 @@ class Store:
         self._token_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
         self._places: dict[int, int] = {}
         self._names: list[int] = []
-        self._has_fixed = any(states_of(specs, Slot))
+        self._fixed_names = [(layer, state) for layer, state, _ in states_of(specs, Slot)]
+        self._has_fixed = bool(self._fixed_names)
         self._marks: dict[int, tuple[int, Snapshot]] = {}
 
     def fits(self, tokens: int) -> bool:
@@ -106,6 +107,23 @@ class Store:
         self._tokens.rewind(place, tokens)
         return tokens
 
+    def only_chains(self) -> str | None:
+        """See `attn_core.TreeStore.only_chains`."""
+        fixed = next(iter(self._fixed_names), None)
+        if fixed is not None:
+            return f"{'.'.join(fixed)} has a fixed size and exists once a request, so it cannot follow several tokens"
+        return self._tokens.only_chains()
+
+    def keep_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
+        """See `attn_core.TreeStore.keep_path`."""
+        self._require_trees()
+        if list(places) != sorted(set(places)) or (places and places[0] < tokens):
+            raise InvalidValue.of("places", list(places), f"ascending places from {tokens} on")
+        place = self._place(request)
+        if list(places) != list(range(tokens, tokens + len(places))):
+            self._tokens.move(place, places, tokens)
+        self._tokens.rewind(place, tokens + len(places))
+
     def export(self, request: int, tokens: int) -> bytes:
         """See `attn_core.PortableStore.export`; the request stays."""
         if type(tokens) is not int or tokens < 0:
@@ -138,7 +156,11 @@ class Store:
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
         """The views of one step; valid until the next call of any method."""
         places = [self._place(request) for request in requests]
-        if len(set(places)) != len(places) or len(places) != batch.requests:
+        if batch.paths:
+            self._require_trees()
+        elif len(set(places)) != len(places):
+            raise InvalidValue.of("requests", list(requests), f"{batch.requests} different requests")
+        if len(places) != batch.requests:
             raise InvalidValue.of("requests", list(requests), f"{batch.requests} different requests")
         step = self._tokens.step(places, batch)
         views: dict[tuple[str, str], object] = {key: step.view(*key) for key in self._token_states}
@@ -160,6 +182,11 @@ class Store:
             requests=len(self._names),
             requests_total=self._requests,
         )
+
+    def _require_trees(self) -> None:
+        reason = self.only_chains()
+        if reason is not None:
+            raise WrongState(f"this store holds no token trees: {reason}")
 
     def _place(self, request: int) -> int:
         try:

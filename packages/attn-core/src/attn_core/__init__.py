@@ -107,6 +107,7 @@ from attn_core.store import (
     PrefixStore,
     StateStore,
     StoreSize,
+    TreeStore,
     Usage,
 )
 from attn_core.waves import sinusoidal
@@ -243,6 +244,7 @@ __all__ = [
     "T5Bias",
     "Tokenizer",
     "Tree",
+    "TreeStore",
     "Usage",
     "Verdict",
     "Window",

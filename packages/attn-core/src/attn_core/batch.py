@@ -34,6 +34,12 @@ class RaggedBatch:
     `lengths[r]` tokens of request r are computed now (1 while it decodes), after `contexts[r]` remembered
     ones. `positions` [tokens], int64, are absolute; `request_of` [tokens] and `offset_of` [tokens] locate
     each row in the padded form [requests, longest].
+
+    Where tokens of a tree are computed side by side, each is a request of one token for itself, after what its
+    ancestors and the tokens before the tree remember: who computes sees nothing else of the tree (`attn_core.Tree`).
+    `paths[r]` then says where the rows of its ancestors in the tree and its own lie, oldest first: places counted as
+    positions are, which for a tree are not the same. It is None for a request that is no such token, and `paths` is
+    empty where none is.
     """
 
     lengths: tuple[int, ...]
@@ -41,9 +47,16 @@ class RaggedBatch:
     positions: Tensor
     request_of: Tensor
     offset_of: Tensor
+    paths: tuple[tuple[int, ...] | None, ...] = ()
 
     @classmethod
-    def of(cls, lengths: Sequence[int], contexts: Sequence[int], tensor: Callable[[list[int]], Tensor]) -> RaggedBatch:
+    def of(
+        cls,
+        lengths: Sequence[int],
+        contexts: Sequence[int],
+        tensor: Callable[[list[int]], Tensor],
+        paths: Sequence[tuple[int, ...] | None] = (),
+    ) -> RaggedBatch:
         """The batch of these lengths and contexts; `tensor` turns a list of integers into an int64 tensor."""
         pairs = [(r, i) for r, n in enumerate(lengths) for i in range(n)]
         return cls(
@@ -52,12 +65,27 @@ class RaggedBatch:
             positions=tensor([contexts[r] + i for r, i in pairs]),
             request_of=tensor([r for r, _ in pairs]),
             offset_of=tensor([i for _, i in pairs]),
+            paths=tuple(paths) if any(path is not None for path in paths) else (),
         )
 
     @property
     def requests(self) -> int:
         """Number of requests."""
         return len(self.lengths)
+
+    def path(self, request: int) -> tuple[int, ...]:
+        """Where the rows of a request lie that lie elsewhere than their positions say: none but in a tree."""
+        return (self.paths[request] or ()) if self.paths else ()
+
+    def places(self, request: int) -> Sequence[int]:
+        """Where the new rows of a request are to lie."""
+        start = self.contexts[request]
+        return self.path(request)[-1:] or range(start, start + self.lengths[request])
+
+    def end(self, request: int) -> int:
+        """The place after the last of its rows."""
+        path = self.path(request)
+        return path[-1] + 1 if path else self.contexts[request] + self.lengths[request]
 
     @property
     def decoding(self) -> bool:

@@ -134,6 +134,25 @@ class BranchingStore(Protocol):
 
 
 @runtime_checkable
+class TreeStore(Protocol):
+    """A store that can hold the tokens of a tree behind what a request remembers (`RaggedBatch.paths`).
+
+    `view` then takes the request's name for each of the tree's tokens; room for all of them must be reserved.
+    """
+
+    def only_chains(self) -> str | None:
+        """Why it cannot, for people: what is remembered exists once a request, say; None if it can."""
+        ...
+
+    def keep_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
+        """Let what lies at these places, an ascending path of a tree, be what follows the first `tokens` tokens.
+
+        The rest of the tree is forgotten. Raises `WrongState` where `only_chains` says why.
+        """
+        ...
+
+
+@runtime_checkable
 class PortableStore(Protocol):
     """A store whose requests can leave it as bytes and go on in another store of the same states and element type."""
 

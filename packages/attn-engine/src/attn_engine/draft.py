@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from attn_core import BranchingStore, LanguageModel, StateStore
 from attn_core.errors import InvalidValue, WrongState
 
 from attn_engine.adjust import Draw
+from attn_engine.limits import MOST_BRANCHES
 from attn_engine.proposer import Wanted
 from attn_engine.sampler import choose_tokens
 from attn_engine.scheduler import Chunk
 from attn_engine.sequence import Sequence as Growing
 from attn_engine.step import Forward
+from attn_engine.token_tree import Growth, TokenTree
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +56,20 @@ class Draft:
             given = f"a model of {self._vocabulary} tokens"
             raise InvalidValue.of("draft", given, f"one of the same {tokens} tokens as the model")
 
-    def propose(self, wanted: Sequence[Wanted], most: int) -> list[list[int]]:
-        """See `Proposer.propose`."""
-        guesses: list[list[int]] = [[] for _ in wanted]
+    def propose(self, wanted: Sequence[Wanted], most: int) -> list[TokenTree]:
+        """See `Proposer.propose`.
+
+        One chain is followed; where it may go on in several ways, the likeliest other tokens stand beside each of it.
+        """
+        growths: dict[int, Growth] = {}
         try:
             with torch.inference_mode():
-                self._propose(wanted, most, guesses)
+                self._propose(wanted, most, growths)
         except Exception:
             log.exception("the draft model failed and is not asked again")
             self._broken = True
-            return [[] for _ in wanted]
-        return guesses
+            return [TokenTree() for _ in wanted]
+        return [growths[place].tree if place in growths else TokenTree() for place in range(len(wanted))]
 
     def forget(self, sequence: Growing) -> None:
         """See `Proposer.forget`."""
@@ -71,26 +77,22 @@ class Draft:
             self._settled.pop(sequence.number, None)
             self._store.release(sequence.number)
 
-    def _propose(self, wanted: Sequence[Wanted], most: int, guesses: list[list[int]]) -> None:
-        places: dict[int, int] = {}
-        room: dict[int, int] = {}
+    def _propose(self, wanted: Sequence[Wanted], most: int, growths: dict[int, Growth]) -> None:
+        open_chains: dict[int, Chain] = {}
         for place, one in enumerate(wanted):
             length = min(one.most, most, self._context - len(one.sequence.tokens))
             if length > 0 and not self._broken and self._follow(one.sequence, length):
-                places[one.sequence.number], room[one.sequence.number] = place, length
-                most -= length
-        trails = self._read([self._trails[number] for number in places])
-        while trails:
+                growths[place] = Growth(min(length * one.branches, most))
+                open_chains[one.sequence.number] = Chain(growths[place], length, one.branches)
+                most -= growths[place].room
+        likely = self._read([self._trails[number] for number in open_chains])
+        while likely:
             going_on = []
-            for trail, token in trails:
-                guess = guesses[places[trail.number]]
-                if token < 0:
-                    continue
-                guess.append(token)
-                if len(guess) < room[trail.number]:
-                    trail.tokens.append(token)
+            for trail, tokens in likely:
+                if open_chains[trail.number].grow(tokens):
+                    trail.tokens.append(tokens[0])
                     going_on.append(trail)
-            trails = self._compute([Chunk(trail, 1) for trail in going_on])
+            likely = self._compute([Chunk(trail, 1) for trail in going_on])
 
     def _follow(self, sequence: Growing, length: int) -> bool:
         """Let the states held for a sequence be those of its tokens, as far as they were computed; False without room.
@@ -120,8 +122,8 @@ class Draft:
         self.forget(sequence)
         return False
 
-    def _read(self, trails: Sequence[Growing]) -> list[tuple[Growing, int]]:
-        """Compute what is missing; the next token of those of which nothing is missing any more."""
+    def _read(self, trails: Sequence[Growing]) -> list[tuple[Growing, list[int]]]:
+        """Compute what is missing; the next tokens of those of which nothing is missing any more."""
         chunks: list[Chunk] = []
         left = self._step_tokens
         for trail in sorted(trails, key=lambda trail: trail.pending):
@@ -136,7 +138,8 @@ class Draft:
             self._settled[chunk.sequence.number] = chunk.sequence.computed
         return found
 
-    def _compute(self, chunks: Sequence[Chunk]) -> list[tuple[Growing, int]]:
+    def _compute(self, chunks: Sequence[Chunk]) -> list[tuple[Growing, list[int]]]:
+        """The token that follows each sequence that is complete, -1 where there is none, and other likely ones."""
         if not chunks:
             return []
         ordered, hidden = self._forward.run(chunks)
@@ -151,4 +154,32 @@ class Draft:
             return []
         # Penalties and grammars are left to the model that checks.
         draws = [Draw(trail.sampling, trail.seed, len(trail.tokens)) for trail in trails]
-        return list(zip(trails, choose_tokens(self._forward.logits(hidden, rows), draws), strict=True))
+        logits = self._forward.logits(hidden, rows)
+        others = logits.topk(min(MOST_BRANCHES, self._vocabulary)).indices.tolist()
+        return [
+            (trail, [token, *other])
+            for trail, token, other in zip(trails, choose_tokens(logits, draws), others, strict=True)
+        ]
+
+
+@dataclass
+class Chain:
+    """The guess that is being made for one sequence: a chain of `length` tokens, of `branches` kinds at each place."""
+
+    growth: Growth
+    length: int
+    branches: int
+    end: int = -1
+
+    def grow(self, tokens: Sequence[int]) -> bool:
+        """Go on with the first of these tokens, if it is one, and some of the others beside it; whether more is
+        wanted."""
+        node = self.growth.add(self.end, tokens[0]) if tokens[0] >= 0 else None
+        if node is None:
+            return False
+        beside = [token for token in tokens[1:] if token != tokens[0]]
+        for token in beside[: self.branches - 1]:
+            self.growth.add(self.end, token)
+        self.end = node
+        self.length -= 1
+        return self.length > 0 and self.growth.room > 0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer
+from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer, TreeStore
 from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable, UserError
 from torch import Tensor
 
@@ -29,6 +29,7 @@ from attn_engine.scheduler import Chunk, Scheduler
 from attn_engine.sequence import Sequence
 from attn_engine.step import Forward
 from attn_engine.suspects import Suspects
+from attn_engine.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -69,15 +70,20 @@ class Engine:
         self._news: list[Event] = []
         self._numbers = 0
         self._draining = False
-        self._computed = 0
-        self._generated = 0
-        self._guessed = 0
-        self._accepted = 0
+        self._tally = Tally()
+        if limits.branches > 1 and self.only_chains is not None:
+            log.warning("guesses are chains, not trees: %s", self.only_chains)
 
     @property
     def idle(self) -> bool:
         """Whether no request is waiting or running and no news is left to tell."""
         return not self._groups and not self._news
+
+    @property
+    def only_chains(self) -> str | None:
+        """Why a guess cannot be a tree, for people; None if it can (`EngineLimits.branches`)."""
+        store = self._store
+        return store.only_chains() if isinstance(store, TreeStore) else "the cache holds no token trees"
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
@@ -141,21 +147,7 @@ class Engine:
 
     def load(self) -> Load:
         """How busy the engine is."""
-        usage = self._store.usage()
-        return Load(
-            running=len(self._scheduler.running),
-            waiting=len(self._scheduler.waiting),
-            state_tokens_used=usage.tokens,
-            state_tokens_total=usage.tokens_total,
-            preemptions=self._scheduler.preemptions,
-            reloaded_tokens=self._scheduler.offload.reloaded_tokens,
-            offloaded_bytes=self._scheduler.offload.bytes,
-            computed_tokens=self._computed,
-            generated_tokens=self._generated,
-            shared_tokens=self._scheduler.shared_tokens,
-            guessed_tokens=self._guessed,
-            accepted_tokens=self._accepted,
-        )
+        return self._tally.load(self._scheduler, self._store.usage())
 
     def drain(self) -> None:
         """Refuse new requests from now on; those accepted run to their end as `step` is called."""
@@ -220,7 +212,7 @@ class Engine:
 
     def _advance(self, ordered: list[Chunk], hidden: Tensor) -> None:
         for chunk in ordered:
-            self._computed += chunk.rows
+            self._tally.computed += chunk.rows
             sequence = chunk.sequence
             sequence.computed_in_all += chunk.rows
             if not chunk.guess:
@@ -229,7 +221,7 @@ class Engine:
             sequence = progress.sequence
             if sequence.id not in self._groups:
                 continue
-            self._generated += 0 if sequence.scoring else len(progress.tokens)
+            self._tally.generated += 0 if sequence.scoring else len(progress.tokens)
             if progress.reason is FinishReason.FAILED:
                 error = progress.error
                 error = self._diagnosis.of(sequence) or error if isinstance(error, NoTokenError) else error
@@ -244,8 +236,8 @@ class Engine:
         for chunk in chunks:
             sequence = chunk.sequence
             if chunk.guess:
-                self._guessed += len(chunk.guess)
-                self._accepted += sequence.accepted - chunk.accepted_before
+                self._tally.guessed += len(chunk.guess)
+                self._tally.accepted += sequence.accepted - chunk.accepted_before
                 if self._scheduler.holds(sequence):
                     self._scheduler.prefixes.remember(sequence, sequence.computed)
 
@@ -269,7 +261,7 @@ class Engine:
         members[0].computed_in_all = beams.computed_in_all
         members[0].adopted_in_all = beams.leader.adopted_in_all
         for member, hypothesis in zip(list(members), found, strict=False):
-            self._generated += len(hypothesis.tokens)
+            self._tally.generated += len(hypothesis.tokens)
             self._tell(ended(member, hypothesis, self._end_ids))
 
     def _end(self, request: str, reason: FinishReason, error: Exception | None = None) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from attn_core.errors import InvalidValue
 
 MOST_GUESSES = 32
+MOST_BRANCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class EngineLimits:
 
     `waiting` is the most requests that may wait; one more is refused with `OutOfCapacity`.
     `guesses` is how many tokens are guessed ahead, at most, for a request that does not say; see `Sampling.guesses`.
+    `branches` is in how many ways a guess may go on at most: of more than one it is a tree, whose branches are checked
+    side by side; where states cannot follow several tokens (`Engine.only_chains`) it stays a chain.
     `shares` are weights by tenant, 1 where none is given: one of weight 2 is served twice the tokens while both have
     requests that wait.
     `offload_bytes` is the most memory outside the store for states of requests that had to leave it; what finds none,
@@ -25,6 +28,7 @@ class EngineLimits:
     step_tokens: int = 256
     waiting: int = 1024
     guesses: int = 0
+    branches: int = 1
     shares: Mapping[str, float] = field(default_factory=dict)
     offload_bytes: int = 0
 
@@ -36,6 +40,8 @@ class EngineLimits:
             raise InvalidValue.of("offload_bytes", self.offload_bytes, "a whole number from 0")
         if not 0 <= self.guesses <= MOST_GUESSES:
             raise InvalidValue.of("guesses", self.guesses, f"a whole number from 0 to {MOST_GUESSES}")
+        if not 1 <= self.branches <= MOST_BRANCHES:
+            raise InvalidValue.of("branches", self.branches, f"a whole number from 1 to {MOST_BRANCHES}")
         for tenant, weight in self.shares.items():
             if not 0 < weight < float("inf"):
                 raise InvalidValue.of(f"shares[{tenant!r}]", weight, "a number above 0")

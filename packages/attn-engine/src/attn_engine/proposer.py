@@ -7,20 +7,22 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from attn_engine.sequence import Sequence as Growing
+from attn_engine.token_tree import TokenTree
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A sequence that decodes, and the most tokens to guess for it."""
+    """A sequence that decodes, how many tokens to guess ahead, and in how many ways to go on at most."""
 
     sequence: Growing
     most: int
+    branches: int = 1
 
 
 class Proposer(Protocol):
     """Guesses tokens for sequences that decode. What it guesses changes the number of steps and nothing else."""
 
-    def propose(self, wanted: Sequence[Wanted], most: int) -> list[list[int]]:
+    def propose(self, wanted: Sequence[Wanted], most: int) -> list[TokenTree]:
         """Tokens that may follow each sequence, perhaps none; together at most so many."""
         ...
 
@@ -32,12 +34,12 @@ class Proposer(Protocol):
 class LookupProposer:
     """Guesses what followed the same words in the sequence itself."""
 
-    def propose(self, wanted: Sequence[Wanted], most: int) -> list[list[int]]:
+    def propose(self, wanted: Sequence[Wanted], most: int) -> list[TokenTree]:
         """See `Proposer.propose`."""
         guesses = []
         for one in wanted:
-            allowed = min(one.most, most)
-            guesses.append(one.sequence.lookup.guess(one.sequence.tokens, allowed) if allowed > 0 else [])
+            guess = one.sequence.lookup.guess(one.sequence.tokens, one.most, one.branches) if most > 0 else TokenTree()
+            guesses.append(guess.first(most))
             most -= len(guesses[-1])
         return guesses
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attn_core import BranchingStore, StateStore
+from attn_core import BranchingStore, StateStore, TreeStore
 
 from attn_engine.limits import EngineLimits
 from attn_engine.offload import Offload
@@ -13,6 +13,7 @@ from attn_engine.prefixes import Prefixes
 from attn_engine.proposer import Proposer, Wanted
 from attn_engine.sequence import Sequence
 from attn_engine.shares import Shares
+from attn_engine.token_tree import NOTHING, TokenTree
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Chunk:
 
     sequence: Sequence
     length: int
-    guess: tuple[int, ...] = ()
+    guess: TokenTree = NOTHING
     accepted_before: int = 0
 
     @property
@@ -55,6 +56,7 @@ class Scheduler:
         self._branches = store if isinstance(store, BranchingStore) else None
         self._step_tokens = limits.step_tokens
         self._guesses = limits.guesses
+        self._branching = limits.branches if isinstance(store, TreeStore) and store.only_chains() is None else 1
         self.prefixes = Prefixes(store)
         self.offload = Offload(store, limits.offload_bytes)
         self.shares = Shares(limits.shares)
@@ -123,7 +125,7 @@ class Scheduler:
                 most = self._most_guesses(chunk.sequence, left) if chunk.sequence.pending == 1 else 0
                 if most > 0:
                     places.append(place)
-                    wanted.append(Wanted(chunk.sequence, most))
+                    wanted.append(Wanted(chunk.sequence, most, self._branching))
             guesses = self._proposer.propose(wanted, left) if wanted else []
             for place, guess in zip(places, guesses, strict=True):
                 chunks[place] = self._with_guess(chunks[place], guess, self._branches)
@@ -133,13 +135,13 @@ class Scheduler:
         most = min(left, sequence.most_guesses(self._guesses))
         return self.prefixes.chunk(sequence, 1 + most) - 1 if most > 0 else 0
 
-    def _with_guess(self, chunk: Chunk, guess: list[int], store: BranchingStore) -> Chunk:
+    def _with_guess(self, chunk: Chunk, guess: TokenTree, store: BranchingStore) -> Chunk:
         """The chunk with what is guessed to follow, where there is room for it without throwing anybody out."""
         sequence = chunk.sequence
         if not guess or not self._store.reserve(sequence.number, sequence.computed + 1 + len(guess)):
             return chunk
         store.mark(sequence.number, sequence.computed)
-        return Chunk(sequence, 1, tuple(guess), sequence.accepted)
+        return Chunk(sequence, 1, guess, sequence.accepted)
 
     def _plan(self) -> list[Chunk]:
         preemptions = self.preemptions

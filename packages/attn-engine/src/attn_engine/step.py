@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from attn_core import LanguageModel, RaggedBatch, Source, SourceModel, StateStore
@@ -12,6 +12,15 @@ from torch import Tensor
 
 from attn_engine.scheduler import Chunk
 from attn_engine.witness import Witness
+
+
+class Part(NamedTuple):
+    """One request of a batch: whose states it reads, its tokens, and where it stands."""
+
+    number: int
+    length: int
+    context: int
+    path: tuple[int, ...] | None = None
 
 
 class Forward:
@@ -40,13 +49,13 @@ class Forward:
         by_number = {chunk.sequence.number: chunk for chunk in chunks}
         numbers = self.store.order(list(by_number))
         ordered = [by_number[number] for number in numbers]
-        batch = self._batch(ordered)
+        batch, names = self._batch(ordered)
         tokens = [
             token
             for chunk in ordered
-            for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.guess)
+            for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.guess.tokens)
         ]
-        state = self.store.view(batch, numbers)
+        state = self.store.view(batch, names)
         hidden = self.model.step(self._tensor(tokens), batch, witness.watched(state) if witness else state)
         if hidden.dim() != 2 or len(hidden) != len(tokens):
             raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")
@@ -60,10 +69,21 @@ class Forward:
         chosen = hidden if list(rows) == list(range(len(hidden))) else hidden[self._tensor(list(rows))]
         return self.model.logits(chosen)
 
-    def _batch(self, chunks: Sequence[Chunk]) -> RaggedBatch:
-        lengths = [chunk.rows for chunk in chunks]
-        contexts = [chunk.start for chunk in chunks]
-        return RaggedBatch.of(lengths, contexts, self._tensor)
+    def _batch(self, chunks: Sequence[Chunk]) -> tuple[RaggedBatch, list[int]]:
+        """The batch, and whose states each of its requests reads: each token of a tree is a request for itself."""
+        parts: list[Part] = []
+        for chunk in chunks:
+            number, end = chunk.sequence.number, chunk.start + chunk.length
+            if not chunk.guess.branches:
+                parts.append(Part(number, chunk.rows, chunk.start))
+                continue
+            parts.append(Part(number, chunk.length, chunk.start))
+            for node in range(len(chunk.guess)):
+                path = tuple(end + ancestor for ancestor in chunk.guess.path(node))
+                parts.append(Part(number, 1, end + len(path) - 1, path))
+        lengths, contexts = [part.length for part in parts], [part.context for part in parts]
+        batch = RaggedBatch.of(lengths, contexts, self._tensor, [part.path for part in parts])
+        return batch, [part.number for part in parts]
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

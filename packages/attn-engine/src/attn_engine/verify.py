@@ -8,39 +8,49 @@ that does not, what was computed behind it is taken back. So guesses change noth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import cast
 
-from attn_core import BranchingStore
+from attn_core import BranchingStore, TreeStore
 from torch import Tensor
 
 from attn_engine.outcome import Progress
 from attn_engine.sequence import Sequence as Growing
+from attn_engine.token_tree import TokenTree
 
 Choose = Callable[[Sequence[Growing], Tensor], list[Progress]]
 """Chooses the next token of each sequence from logits [sequences, vocabulary]."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Guess:
-    """Guessed tokens of a sequence, and the rows of the logits that follow each."""
+    """Guessed tokens of a sequence, the rows of the logits that follow each, and which of them were right so far."""
 
     sequence: Growing
-    tokens: tuple[int, ...]
+    tree: TokenTree
     rows: range
+    right: list[int] = field(default_factory=list)
+
+    def follow(self, progress: Progress) -> bool:
+        """Whether the sequence goes on with a token that was guessed, which then is the last of those that were
+        right."""
+        if progress.reason is not None:
+            return False
+        node = self.tree.child(self.right[-1] if self.right else -1, progress.tokens[-1].id)
+        if node is None:
+            return False
+        self.right.append(node)
+        self.sequence.accepted += 1
+        return True
 
 
 def verify(first: Sequence[Progress], guesses: Sequence[Guess], logits: Tensor, choose: Choose) -> list[Progress]:
     """`first` is what came of the tokens before the guesses; with it, what comes of those guesses that were right."""
     found = {progress.sequence.number: progress for progress in first}
-    open_guesses = list(guesses)
-    for place in range(max((len(guess.tokens) for guess in guesses), default=0)):
-        open_guesses = [guess for guess in open_guesses if _right(found[guess.sequence.number], guess, place)]
-        if not open_guesses:
-            break
-        for guess in open_guesses:
-            guess.sequence.accepted += 1
-        rows = [guess.rows[place] for guess in open_guesses]
-        for progress in choose([guess.sequence for guess in open_guesses], logits[rows]):
+    going_on = list(guesses)
+    while going_on := [guess for guess in going_on if guess.follow(found[guess.sequence.number])]:
+        rows = [guess.rows[guess.right[-1]] for guess in going_on]
+        for progress in choose([guess.sequence for guess in going_on], logits[rows]):
             number = progress.sequence.number
             found[number] = found[number].then(progress)
     return list(found.values())
@@ -48,12 +58,11 @@ def verify(first: Sequence[Progress], guesses: Sequence[Guess], logits: Tensor, 
 
 def settle(guess: Guess, store: BranchingStore) -> None:
     """Note how far the states of a sequence that goes on are right, and take back the rest."""
-    sequence = guess.sequence
-    right, computed = len(sequence.tokens) - 1, sequence.computed + len(guess.tokens)
-    sequence.computed = computed if right == computed else store.rewind(sequence.number, right)
-
-
-def _right(progress: Progress, guess: Guess, place: int) -> bool:
-    if progress.reason is not None or place >= len(guess.tokens):
-        return False
-    return progress.tokens[place].id == guess.tokens[place]
+    sequence, known = guess.sequence, guess.sequence.computed
+    right = len(sequence.tokens) - 1
+    if guess.tree.branches:
+        cast("TreeStore", store).keep_path(sequence.number, known, [known + node for node in guess.right])
+        sequence.computed = right
+    else:
+        computed = known + len(guess.tree)
+        sequence.computed = computed if right == computed else store.rewind(sequence.number, right)

@@ -83,6 +83,11 @@ class BlockRows(PagedRows):
         firsts = [group.tables[place].first * self.page for group in self.unfinished.values()]
         return max(firsts, default=0)
 
+    def only_chains(self) -> str | None:
+        """Rows are coded as soon as a block of them is whole, so those of a tree would be coded before it is known
+        which of them stay."""
+        return "blocks are coded as they become whole, before it is known which tokens of a tree stay"
+
     def close(self, place: int) -> None:
         """Free the request at `place`; the request at the last place takes it over."""
         super().close(place)
