@@ -67,6 +67,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "clustered": (1.0, always(clusters=8, bits=16, top=8)),
     "compressive": (1.0, always(segment=16, memory=16, compressed=16)),
     "dilated_window": (1.0, always(window=8)),
+    "h2o": (1.0, always(heavy=6, recent=10)),
     "key_value": (1.0, always()),
     "key_value_predict": (1.0, always()),
     "linformer": (1.0, always(rank=16)),

@@ -80,3 +80,9 @@ class TestLongformer(MechanismLaws):
 class TestAttentionSinks(MechanismLaws):
     mechanism = "attention_sinks"
     options = {"sinks": 2, "window": 3}
+
+
+class TestHeavyHitters(MechanismLaws):
+    mechanism = "h2o"
+    options = {"heavy": 2, "recent": 3}
+    settings = (SOME[0], SOME[2])

@@ -10,6 +10,7 @@ from attn_variants.mechanisms.sparse.block_local import BlockLocalAttention
 from attn_variants.mechanisms.sparse.chunked import ChunkedAttention
 from attn_variants.mechanisms.sparse.dilated_window import DilatedWindow
 from attn_variants.mechanisms.sparse.fixed import FixedAttention
+from attn_variants.mechanisms.sparse.h2o import HeavyHitters
 from attn_variants.mechanisms.sparse.longformer import LongformerAttention
 from attn_variants.mechanisms.sparse.neighborhood import NeighborhoodAttention
 from attn_variants.mechanisms.sparse.strided import StridedAttention
@@ -21,6 +22,7 @@ def sparse() -> list[Mechanism]:
         DilatedWindow(),
         LongformerAttention(),
         AttentionSinks(),
+        HeavyHitters(),
         StridedAttention(),
         FixedAttention(),
         BigBirdAttention(),

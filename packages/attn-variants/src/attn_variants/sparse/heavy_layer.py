@@ -1,0 +1,115 @@
+"""The layer that keeps a budget of keys and values."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
+from attn_core.pairs import of_query_heads, shares, wide
+from torch import Tensor
+
+from attn_variants.compute.plain import pairs_of, summed
+from attn_variants.layer import SpecLayer
+from attn_variants.plan import KernelPlan
+from attn_variants.score.compute import scores
+from attn_variants.sparse.heavy_hitters import Budget, by_group, kept_pairs
+from attn_variants.stepping import turns_of
+
+
+class Newest(NamedTuple):
+    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, key_value_heads,
+    size], and how many tokens came before, `earlier` [requests]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    earlier: Tensor
+
+    def of(self, places: Tensor) -> Newest:
+        """The tokens at these rows."""
+        return Newest(*(part[places] for part in self))
+
+
+class HeavyLayer(SpecLayer):
+    """Causal attention that keeps the latest keys and those that were attended to most.
+
+    Whole sequences find out query by query which keys are left, and meet them as under any mask; steps hold nothing
+    else.
+    """
+
+    def __init__(self, spec: AttentionSpec, budget: Budget, *, width: int, bias: bool) -> None:
+        super().__init__(spec, width=width, bias=bias)
+        self.budget = budget
+
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        return self.kept_weights(self._operands(query, source, keep, borrowed))
+
+    def kept_weights(self, operands: Operands) -> Tensor:
+        """Weights [batch, heads, query, key] of whole sequences, zero for keys that are gone."""
+        found = scores(pairs_of(self.spec, operands))
+        return shares(found, kept_pairs(self.spec.heads, found.detach(), operands.keep, self.budget))
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests, token by token; returns [tokens, width].
+
+        Reads and replaces the state "kept": "key" and "value" [requests, key_value_heads, rows, size], "gained" and
+        "place" [requests, key_value_heads, rows], in no order; rows past the number of tokens mean nothing.
+        """
+        new = Newest(*self.project(query, turns_of(self, query, batch)), batch.positions)
+        held = state["kept"].read()
+        if batch.decoding:
+            out, held = self.meet(new, held)
+        else:
+            out = new.query.new_empty(*new.query.shape[:-1], self.spec.heads.value_size)
+            for offset in range(max(batch.lengths)):
+                rows = (batch.offset_of == offset).nonzero()[:, 0]
+                requests = batch.request_of[rows]
+                out[rows], after = self.meet(new.of(rows), {name: part[requests] for name, part in held.items()})
+                held = {name: part.index_copy(0, requests, after[name]) for name, part in held.items()}
+        state["kept"].write(held)
+        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def meet(self, new: Newest, held: Fields) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs [requests, heads, value_size] over what is held and the new token, and what is held after it."""
+        heads, count = self.spec.heads, new.earlier[:, None, None]
+        token = {"key": new.key, "value": new.value, "gained": new.key.new_zeros(new.key.shape[:2])}
+        token["place"] = count[..., 0].expand(-1, heads.key_value)
+        met = {name: torch.cat([part, token[name][:, :, None].to(part.dtype)], 2) for name, part in held.items()}
+        # Rows are filled in order, and only then replaced; the new token stands behind them all.
+        rows = torch.arange(self.budget.rows + 1, device=count.device)
+        present = (rows < count) | (rows == self.budget.rows)
+        weights = self._shares(new.query, met["key"], present)
+        value = of_query_heads(heads, wide(met["value"]))
+        out = (weights[:, :, None] @ value)[:, :, 0].to(new.value.dtype)
+        met["gained"] = met["gained"] + by_group(heads, weights)
+        gone = self.budget.evicted(met["gained"], met["place"], count, present)[..., None]
+        target = torch.where(count < self.budget.rows, count, gone)
+        return out, {name: _replaced(part, target) for name, part in met.items()}
+
+    def _shares(self, query: Tensor, key: Tensor, present: Tensor) -> Tensor:
+        """Weights [requests, heads, row] of queries [requests, heads, size] over keys [requests, key_value_heads, row,
+        size]."""
+        along = of_query_heads(self.spec.heads, wide(key))
+        found = (wide(query)[:, :, None] * query.shape[-1] ** -0.5) @ along.transpose(-1, -2)
+        return shares(found[:, :, 0], present)
+
+    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
+        return summed(self.spec, operands, self.kept_weights(operands))
+
+
+def _replaced(rows: Tensor, target: Tensor) -> Tensor:
+    """All rows [requests, heads, row, ...] but the last, which stands at `target` [requests, heads, 1]."""
+    last, others = rows[:, :, -1:], rows[:, :, :-1]
+    places = target.expand((*others.shape[:2], 1))
+    if rows.dim() == 4:
+        places = places[..., None].expand(-1, -1, -1, rows.shape[-1])
+    return others.scatter(2, places, last)

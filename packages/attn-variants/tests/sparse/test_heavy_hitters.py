@@ -1,0 +1,106 @@
+"""A budget of keys: the latest, and those that were attended to most."""
+
+import itertools
+
+import pytest
+import torch
+from attn_core import Heads, configure, installed, state_bytes
+from attn_core.errors import InvalidValue
+from attn_testing.serving import Serving
+from attn_testing.subject import Subject
+from attn_variants.sparse.heavy_hitters import Budget, kept_pairs
+
+TOKENS = 14
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def by_loops(layer, rows, heavy, recent):
+    """Algorithm 1 of Zhang et al. 2023 over rows [tokens, width], with sets of Python; and what is left at each token.
+
+    Query heads of a group vote together on the keys that they share.
+    """
+    query, key, value = (part[0] for part in layer.project(rows[None], None))
+    heads = layer.spec.heads
+    out, left = [[None] * heads.query for _ in rows], []
+    for g in range(heads.key_value):
+        kept, gained = [], {}
+        for i in range(len(rows)):
+            kept.append(i)
+            gained[i] = 0.0
+            left.append((g, i, sorted(kept)))
+            for h in (h for h in range(heads.query) if h // heads.per_group == g):
+                scores = torch.stack([query[i, h] @ key[j, g] / heads.key_size**0.5 for j in kept])
+                weights = torch.softmax(scores, 0)
+                out[i][h] = sum(w * value[j, g] for w, j in zip(weights, kept, strict=True))
+                for w, j in zip(weights.tolist(), kept, strict=True):
+                    gained[j] += w
+            if len(kept) > heavy + recent:
+                kept.remove(min((j for j in kept if j <= i - recent), key=gained.__getitem__))
+    return layer.output(torch.stack(list(itertools.chain(*out))).view(len(rows), -1)), left
+
+
+@pytest.mark.parametrize(("heavy", "recent"), [(3, 2), (0, 4), (0, 1), (5, 1)])
+@pytest.mark.parametrize("sizes", [{"heads": 2}, {"heads": 4, "key_value_heads": 2}], ids=str)
+def test_outputs_gradients_and_what_is_kept_are_those_of_the_algorithm(build, agrees, sizes, heavy, recent):
+    layer = build("h2o", {"heavy": heavy, "recent": recent}, width=16, **sizes)
+    rows, upstream = 3 * doubles(TOKENS, 16), doubles(TOKENS, 16)
+    found, (expected, left) = layer(rows[None])[0], by_loops(layer, rows, heavy, recent)
+    seen = layer.weights(rows[None])[0] > 0
+    for g, i, kept in left:
+        assert seen[g * layer.spec.heads.per_group, i].nonzero()[:, 0].tolist() == kept
+    oracle = agrees("h2o", paper="algorithm 1 over sets of tokens, in loops")
+    oracle.outputs(found, expected, 1e-12)
+    weights = list(layer.parameters())
+    oracle.gradients(*(torch.autograd.grad(out, weights, upstream) for out in (found, expected)), 1e-10)
+
+
+def test_a_budget_of_the_length_is_full_attention(build, agrees):
+    layer, mha = build("h2o", {"heavy": 6, "recent": 8}, width=16, heads=2), build("mha", width=16, heads=2)
+    mha.load_state_dict(layer.state_dict())
+    rows = doubles(2, TOKENS, 16)
+    agrees("h2o", identity="a budget of the length is mha").outputs(layer(rows), mha(rows), 1e-12)
+
+
+def test_no_heavy_keys_are_a_window(build, agrees):
+    layer = build("h2o", {"heavy": 0, "recent": 4}, width=16, heads=2)
+    window = build("sliding_window", {"window": 5}, width=16, heads=2)
+    window.load_state_dict(layer.state_dict())
+    rows = doubles(2, TOKENS, 16)
+    agrees("h2o", identity="no heavy keys: a window of one more").outputs(layer(rows), window(rows), 1e-12)
+
+
+def test_a_key_that_all_attend_to_stays_and_one_that_none_does_goes():
+    scores = torch.zeros(1, 1, 12, 12)
+    scores[..., 2], scores[..., 5] = 4.0, -4.0
+    seen = kept_pairs(Heads(query=1, key_value=1, key_size=1, value_size=1), scores, None, Budget(heavy=3, recent=2))
+    assert seen[0, 0, 11, 2]
+    assert not seen[0, 0, 8:, 5].any()
+    assert seen[0, 0].sum(-1).tolist() == [min(i + 1, 6) for i in range(12)]
+
+
+def test_of_keys_that_gained_as_much_the_oldest_goes():
+    budget, gained = Budget(heavy=2, recent=1), torch.tensor([1.0, 0.5, 0.5, 0.1])
+    places = torch.tensor([0, 7, 3, 9])
+    assert budget.evicted(gained, places, torch.tensor([9]), torch.ones(4, dtype=torch.bool)) == 2
+
+
+def test_a_request_weighs_its_budget_however_long_it_is_and_decodes_as_the_whole():
+    options = {"heavy": 2, "recent": 2}
+    case = Subject("h2o", options, ({"width": 16, "heads": 4, "key_value_heads": 2},)).cases[0]
+    serving = Serving(case)
+    serving.open(0)
+    rows = case.rows(30)
+    pieces = [serving.step({0: rows[start : start + 6]})[0] for start in range(0, 30, 6)]
+    assert torch.allclose(torch.cat(pieces), case.attend(rows[None])[0], rtol=0, atol=1e-6)
+    by_hand = 2 * 4 * (4 * 8 + 4 * 8 + 4 + 4)  # heads, rows, and a key and a value of four float64, float32, int32
+    assert serving.store.live_bytes(0, 30) == by_hand
+    assert {state_bytes(case.specs, tokens=tokens, dtype="float64") for tokens in (1, 30, 10**6)} == {by_hand}
+
+
+@pytest.mark.parametrize(("option", "value"), [("heavy", -1), ("recent", 0), ("recent", 1.5)])
+def test_budgets_below_one_recent_key_are_refused(option, value):
+    with pytest.raises(InvalidValue, match=rf"mechanism 'h2o'.*{option}"):
+        configure(installed().mechanisms.get("h2o"), {option: value}, width=16, heads=2)
