@@ -12,6 +12,7 @@ from attn_cli.lazy import load
 from attn_client import ChatMessage, Sampling
 from attn_core import installed
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue, UnknownName, WrongState
+from attn_local import LocalClient
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
@@ -38,6 +39,21 @@ def test_generate_runs_a_model_here(attn, client):
     done = attn("generate", "--model", "writer", "to be or ", "-n", "12")
     assert done.stdout == client.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text + "\n"
     assert done.stderr == ""
+
+
+def test_weights_and_branches_are_chosen_where_no_server_is(attn, home):
+    """Eight bits change what is written no more than they change in a model loaded so; branches change nothing."""
+    words = ("--model", "writer", "to be or ", "-n", "12")
+    with LocalClient(home, weights="int8") as coded:
+        expected = coded.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text
+        assert coded._run("writer").weights == "int8"
+    assert attn("generate", *words, "--weights", "int8").stdout == expected + "\n"
+    plain = attn("generate", *words)
+    assert attn("generate", *words, "--guesses", "3", "--branches", "3").stdout == plain.stdout
+    assert attn("chat", "-n", "6", "--weights", "int8", text="hello\n").exit_code == 0
+    for command, given in (("generate", words), ("chat", ("-n", "6"))):
+        with pytest.raises(InvalidValue, match=r"int3.*int8"):
+            attn(command, *given, "--weights", "int3", text="hello\n")
 
 
 def test_a_chat_remembers_what_was_said(attn, client):
@@ -88,6 +104,10 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(home):
     [
         (("generate", "only-one-word"), InvalidValue, "a server's model and a prompt"),
         (("generate", "--model", "writer", "a", "b"), InvalidValue, "only a prompt"),
+        (("generate", "served", "a", "--weights", "int8"), InvalidValue, "attn serve --weights"),
+        (("generate", "served", "a", "--branches", "2"), InvalidValue, "attn serve --branches"),
+        (("generate", "--model", "writer", "a", "--branches", "9"), InvalidValue, "1 to 8"),
+        (("chat", "served", "--weights", "int8"), InvalidValue, "attn serve --weights"),
         (("chat", "served", "--model", "talker"), InvalidValue, "not both"),
         (("chat", "--model", "nobody"), UnknownName, "nobody"),
     ],

@@ -37,6 +37,26 @@ async def test_a_draft_changes_no_token_and_its_guesses_are_counted(
     assert other.guessed_tokens > other.accepted_tokens
 
 
+async def test_guesses_that_branch_change_no_token_and_a_model_of_sums_says_that_it_has_none(
+    models: ModelServiceStub, stub: InferenceServiceStub
+) -> None:
+    """A tree where rows are remembered, a chain and a note where only sums are."""
+    tree = await models.LoadModel(load("tree", "tiny", draft="tiny-linear", branches=3))
+    chain = await models.LoadModel(load("chain", "tiny-linear", guesses=3, branches=3))
+    assert tree.model.note == ""
+    assert "guesses are chains, not trees" in chain.model.note
+    assert "fixed size" in chain.model.note
+    for name, source in (("tree", "tiny"), ("chain", "tiny-linear")):
+        await models.LoadModel(load(source, source))
+        for sampling in ({}, {"temperature": 1.5, "seed": 7}):
+            alone = await complete(stub, ask(model=source, max_new_tokens=40, **sampling))
+            assert await complete(stub, ask(model=name, max_new_tokens=40, **sampling)) == alone
+    load_now = await stub.GetLoad(GetLoadRequest(model="tree"))
+    assert load_now.guessed_tokens > load_now.accepted_tokens > 0
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "branches", "1 to 8"):
+        await models.LoadModel(load("bushy", "tiny", branches=9))
+
+
 async def test_a_draft_of_other_tokens_or_none_at_all_is_refused(models: ModelServiceStub, tmp_path: Path) -> None:
     other = character_tokenizer("abcdefgh")
     config = DecoderConfig(vocabulary=other.vocabulary, context=64, width=16, layers=1, heads=2)

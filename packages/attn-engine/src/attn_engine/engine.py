@@ -71,8 +71,8 @@ class Engine:
         self._numbers = 0
         self._draining = False
         self._tally = Tally()
-        if limits.branches > 1 and self.only_chains is not None:
-            log.warning("guesses are chains, not trees: %s", self.only_chains)
+        if self.limits_note:
+            log.warning(self.limits_note)
 
     @property
     def idle(self) -> bool:
@@ -84,6 +84,12 @@ class Engine:
         """Why a guess cannot be a tree, for people; None if it can (`EngineLimits.branches`)."""
         store = self._store
         return store.only_chains() if isinstance(store, TreeStore) else "the cache holds no token trees"
+
+    @property
+    def limits_note(self) -> str:
+        """What of its limits cannot be, for people; empty where all can."""
+        wished = self.limits.branches > 1 and self.only_chains
+        return f"guesses are chains, not trees: {wished}" if wished else ""
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""

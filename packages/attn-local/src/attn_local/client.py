@@ -10,7 +10,9 @@ from types import TracebackType
 from attn_client.results.inference import Chunk
 from attn_client.sampling import Prompt, Sampling
 from attn_client.writer import Writer
-from attn_core.errors import WrongState
+from attn_core import WEIGHT_CHOICES
+from attn_core.errors import InvalidValue, WrongState
+from attn_engine import EngineLimits
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
 
 from attn_local.running import RunningModel
@@ -28,6 +30,7 @@ class LocalClient(Writer):
     def __init__(self, home: Path | None = None, weights: str = "auto") -> None:
         self._shelf = Shelf(home)
         self._weights = weights
+        self._branches = 1
         self._running: dict[Path, RunningModel] = {}
         self._drafts: dict[Path, Path] = {}
         self._encoders: dict[Path, SentenceEncoder] = {}
@@ -54,6 +57,19 @@ class LocalClient(Writer):
     ) -> Generator[Chunk, None, None]:
         """The completion of a prompt, piece by piece; closing the iterator cancels it. `timeout` is in seconds."""
         return self._run(model).generate(prompt, sampling or Sampling(), timeout)
+
+    def keep(self, weights: str) -> None:
+        """Keep the weights of linear layers so, one of `attn_core.WEIGHT_CHOICES`, in models that do not run yet.
+
+        Raises `InvalidValue` for other words.
+        """
+        if weights not in WEIGHT_CHOICES:
+            raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
+        self._weights = weights
+
+    def guess(self, branches: int) -> None:
+        """Let guesses go on in so many ways, from 1 to 8, in models that do not run yet; `InvalidValue` for others."""
+        self._branches = EngineLimits(branches=branches).branches
 
     def draft(self, model: str, draft: str) -> None:
         """Let a smaller model of the same tokens guess for `model`, which is not asked yet: the same text, sooner.
@@ -82,5 +98,5 @@ class LocalClient(Writer):
         folder = self._shelf.find(model)
         with self._lock:
             if folder not in self._running:
-                self._running[folder] = RunningModel(folder, self._weights, self._drafts.get(folder))
+                self._running[folder] = RunningModel(folder, self._weights, self._drafts.get(folder), self._branches)
             return self._running[folder]

@@ -31,14 +31,15 @@ class RunningModel:
     """The model in `folder`, with the one in `draft` to guess for it; raises what loading them raises, `InvalidValue`
     where it has no tokenizer, `Incompatible` for a draft of other tokens.
 
-    `weights` is one of `attn_core.WEIGHT_CHOICES`.
+    `weights` is one of `attn_core.WEIGHT_CHOICES`, `branches` in how many ways a guess may go on.
     """
 
-    def __init__(self, folder: Path, weights: str = "auto", draft: Path | None = None) -> None:
+    def __init__(self, folder: Path, weights: str = "auto", draft: Path | None = None, branches: int = 1) -> None:
         loaded = load_model(folder, weights=weights)
         if loaded.tokenizer is None:
             raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
         self._context = loaded.model.context
+        self.weights: str = getattr(loaded.model, "weights", None) or "unpacked"
         self._words = Words(loaded.tokenizer)
         room = _token_room(loaded.model)
         helper = None if draft is None else load_draft(draft, loaded, weights=weights)
@@ -48,7 +49,7 @@ class RunningModel:
             cache=CACHE,
             requests=REQUESTS,
             tokens=room,
-            limits=EngineLimits(guesses=0 if helper is None else DRAFT_GUESSES),
+            limits=EngineLimits(guesses=0 if helper is None else DRAFT_GUESSES, branches=branches),
             draft=helper,
         )
         self._loop = EngineLoop(engine)

@@ -74,6 +74,7 @@ class Model(_message.Message):
     STATE_DETAIL_FIELD_NUMBER: _builtins.int
     LOAD_TIME_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
@@ -102,6 +103,8 @@ class Model(_message.Message):
     """Why it is in that state, in one line; empty while it serves."""
     weights: _builtins.str
     """What the weights of its linear layers are kept as: "float32", "bfloat16", "int8", "int4" or "unpacked"."""
+    note: _builtins.str
+    """What was wished for and cannot be, in one line, such as guesses in trees; empty where all can."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The mechanisms of its attention layers, each once, in the order of their first layer."""
@@ -129,10 +132,11 @@ class Model(_message.Message):
         state_detail: _builtins.str = ...,
         load_time: _timestamp_pb2.Timestamp | None = ...,
         weights: _builtins.str = ...,
+        note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "heads", b"heads", "layers", b"layers", "load_time", b"load_time", "mechanisms", b"mechanisms", "name", b"name", "parameters", b"parameters", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "heads", b"heads", "layers", b"layers", "load_time", b"load_time", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "parameters", b"parameters", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -155,6 +159,7 @@ class EngineOptions(_message.Message):
     GUESSES_FIELD_NUMBER: _builtins.int
     DRAFT_FIELD_NUMBER: _builtins.int
     OFFLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    BRANCHES_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
     """The element type to compute in, such as "float32" or "bfloat16"."""
     device: _builtins.str
@@ -181,6 +186,10 @@ class EngineOptions(_message.Message):
     """
     offload_bytes: _builtins.int
     """Memory for states of requests that had to leave the memory for states, in bytes; absent means none."""
+    branches: _builtins.int
+    """In how many ways a guess may go on, at most 8: more than one makes it a tree, checked in one step. Where what the
+    model remembers cannot follow several tokens it stays a chain, and `Model.note` says so. Absent means 1.
+    """
     def __init__(
         self,
         *,
@@ -195,11 +204,14 @@ class EngineOptions(_message.Message):
         guesses: _builtins.int | None = ...,
         draft: _builtins.str = ...,
         offload_bytes: _builtins.int | None = ...,
+        branches: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "guesses", b"guesses", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "branches", b"branches", "guesses", b"guesses", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "cache", b"cache", "device", b"device", "draft", b"draft", "dtype", b"dtype", "guesses", b"guesses", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "branches", b"branches", "cache", b"cache", "device", b"device", "draft", b"draft", "dtype", b"dtype", "guesses", b"guesses", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
+    _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
     _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
     _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
     _WhichOneofReturnType__max_batch_tokens: _TypeAlias = _typing.Literal["max_batch_tokens"]  # noqa: Y015
@@ -210,6 +222,8 @@ class EngineOptions(_message.Message):
     _WhichOneofArgType__offload_bytes: _TypeAlias = _typing.Literal["_offload_bytes", b"_offload_bytes"]  # noqa: Y015
     _WhichOneofReturnType__state_bytes: _TypeAlias = _typing.Literal["state_bytes"]  # noqa: Y015
     _WhichOneofArgType__state_bytes: _TypeAlias = _typing.Literal["_state_bytes", b"_state_bytes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__branches) -> _WhichOneofReturnType__branches | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__guesses) -> _WhichOneofReturnType__guesses | None: ...
     @_typing.overload

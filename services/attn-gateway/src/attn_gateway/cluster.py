@@ -39,7 +39,8 @@ class ClusterSettings:
     `address` None makes a private cluster on this machine, with `cpus` logical CPUs (None: all) and an object
     store of `object_store_bytes`. `weights` is what those of `models` are kept as, `cache` names how these remember
     states, `guesses` is how many tokens they guess ahead at a step, None: as the service chooses; `draft` is the
-    smaller model that guesses; `offload_bytes` is the memory for states of requests that had to leave, for each model.
+    smaller model that guesses, and `branches` in how many ways a guess may go on; `offload_bytes` is the memory for
+    states of requests that had to leave, for each model.
     """
 
     address: str | None = None
@@ -52,6 +53,7 @@ class ClusterSettings:
     guesses: int | None = None
     draft: str | None = None
     offload_bytes: int = 0
+    branches: int = 1
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in WEIGHT_CHOICES:

@@ -47,6 +47,9 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     draft: Annotated[
         str | None, Text(metavar="NAME|PATH", help="A smaller model of the same tokens that guesses: 4 unless told.")
     ] = None,
+    branches: Annotated[
+        int, Text(help="In how many ways a guess may go on; more than one is checked as a tree.", min=1, max=8)
+    ] = 1,
     offload_bytes: Annotated[
         int, Text(help="Memory for states of requests that had to leave, so that they are not computed again.", min=0)
     ] = 0,
@@ -96,6 +99,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
             # The service does not know this shell's folder.
             draft=str(Path(draft).resolve()) if draft and Path(draft).is_dir() else draft,
             offload_bytes=offload_bytes,
+            branches=branches,
         ),
         ready_file=ready_file,
         grace=grace,

@@ -142,3 +142,4 @@ class ModelInfo:
     weights: str
     device: str
     chat: bool
+    note: str = ""

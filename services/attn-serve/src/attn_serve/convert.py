@@ -137,7 +137,7 @@ def settings_of(message: model_pb2.EngineOptions) -> EngineSettings:
         for name in ("dtype", "device", "kernel", "weights", "cache", "draft")
         if getattr(message, name)
     }
-    for name in ("max_sequences", "max_batch_tokens", "state_bytes", "guesses", "offload_bytes"):
+    for name in ("max_sequences", "max_batch_tokens", "state_bytes", "guesses", "offload_bytes", "branches"):
         if message.HasField(name):
             given[name] = getattr(message, name)
     return EngineSettings(**given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from attn_serve.answers import ModelInfo
 from attn_serve.engines.client import EngineClient
 from attn_serve.requests import EngineSettings
 from attn_serve.source import find_folder
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -109,6 +112,8 @@ class Fleet:
         try:
             model.info = await model.engine.start()
             model.state = ServedState.SERVING
+            if model.info.note:
+                log.warning("model %s: %s", model.name, model.info.note)
         except BaseException as error:
             model.detail = error.message if isinstance(error, AttnError) else type(error).__name__
             model.state = ServedState.FAILED

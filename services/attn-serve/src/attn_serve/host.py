@@ -57,9 +57,16 @@ class EngineHost:
         store = family.create(model.state_specs(), store_size(model, family, settings))
         step_tokens = EngineLimits.step_tokens if settings.max_batch_tokens is None else settings.max_batch_tokens
         guesses = (DRAFT_GUESSES if settings.draft else 0) if settings.guesses is None else settings.guesses
-        limits = EngineLimits(step_tokens=step_tokens, guesses=guesses, offload_bytes=settings.offload_bytes)
+        limits = EngineLimits(
+            step_tokens=step_tokens,
+            guesses=guesses,
+            branches=settings.branches,
+            offload_bytes=settings.offload_bytes,
+        )
         draft = draft_of(Path(settings.draft), self._loaded, family, settings) if settings.draft else None
-        self._loop = EngineLoop(Engine(model, store, tokenizer, limits, draft=draft), self._listen)
+        engine = Engine(model, store, tokenizer, limits, draft=draft)
+        self._note = engine.limits_note
+        self._loop = EngineLoop(engine, self._listen)
 
     @property
     def info(self) -> ModelInfo:
@@ -78,6 +85,7 @@ class EngineHost:
             weights=getattr(model, "weights", None) or "unpacked",
             device=str(parameter.device),
             chat=self._reader.chat,
+            note=self._note,
         )
 
     def submit(self, asked: Asked) -> None:

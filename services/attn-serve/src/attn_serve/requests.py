@@ -84,7 +84,8 @@ class EngineSettings:
     `state_bytes` bounds the memory for the states of all requests, which the cache of that name keeps; `threads` are
     those of tensor operations. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs those of linear layers. `guesses`
     are tokens guessed ahead for requests that do not say, by the model `draft` where one is named; None is 4 with a
-    draft and none without. `offload_bytes` bounds the memory for states of requests that had to leave.
+    draft and none without; of more than one of `branches` a guess is a tree. `offload_bytes` bounds the memory for
+    states of requests that had to leave.
     """
 
     dtype: str = "float32"
@@ -99,3 +100,4 @@ class EngineSettings:
     guesses: int | None = None
     draft: str | None = None
     offload_bytes: int = 0
+    branches: int = 1

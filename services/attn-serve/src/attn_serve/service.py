@@ -52,6 +52,7 @@ def _settings(cluster: Cluster) -> EngineSettings:
         guesses=options.guesses,
         draft=options.draft,
         offload_bytes=options.offload_bytes,
+        branches=options.branches,
     )
 
 

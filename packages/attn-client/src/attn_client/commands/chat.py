@@ -10,7 +10,7 @@ import typer
 from attn_core.errors import InvalidValue
 
 from attn_client.commands.conversation import Conversation
-from attn_client.commands.options import ADDRESS, Address, Certificates, TokenFile, connect
+from attn_client.commands.options import ADDRESS, Address, Certificates, TokenFile, Weights, connect
 from attn_client.commands.place import here
 from attn_client.sampling import Sampling
 from attn_client.writer import Writer
@@ -33,6 +33,7 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
     min_p: Annotated[float | None, Option(help="Keep tokens this fraction as likely as the likeliest.")] = None,
     repetition_penalty: Annotated[float | None, Option(help="More than 1 avoids tokens already seen.")] = None,
     seed: Annotated[int | None, Option(help="Make the choice repeatable.")] = None,
+    weights: Weights = None,
     address: Address = ADDRESS,
     token_file: TokenFile = None,
     certificates: Certificates = None,
@@ -57,9 +58,15 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
     with ExitStack() as stack:
         writer: Writer
         if served is not None:
+            if weights is not None:
+                raise InvalidValue.of(
+                    "--weights", weights, "only without a server; it has its own: attn serve --weights"
+                )
             name, writer = served, stack.enter_context(connect(address, token_file, certificates))
         else:
             local = stack.enter_context(here())
+            if weights is not None:
+                local.keep(weights)
             name, writer = model or local.only_chat_model(), local
         _talk(Conversation(writer, name, sampling, system), name)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from attn_core.errors import InvalidValue
 
-from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect
+from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, Weights, connect
 from attn_client.commands.place import here
 from attn_client.commands.show import show
 from attn_client.sampling import Beams, ChatMessage, Grammar, Prompt, Sampling, Sourced
@@ -44,6 +44,8 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     length_penalty: Annotated[float, Option(help="With --beams: above 0 favours long texts, below 0 short.")] = 1.0,
     guesses: Annotated[int | None, Option(help="Most tokens to guess ahead at a step; changes only the time.")] = None,
     draft: Annotated[str | None, Option(help="With --model, a smaller model of the same tokens that guesses.")] = None,
+    branches: Annotated[int | None, Option(help="With --model, in how many ways a guess may go on, as a tree.")] = None,
+    weights: Weights = None,
     stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
     top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
@@ -90,11 +92,18 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     with ExitStack() as stack:
         writer: Writer
         if model is None:
-            if draft is not None:
-                raise InvalidValue.of("--draft", draft, "only with --model; a server has its own: attn serve --draft")
+            for option, value in (("--draft", draft), ("--weights", weights), ("--branches", branches)):
+                if value is not None:
+                    raise InvalidValue.of(
+                        option, value, f"only with --model; a server has its own: attn serve {option}"
+                    )
             writer = stack.enter_context(connect(address, token_file, certificates))
         else:
             local = writer = stack.enter_context(here())
+            if weights is not None:
+                local.keep(weights)
+            if branches is not None:
+                local.guess(branches)
             if draft is not None:
                 local.draft(model, draft)
         chunks = writer.generate(name, _prompt(text, system, source, chat=chat), sampling, timeout=timeout)

@@ -41,6 +41,7 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
     weights: Annotated[str, typer.Option(help="Keep weights as float32, bfloat16, int8, int4, auto or unpacked.")] = "",
     guesses: Annotated[int | None, typer.Option(help="Tokens to guess ahead where a request does not say.")] = None,
     draft: Annotated[str, typer.Option(help="A smaller model of the same tokens that guesses: name or folder.")] = "",
+    branches: Annotated[int | None, typer.Option(help="In how many ways a guess may go on, as a tree.")] = None,
     offload_bytes: Annotated[int | None, typer.Option(help="Memory for states of requests that had to leave.")] = None,
     address: Address = ADDRESS,
     token_file: TokenFile = None,
@@ -57,10 +58,13 @@ def load_command(  # noqa: PLR0913 - a command has the options it has
         guesses=guesses,
         draft=helper,
         offload_bytes=offload_bytes,
+        branches=branches,
     )
     with connect(address, token_file, certificates) as client:
         model = client.models.load(name, place, engine=engine)
     typer.echo(f"{model.name} is {model.state}: {model.parameters:,} parameters, context {model.context_length}")
+    if model.note:
+        typer.echo(f"attn: {model.note}", err=True)
 
 
 @app.command("unload")

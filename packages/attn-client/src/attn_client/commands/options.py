@@ -29,6 +29,11 @@ Certificates = Annotated[
 ]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one value a line.")]
 
+Weights = Annotated[
+    str | None,
+    typer.Option(help="With a model here, keep its weights as float32, bfloat16, int8, int4, auto or unpacked."),
+]
+
 ADDRESS = DEFAULT_ADDRESS
 
 

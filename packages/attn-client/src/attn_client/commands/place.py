@@ -19,6 +19,14 @@ class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
         """Itself; leaving stops its models."""
         ...
 
+    def keep(self, weights: str) -> None:
+        """Keep the weights of models so that are asked from now on."""
+        ...
+
+    def guess(self, branches: int) -> None:
+        """Let guesses for models that are asked from now on go on in so many ways."""
+        ...
+
     def draft(self, model: str, draft: str) -> None:
         """Let a smaller model guess for one that does not run yet."""
         ...

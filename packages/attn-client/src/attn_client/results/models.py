@@ -46,6 +46,7 @@ class Model:
     chat: bool
     state: ModelState
     state_detail: str
+    note: str = ""
 
     @classmethod
     def of(cls, message: pb.Model) -> Model:

@@ -66,4 +66,5 @@ def model_message(model: ServedModel) -> wire.Model:
         message.weights = info.weights
         message.device = info.device
         message.chat = info.chat
+        message.note = info.note
     return message
