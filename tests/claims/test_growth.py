@@ -63,6 +63,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     "attention_sinks": (1.0, always(sinks=2, window=14)),
     "bigbird": (1.0, always(block=4, random=1)),
     "block_local": (1.0, always(block=16)),
+    "chunk_ring": (1.0, always(chunk=16)),
     "chunked": (1.0, always(chunk=16)),
     "clustered": (1.0, always(clusters=8, bits=16, top=8)),
     "compressive": (1.0, always(segment=16, memory=16, compressed=16)),

@@ -160,6 +160,7 @@ BAD_OPTIONS = [
     ("bigbird", "random", -1),
     ("strided", "stride", 0),
     ("fixed", "summaries", 129),
+    ("chunk_ring", "chunk", 0),
     ("chunked", "chunk", 0),
     ("block_local", "block", 0),
     ("entmax", "alpha", 1.0),

@@ -12,6 +12,7 @@ from attn_core import (
     BlockSparse,
     Causal,
     Chunked,
+    ChunkRing,
     Dense,
     Fixed,
     Full,
@@ -147,6 +148,21 @@ def test_chunks_of_llama_4_are_causal_inside():
     assert mask.lookback == 2
 
 
+def test_before_the_first_chunk_of_a_ring_stands_the_last():
+    ring = ChunkRing(size=2).over(7)
+    assert [seen(ring, query, 7) for query in range(7)] == [
+        [0, 1, 6],
+        [0, 1, 6],
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+        [2, 3, 4, 5],
+        [2, 3, 4, 5],
+        [4, 5, 6],
+    ]
+    assert seen(ChunkRing(size=2, back=0, ahead=1).over(7), 6, 7) == [0, 1, 6]
+    assert seen(ChunkRing(size=8, back=3).over(7), 0, 7) == list(range(7))
+
+
 def test_attention_sinks_are_a_window_and_the_first_positions():
     mask = Window(left=2) | Prefix(2) & Causal()
     assert seen(mask, 7, 9) == [0, 1, 5, 6, 7]
@@ -196,6 +212,8 @@ def test_an_isolated_node_sees_nothing():
         (lambda: Summaries(block=4, cells=2, shift=2), r"fixed\.summaries: 6"),
         (lambda: Strided(0), r"strided\.stride: 0"),
         (lambda: Chunked(size=0), r"chunked\.size: 0"),
+        (lambda: ChunkRing(size=0), r"chunk_ring\.size: 0"),
+        (lambda: ChunkRing(size=1, back=-1), r"chunk_ring\.back: -1"),
         (lambda: Neighbourhood(size=0), r"neighbourhood\.size: 0"),
         (lambda: Neighbourhood(size=3, dilation=0), r"neighbourhood\.dilation: 0"),
         (lambda: NeighbourhoodGrid(size=3, rows=0, columns=2), r"neighbourhood\.rows: 0"),

@@ -10,6 +10,7 @@ OPTIONS = {
     "attention_sinks": {"sinks": 2, "window": 4},
     "bigbird": {"block": 1, "random": 1},
     "block_local": {"block": 3},
+    "chunk_ring": {"chunk": 3},
     "chunked": {"chunk": 4},
     "dependency": {"parse": (1, -1, 4, 4, 1, 4), "clip": 3},
     "dilated_window": {"window": 3, "dilations": (1, 2)},

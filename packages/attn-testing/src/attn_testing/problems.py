@@ -16,6 +16,7 @@ from attn_core import (
     BlockSparse,
     Causal,
     Chunked,
+    ChunkRing,
     Concat,
     Cosine,
     Dense,
@@ -99,13 +100,14 @@ MASKS: Mapping[str, Mask] = {
     "neighbourhood": Neighbourhood(size=3, dilation=2),
     "segments": Segments((3, 1, 4)),
     "chunked": Chunked(size=3, back=1),
+    "chunk_ring": ChunkRing(size=3),
     "tree": Tree((-1, 0, 0, 2), context=3),
     "graph": Graph.of(9, [(1, 0), (1, 8), (6, 2), (8, 8)]),
     "dense": Dense.of([[1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]]),
 }
 HEAD_MASKS = frozenset({"per_head", "big_bird"})
 """Kinds of masks that differ by head."""
-LENGTH_MASKS = frozenset({"neighbourhood", "big_bird"})
+LENGTH_MASKS = frozenset({"neighbourhood", "big_bird", "chunk_ring"})
 """Kinds of masks that depend on the number of keys."""
 MASK_KINDS = (*MASKS, *sorted(HEAD_MASKS))
 DISTRIBUTIONS: Mapping[str, Distribution] = {

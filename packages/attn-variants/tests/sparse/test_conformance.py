@@ -71,6 +71,12 @@ class TestBlockLocal(MechanismLaws):
     settings = SOME
 
 
+class TestChunkRing(MechanismLaws):
+    mechanism = "chunk_ring"
+    options = {"chunk": 2}
+    settings = FEW
+
+
 class TestLongformer(MechanismLaws):
     mechanism = "longformer"
     options = {"window": 2, "global_positions": (0, 6)}

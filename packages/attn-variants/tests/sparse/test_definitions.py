@@ -38,6 +38,9 @@ SETS = {
     "chunked": lambda i, n, h, o: [j for j in range(i + 1) if j // o["chunk"] == i // o["chunk"]],
     "attention_sinks": lambda i, n, h, o: [j for j in range(i + 1) if j < o["sinks"] or i - j < o["window"]],
     "block_local": lambda i, n, h, o: [j for j in range(i + 1) if i // o["block"] - j // o["block"] <= o["reach"]],
+    "chunk_ring": lambda i, n, h, o: [
+        j for j in range(n) if (i // o["chunk"] - j // o["chunk"]) % -(-n // o["chunk"]) <= o["reach"]
+    ],
     "neighborhood": lambda i, n, h, o: [j for j in cells(i, **o) if j < n] if "grid" in o else neighbours(i, n, **o),
 }
 """The keys of query i of n and head h under some options, as the papers' sets say."""
@@ -49,6 +52,7 @@ CASES = [
     ("chunked", {"chunk": 7}, True),
     ("attention_sinks", {"sinks": 3, "window": 5}, True),
     ("block_local", {"block": 4, "reach": 2}, True),
+    ("chunk_ring", {"chunk": 4, "reach": 1}, False),
     ("neighborhood", {"size": 5, "dilation": 1}, False),
     ("neighborhood", {"size": 4, "dilation": 3}, False),
     ("neighborhood", {"size": 3, "dilation": 1, "grid": (4, 6)}, False),
@@ -135,6 +139,7 @@ LIMITS = [
     ("attention_sinks", {"sinks": 12, "window": 1}),
     ("block_local", {"block": 1, "reach": 12}),
     ("bigbird", {"block": 3, "random": 0}),
+    ("chunk_ring", {"chunk": 4, "reach": 2}),
     ("neighborhood", {"size": 12}),
 ]
 
@@ -143,7 +148,7 @@ LIMITS = [
 def test_where_everything_is_seen_each_is_multi_head_attention(name, options):
     catalog = installed().mechanisms
     sparse, full = catalog.get(name), catalog.get("mha")
-    causal = name not in {"bigbird", "neighborhood"}
+    causal = name not in {"bigbird", "neighborhood", "chunk_ring"}
     layer = sparse.build(configure(sparse, options, width=WIDTH, heads=HEADS, causal=causal)).double()
     other = full.build(configure(full, width=WIDTH, heads=HEADS, causal=causal)).double()
     other.load_state_dict(layer.state_dict())
@@ -169,13 +174,14 @@ def test_heads_of_the_fixed_pattern_read_summary_cells_of_their_own():
         ("attention_sinks", {"sinks": 4, "window": 60}, 1.0, 0.08),
         ("dilated_window", {"window": 16, "dilations": (1, 2)}, 1.0, 0.05),
         ("neighborhood", {"size": 33}, 1.0, 0.01),
+        ("chunk_ring", {"chunk": 32}, 1.0, 0.01),
         ("bigbird", {"block": 8, "random": 1}, 1.0, 0.12),
         ("longformer", {"window": 32}, 1.0, 0.05),
     ],
 )
 def test_cl_41_pairs_that_are_left_grow_as_the_papers_say(name, options, exponent, slack):
     mechanism = installed().mechanisms.get(name)
-    encoder = name in {"bigbird", "neighborhood", "longformer"}
+    encoder = name in {"bigbird", "neighborhood", "longformer", "chunk_ring"}
     found = []
     for length in (256, 4096):
         own = {"stride": round(length**0.5)} if name == "strided" else options
@@ -205,6 +211,8 @@ BAD = [
     ("chunked", {"chunk": 1.5}, r"chunk: 1\.5"),
     ("block_local", {"reach": -1}, r"reach: -1"),
     ("attention_sinks", {"sinks": 0}, r"sinks: 0"),
+    ("chunk_ring", {"chunk": 0}, r"chunk: 0"),
+    ("chunk_ring", {"reach": -1}, r"reach: -1"),
 ]
 
 

@@ -4,6 +4,7 @@ from attn_core.mask.big_bird import BigBird
 from attn_core.mask.block_sparse import BlockSparse
 from attn_core.mask.blocks import BlockLayout, blocks
 from attn_core.mask.causal import Causal
+from attn_core.mask.chunk_ring import ChunkRing
 from attn_core.mask.chunked import Chunked
 from attn_core.mask.composite import Both, Either, Not
 from attn_core.mask.dense import Dense
@@ -30,6 +31,7 @@ __all__ = [
     "BlockSparse",
     "Both",
     "Causal",
+    "ChunkRing",
     "Chunked",
     "Dense",
     "Either",

@@ -21,7 +21,8 @@ def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
         choice.options,
         width=config.width,
         heads=config.heads,
-        bias=True,
+        head_size=config.head_size,
+        bias=config.attention_bias,
         context=config.places,
         layer=layer,
     )
@@ -48,6 +49,19 @@ class PostNormBlock(EncoderBlock):
         after: Tensor = self.attention_norm(hidden + self.attention(hidden, keep=keep))
         out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
         return out
+
+
+class ReversibleBlock(EncoderBlock):
+    """y_1 = x_1 + attention(norm(x_2)), then y_2 = x_2 + feed-forward(norm(y_1)) (Kitaev et al. 2020, equation 9).
+
+    What came in follows from what goes out, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here remembers it
+    all the same.
+    """
+
+    def forward(self, one: Tensor, two: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Two streams [batch, tokens, width] each; `keep` as `PostNormBlock.forward`."""
+        one = one + self.attention(self.attention_norm(two), keep=keep)
+        return one, two + self.feed_forward(self.feed_forward_norm(one))
 
 
 class PreNormBlock(EncoderBlock):

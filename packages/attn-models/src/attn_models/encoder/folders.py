@@ -40,7 +40,7 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     refuse_giants(checkpoint, config)
     with weightless():
         model = door.build(config)
-    model.load_state_dict(read_parameters(checkpoint, door, model.state_dict(), dtype), assign=True)
+    model.load_state_dict(read_parameters(checkpoint, door.layout(config), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
         fill_constants(model, door.build(config))
     return model
@@ -58,4 +58,4 @@ def save_encoder(
     door = encoder_door_of(layout)
     described = door.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
-    return write_folder(folder, described, stored_tensors(model.state_dict(), door), files)
+    return write_folder(folder, described, stored_tensors(model.state_dict(), door.layout(model.config)), files)

@@ -18,19 +18,21 @@ class EncoderShape(ABC):
     """Blocks of attention both ways and feed-forward.
 
     `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
-    is given. Raises `InvalidValue` for a field outside its range.
+    is given. `head_size` defaults to `width / heads`. Raises `InvalidValue` for a field outside its range.
     """
 
     width: int
     layers: int
     heads: int
     hidden: int
+    head_size: int | None = None
     mechanism: str = "mha"
     options: Mapping[str, Any] = field(default_factory=dict)
     pattern: tuple[AttentionChoice, ...] = ()
     feed_forward: str = "gelu"
     norm_eps: float = 1e-12
     norm_place: ClassVar[str]
+    attention_bias: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_choice(self.mechanism, self.options)
@@ -67,6 +69,7 @@ class EncoderShape(ABC):
             width=self.width,
             layers=self.layers,
             heads=self.heads,
+            head_size=self.head_size,
             hidden=self.hidden,
             feed_forward=self.feed_forward,
             norm_place=self.norm_place,

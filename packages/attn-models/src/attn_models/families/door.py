@@ -18,16 +18,18 @@ class Stored:
     """One tensor of a checkpoint and where it goes in the decoder.
 
     `parts` are the decoder's parameters that lie in it, one after the other along their first axis; `transposed`
-    says that the checkpoint keeps it with both axes exchanged; `below` is by how much its numbers lie below ours.
-    With several `groups` the first axis is so many equal pieces, such as heads, and each holds a piece of every part.
-    `exact` keeps it in float32 whatever the type of the weights. `single` says that the checkpoint's tensor has a
-    second axis of one, as the filters of a convolution over each channel alone do.
+    says that the checkpoint keeps it with both axes exchanged; `below` is by how much its numbers lie below ours,
+    `factor` how many times ours are as large. With several `groups` the first axis is so many equal pieces, such as
+    heads, and each holds a piece of every part. `exact` keeps it in float32 whatever the type of the weights.
+    `single` says that the checkpoint's tensor has a second axis of one, as the filters of a convolution over each
+    channel alone do.
     """
 
     name: str
     parts: tuple[str, ...]
     transposed: bool = False
     below: float = 0.0
+    factor: float = 1.0
     groups: int = 1
     exact: bool = False
     single: bool = False

@@ -26,6 +26,10 @@ class EncoderDoor(Layout):
     prefix: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]]
 
+    def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
+        """How the tensors of this encoder are named."""
+        return self
+
     @abstractmethod
     def configure(self, values: Mapping[str, Any]) -> Any:
         """The encoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""

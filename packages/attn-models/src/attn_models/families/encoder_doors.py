@@ -9,9 +9,10 @@ from attn_models.families.big_bird import BigBirdDoor
 from attn_models.families.encoder_door import EncoderDoor
 from attn_models.families.longformer import LongformerDoor
 from attn_models.families.own_encoder import OwnEncoderDoor
+from attn_models.families.reformer import ReformerDoor
 
 ENCODER_DOORS: dict[str, EncoderDoor] = {
-    door.model_type: door for door in (OwnEncoderDoor(), BertDoor(), LongformerDoor(), BigBirdDoor())
+    door.model_type: door for door in (OwnEncoderDoor(), BertDoor(), LongformerDoor(), BigBirdDoor(), ReformerDoor())
 }
 
 

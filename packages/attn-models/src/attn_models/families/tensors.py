@@ -35,7 +35,8 @@ def read_parameters(
             wide = item.exact or item.below
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
             typed = (piece.to(needed) if piece.is_floating_point() else piece).contiguous()
-            parameters[part] = typed + item.below if item.below else typed
+            scaled = typed * item.factor if item.factor != 1 else typed
+            parameters[part] = scaled + item.below if item.below else scaled
     return parameters
 
 
@@ -46,6 +47,7 @@ def stored_tensors(parameters: Mapping[str, Tensor], door: Layout) -> dict[str, 
         parts = [parameters[part].detach() for part in item.parts]
         whole = _joined(parts, item.groups)
         whole = whole - item.below if item.below else whole
+        whole = whole / item.factor if item.factor != 1 else whole
         whole = whole.unsqueeze(1) if item.single else whole
         tensors[item.name] = whole.T.contiguous() if item.transposed else whole
     return tensors

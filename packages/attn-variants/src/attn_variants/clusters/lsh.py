@@ -22,6 +22,8 @@ class HashBuckets(nn.Module):
     rounds counts once. Rotations are drawn from `seed`.
     """
 
+    order: type[Order]
+
     def __init__(
         self, *, size: int, buckets: int, chunk: int, rounds: int, seed: int, within: str, duplicates: str
     ) -> None:
@@ -73,7 +75,9 @@ class HashBuckets(nn.Module):
         order = (buckets * length + places).argsort(-1)
         place = torch.zeros_like(order).scatter(-1, order, places.expand_as(order))
         last = (real.sum(-1) - 1).clamp(min=0) // self.chunk
-        return Order(order=order, place=place, bucket=buckets, real=real, last=last, chunks=chunks, chunk=self.chunk)
+        return self.order(
+            order=order, place=place, bucket=buckets, real=real, last=last, chunks=chunks, chunk=self.chunk
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -151,6 +155,25 @@ class Order:
     def _cut(self, facts: Tensor) -> Tensor:
         """Facts [..., length] as [..., chunks, chunk]."""
         return facts.reshape(*facts.shape[:-1], self.chunks, self.chunk)
+
+
+class JoinedOrder(Order):
+    """The first chunk of a round follows the last of the round before, as in the authors' code."""
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """As `Order.seen`."""
+        own, before = super().seen(rows).chunk(2, dim=4)
+        first = before[:, :, :, :1].roll(1, dims=2)
+        return torch.cat([own, torch.cat([first, before[:, :, :, 1:]], dim=3)], dim=4)
+
+
+HashBuckets.order = Order
+
+
+class JoinedBuckets(HashBuckets):
+    """The chunks of all rounds stand in one ring; what a chunk sees of another round counts once more."""
+
+    order = JoinedOrder
 
 
 def _of(facts: Tensor, tokens: Tensor) -> Tensor:

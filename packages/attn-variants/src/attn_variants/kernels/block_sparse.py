@@ -35,6 +35,7 @@ class BlockSparse(Kernel):
             "blocks",
             "neighbourhood",
             "segments",
+            "chunk_ring",
             "chunked",
             "tree",
             "graph",

@@ -25,6 +25,7 @@ MASKS = (
     "blocks",
     "neighbourhood",
     "segments",
+    "chunk_ring",
     "chunked",
     "tree",
     "graph",

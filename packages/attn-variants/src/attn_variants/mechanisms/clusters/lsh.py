@@ -11,7 +11,7 @@ from attn_core.errors import InvalidValue
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.whole import ENCODER, WholeSequence
 
-WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted")}
+WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted"), "ring": ("round", "rounds")}
 
 
 class HashedAttention(WholeSequence):
@@ -35,7 +35,8 @@ class HashedAttention(WholeSequence):
     class Config(MechanismConfig):
         """`buckets`, even; tokens of a `chunk`; `rounds` of hashing; the `seed` of the rotations; whom a token sees of
         its chunk and the one before: `within` its "bucket" or all of these "chunks"; pairs that meet in several rounds
-        are `duplicates`, "corrected" to count once or "counted" each time."""
+        are `duplicates`, "corrected" to count once or "counted" each time. The first chunk of a `ring` follows the last
+        of its "round", or of the round before as in the authors' code, which makes one ring of all "rounds"."""
 
         buckets: int = 32
         chunk: int = 64
@@ -43,6 +44,7 @@ class HashedAttention(WholeSequence):
         seed: int = 0
         within: str = "bucket"
         duplicates: str = "corrected"
+        ring: str = "round"
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -53,14 +55,17 @@ class HashedAttention(WholeSequence):
             for name, words in WORDS.items():
                 if getattr(self, name) not in words:
                     raise InvalidValue.of(name, getattr(self, name), " or ".join(words))
+            if self.ring == "rounds" and (self.within != "chunks" or self.duplicates != "counted"):
+                allowed = "'round', or within 'chunks' with duplicates 'counted': chunks of two rounds share no buckets"
+                raise InvalidValue.of("ring", self.ring, allowed)
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `WholeLayer` without a projection of keys; raises as `heads` does."""
-        from attn_variants.clusters.lsh import HashBuckets
+        from attn_variants.clusters.lsh import HashBuckets, JoinedBuckets
         from attn_variants.whole_layer import WholeLayer
 
         heads, options = self.heads(config), self.Config.of(config)
-        inner = HashBuckets(
+        inner = (JoinedBuckets if options.ring == "rounds" else HashBuckets)(
             size=heads.key_size,
             buckets=options.buckets,
             chunk=options.chunk,

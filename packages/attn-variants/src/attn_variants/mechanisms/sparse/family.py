@@ -7,6 +7,7 @@ from attn_core import Mechanism
 from attn_variants.mechanisms.sparse.attention_sinks import AttentionSinks
 from attn_variants.mechanisms.sparse.bigbird import BigBirdAttention
 from attn_variants.mechanisms.sparse.block_local import BlockLocalAttention
+from attn_variants.mechanisms.sparse.chunk_ring import ChunkRingAttention
 from attn_variants.mechanisms.sparse.chunked import ChunkedAttention
 from attn_variants.mechanisms.sparse.dilated_window import DilatedWindow
 from attn_variants.mechanisms.sparse.fixed import FixedAttention
@@ -29,4 +30,5 @@ def sparse() -> list[Mechanism]:
         NeighborhoodAttention(),
         ChunkedAttention(),
         BlockLocalAttention(),
+        ChunkRingAttention(),
     ]
