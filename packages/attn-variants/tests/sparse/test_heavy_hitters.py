@@ -8,7 +8,7 @@ from attn_core import Heads, configure, installed, state_bytes
 from attn_core.errors import InvalidValue
 from attn_testing.serving import Serving
 from attn_testing.subject import Subject
-from attn_variants.sparse.heavy_hitters import Budget, kept_pairs
+from attn_variants.sparse.heavy_hitters import Budget, last_queries
 
 TOKENS = 14
 
@@ -73,12 +73,26 @@ def test_no_heavy_keys_are_a_window(build, agrees):
 
 
 def test_a_key_that_all_attend_to_stays_and_one_that_none_does_goes():
-    scores = torch.zeros(1, 1, 12, 12)
-    scores[..., 2], scores[..., 5] = 4.0, -4.0
-    seen = kept_pairs(Heads(query=1, key_value=1, key_size=1, value_size=1), scores, None, Budget(heavy=3, recent=2))
-    assert seen[0, 0, 11, 2]
-    assert not seen[0, 0, 8:, 5].any()
-    assert seen[0, 0].sum(-1).tolist() == [min(i + 1, 6) for i in range(12)]
+    heads = Heads(query=1, key_value=1, key_size=1, value_size=1)
+    key = torch.zeros(1, 1, 12, 1)
+    key[0, 0, 2], key[0, 0, 5] = 4.0, -4.0
+    last = last_queries(heads, torch.ones(1, 1, 12, 1), key, None, Budget(heavy=3, recent=2))[0, 0].tolist()
+    assert last[2] == 12
+    assert last[5] == 7  # where it is no longer among the two latest
+    assert sorted(last)[:7] == [5, 6, 7, 8, 9, 10, 11]
+    assert last.count(12) == 5
+
+
+@pytest.mark.parametrize("tokens", [64, 65, 130])
+def test_tiles_of_queries_are_the_whole_forward_and_backward(build, tokens):
+    layer, rows = build("h2o", {"heavy": 5, "recent": 4}, width=8, heads=2), doubles(1, tokens, 8)
+    value = layer.value(rows).view(1, tokens, 2, 4)
+    whole = layer.output(torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows), value).flatten(-2))
+    assert torch.allclose(layer(rows), whole, rtol=0, atol=1e-13)
+    weights = list(layer.parameters())
+    upstream = torch.randn_like(whole)
+    for one, other in zip(*(torch.autograd.grad(out, weights, upstream) for out in (layer(rows), whole)), strict=True):
+        assert torch.allclose(one, other, rtol=0, atol=1e-12)
 
 
 def test_of_keys_that_gained_as_much_the_oldest_goes():

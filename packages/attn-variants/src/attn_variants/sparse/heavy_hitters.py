@@ -36,30 +36,40 @@ class Budget:
 
 def by_group(heads: Heads, weights: Tensor) -> Tensor:
     """What keys gain by weights [batch, heads, key]: float32 sums [batch, key_value_heads, key] over query heads."""
-    return weights.detach().unflatten(1, (heads.key_value, -1)).sum(2).float()  # type: ignore[no-any-return, no-untyped-call]
+    return torch.unflatten(weights.detach(), 1, (heads.key_value, -1)).sum(2).float()
 
 
 @torch.no_grad()
-def kept_pairs(heads: Heads, scores: Tensor, keep: Tensor | None, budget: Budget) -> Tensor:
-    """Bool [batch, heads, query, key], True where the key is still kept when the query comes.
+def last_queries(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, budget: Budget) -> Tensor:
+    """The last query that meets each key, int64 [batch, key_value_heads, token]; the number of tokens where all do.
 
-    `scores` [batch, heads, token, token] are those of whole sequences, query by query; `keep` [batch, token], bool.
-    Padding is never kept, and gives nothing to what is.
+    `query` [batch, heads, token, size], times the scale, and `key` [batch, key_value_heads, token, size] are those of
+    whole sequences, which are passed token by token; `keep` [batch, token], bool. Padding drives out nothing.
     """
-    batch, _, tokens, _ = scores.shape
-    real = torch.ones(batch, tokens, dtype=torch.bool, device=scores.device) if keep is None else keep
+    tokens = key.shape[2]
+    real = key.new_ones(key.shape[0], tokens).bool() if keep is None else keep
     places = (real.long().cumsum(1) - 1)[:, None]
-    here = torch.arange(tokens, device=scores.device)
-    kept = torch.zeros(batch, heads.key_value, tokens, dtype=torch.bool, device=scores.device)
-    gained = torch.zeros(kept.shape, dtype=torch.float32, device=scores.device)
-    rows = []
+    here = torch.arange(tokens, device=key.device)
+    last = torch.full(key.shape[:3], tokens, device=key.device)
+    gained = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
+    along = of_query_heads(heads, key).transpose(-1, -2)
     for token in range(tokens):
         counts = real[:, None, token, None]
-        kept = kept | (counts & (here == token))
-        seen = of_query_heads(heads, kept)
-        rows.append(seen)
-        gained = gained + by_group(heads, shares(scores[:, :, token], seen)) * counts
+        kept = real[:, None] & (here <= token) & (last == tokens)
+        weights = shares((query[:, :, token, None] @ along)[:, :, 0], of_query_heads(heads, kept))
+        gained = gained + by_group(heads, weights) * counts
         full = counts & (kept.sum(-1, keepdim=True) > budget.rows)
         out = budget.evicted(gained, places, places[..., token, None], kept)
-        kept = kept & ~(full & (here == out[..., None]))
-    return torch.stack(rows, dim=2) if rows else torch.zeros_like(scores, dtype=torch.bool)
+        last = last.masked_fill(full & (here == out[..., None]), token)
+    return last
+
+
+def kept_weights(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor, first: int = 0) -> Tensor:
+    """Weights [batch, heads, query, key] over what is kept, of queries [batch, heads, query, size] from the place
+    `first` on; the others as of `last_queries`."""
+    here = torch.arange(key.shape[2], device=key.device)
+    places = here[first : first + query.shape[2], None]
+    seen = (here <= places) & (places <= last[:, :, None])
+    if keep is not None:
+        seen = seen & keep[:, None, None]
+    return shares(query @ of_query_heads(heads, key).transpose(-1, -2), of_query_heads(heads, seen))

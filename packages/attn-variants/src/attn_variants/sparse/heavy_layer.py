@@ -8,13 +8,17 @@ import torch
 from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
 from attn_core.pairs import of_query_heads, shares, wide
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from attn_variants.compute.plain import pairs_of, summed
+from attn_variants.compute.pairs import Pairs
+from attn_variants.compute.plain import pairs_of
 from attn_variants.layer import SpecLayer
 from attn_variants.plan import KernelPlan
-from attn_variants.score.compute import scores
-from attn_variants.sparse.heavy_hitters import Budget, by_group, kept_pairs
+from attn_variants.sparse.heavy_hitters import Budget, by_group, kept_weights, last_queries
 from attn_variants.stepping import turns_of
+
+TILE = 64
+"""Queries of whole sequences whose weights are in memory at once."""
 
 
 class Newest(NamedTuple):
@@ -34,8 +38,8 @@ class Newest(NamedTuple):
 class HeavyLayer(SpecLayer):
     """Causal attention that keeps the latest keys and those that were attended to most.
 
-    Whole sequences find out query by query which keys are left, and meet them as under any mask; steps hold nothing
-    else.
+    Whole sequences find out query by query when each key goes, and then meet what is left in tiles of queries; steps
+    hold nothing else.
     """
 
     def __init__(self, spec: AttentionSpec, budget: Budget, *, width: int, bias: bool) -> None:
@@ -51,12 +55,16 @@ class HeavyLayer(SpecLayer):
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return self.kept_weights(self._operands(query, source, keep, borrowed))
+        pairs = pairs_of(self.spec, self._operands(query, source, keep, borrowed))
+        return kept_weights(self.spec.heads, *self.scaled(pairs), self.last_queries(pairs))
 
-    def kept_weights(self, operands: Operands) -> Tensor:
-        """Weights [batch, heads, query, key] of whole sequences, zero for keys that are gone."""
-        found = scores(pairs_of(self.spec, operands))
-        return shares(found, kept_pairs(self.spec.heads, found.detach(), operands.keep, self.budget))
+    def scaled(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Queries times the scale, keys, and which are real."""
+        return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.keep
+
+    def last_queries(self, pairs: Pairs) -> Tensor:
+        """The last query that meets each key, [batch, key_value_heads, token]."""
+        return last_queries(self.spec.heads, *self.scaled(pairs), self.budget)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests, token by token; returns [tokens, width].
@@ -103,7 +111,18 @@ class HeavyLayer(SpecLayer):
         return shares(found[:, :, 0], present)
 
     def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
-        return summed(self.spec, operands, self.kept_weights(operands))
+        pairs = pairs_of(self.spec, operands)
+        query, key, keep = self.scaled(pairs)
+        value, last = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2)), self.last_queries(pairs)
+
+        def tile(some: Tensor, first: int) -> Tensor:
+            return kept_weights(self.spec.heads, some, key, keep, last, first) @ value
+
+        # Weights are made again for the gradient, so that no more than a tile of them is there at once.
+        again = query.shape[2] > TILE and torch.is_grad_enabled()
+        cut = [(some, TILE * number) for number, some in enumerate(torch.split(query, TILE, dim=2))]
+        out = torch.cat([checkpoint(tile, *one, use_reentrant=False) if again else tile(*one) for one in cut], dim=2)
+        return out.transpose(1, 2).to(operands.value.dtype)
 
 
 def _replaced(rows: Tensor, target: Tensor) -> Tensor:

@@ -89,12 +89,15 @@ class HeavyHitters(ComputedMechanism):
         }
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections; all pairs of whole sequences, which must find out what is kept, and in steps what is held."""
+        """Projections; all pairs of whole sequences, and their scores once more to find out what is kept; in steps what
+        is held."""
         spec, rows = FULL.spec(full(config)), self.rows(config)
-        met = shape.key if shape.query == shape.key else min(shape.key, rows + 1)
+        whole = shape.query == shape.key
+        per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole else 0)
+        met = shape.key if whole else min(shape.key, rows + 1)
         left = Window(left=rows).count(shape.query, shape.key)
         pairs = Cost(
-            flops=shape.batch * shape.query * met * spec.pair_flops(),
+            flops=shape.batch * shape.query * met * per_pair,
             allowed_flops=shape.batch * left * spec.pair_flops(),
             parameters=0,
         )
