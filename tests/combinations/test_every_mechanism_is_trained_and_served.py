@@ -20,10 +20,22 @@ MECHANISMS = [
     if installed().mechanisms.get(name).can(Capability.CAUSAL)
     and not installed().mechanisms.get(name).can(Capability.CROSS)
 ]
-EVERY_MECHANISM = pytest.mark.parametrize("name", MECHANISMS)
+PAPERS = {
+    "gpt3": {"band": 9},
+    "sparse_transformer": {"stride": 5, "summaries": 2},
+    "retnet_lm": {"scale_base": 512},
+}
+"""Decoders of papers, whose layers differ."""
+EVERY_MECHANISM = pytest.mark.parametrize("name", [*MECHANISMS, *PAPERS])
 
 
 def decoder(name: str) -> Decoder:
+    if name in PAPERS:
+        torch.manual_seed(0)
+        family = installed().models.get(name)
+        sizes = {"vocabulary": VOCABULARY, "context": CONTEXT, "width": 32, "layers": 2, "heads": 4}
+        built: Decoder = family.build(family.configure(sizes | PAPERS[name]))
+        return built
     mechanism = installed().mechanisms.get(name)
     torch.manual_seed(0)
     config = DecoderConfig(

@@ -7,12 +7,13 @@ from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
-    """The decoder, models that read a source, and recurrent language models."""
+    """The decoder, decoders of papers, models that read a source, and recurrent language models."""
     from attn_models.decoder.family import DecoderFamily
+    from attn_models.decoder.named import named_decoders
     from attn_models.encoder_decoder.families import source_families
     from attn_models.recurrent.families import recurrent_families
 
-    return [DecoderFamily(), *source_families(), *recurrent_families()]
+    return [DecoderFamily(), *named_decoders(), *source_families(), *recurrent_families()]
 
 
 @hookimpl

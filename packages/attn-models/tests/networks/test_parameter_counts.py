@@ -104,6 +104,26 @@ def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
 
+def test_gpt_3_has_as_many_weights_with_its_bands_as_without() -> None:
+    family = installed().models.get("gpt3")
+    config = family.configure({"vocabulary": 50257, "context": 2048, "width": 12288, "layers": 96, "heads": 96})
+    with weightless():
+        model = family.build(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 174_604_259_328
+    assert [config.choice(layer).mechanism for layer in range(4)] == ["mha", "sliding_window"] * 2
+
+
+def test_a_block_of_retnet_has_12_times_the_square_of_its_width() -> None:
+    family = installed().models.get("retnet_lm")
+    sizes = {"vocabulary": 9, "context": 16, "width": 512, "heads": 2}
+    counts = []
+    for layers in (1, 2):
+        with weightless():
+            model = family.build(family.configure(sizes | {"layers": layers}))
+        counts.append(sum(p.numel() for p in model.parameters() if p.dim() > 1))
+    assert counts[1] - counts[0] == 12 * 512**2
+
+
 def test_a_token_of_mixtral_uses_12_9_billion_of_its_weights() -> None:
     with weightless():
         model = Decoder(COUNTS["Mixtral 8x7B"][0])

@@ -12,6 +12,9 @@ from attn_models.loading import load_model
 SMALL = {
     "key-value": {"width": 16, "embedding": 8, "context": 8},
     "lstmn": {"width": 16, "context": 8},
+    "gpt3": {"width": 16, "layers": 2, "context": 8},
+    "sparse-transformer": {"width": 16, "layers": 2, "context": 8},
+    "retnet": {"width": 16, "layers": 2, "context": 8},
 }
 
 
@@ -35,7 +38,7 @@ async def test_a_recipe_becomes_a_model_that_goes_on_with_a_text(server, recipe,
     assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
     assert {"validation_loss", "tokens_per_second"} <= set(done.last_metrics)
     loaded = load_model(done.model_path)
-    assert loaded.family == job.spec.model.family
+    assert loaded.family in (job.spec.model.family, "decoder")  # as which decoders of papers are kept
     engine = build_engine(loaded.model, loaded.tokenizer)
     prompt = tuple(loaded.tokenizer.encode("key "))
     engine.submit(Request(id="r", token_ids=prompt, task=Sampling(temperature=0.0, max_new_tokens=4)))
