@@ -12,7 +12,8 @@ def test_the_recipes_that_come_along_can_be_read():
     families = ["bottleneck", "luong", "rnnsearch", "transformer"]
     families_of = {name: name for name in families} | {"multi30k": "transformer", "multi30k-rnnsearch": "rnnsearch"}
     families_of |= {"gpt3": "gpt3", "sparse-transformer": "sparse_transformer", "retnet": "retnet_lm"}
-    families_of |= {"key-value": "key_value_lm", "lstmn": "lstmn_lm"}
+    families_of |= {"key-value": "key_value_lm", "lstmn": "lstmn_lm", "turing-machine": "turing_machine"}
+    families_of |= {"show-attend-tell": "show_attend_tell"}
     assert recipe_names() == sorted(families_of)
     for name, family in families_of.items():
         assert read_recipe(name).model.family == family

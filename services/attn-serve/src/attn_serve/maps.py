@@ -45,10 +45,11 @@ def compute_maps(loaded: LoadedModel, wanted: MapsWanted, reader: Reader) -> lis
             layer=layer,
             mechanism=mechanisms[layer],
             heads=tuple(heads),
-            shape=(len(heads), len(labels), len(keys)),
+            shape=(len(heads), len(labels), weights.shape[-1]),
             weights=weights.numpy().tobytes(),
             labels=labels,
-            key_labels=keys,
+            # The token that ends a grid is read and has no weight.
+            key_labels=keys[: weights.shape[-1]],
         )
         for layer, weights in chosen.items()
     ]

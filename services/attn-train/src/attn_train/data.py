@@ -8,10 +8,11 @@ from pathlib import Path
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.sources import known_sources, pull
 
+from attn_train.loop.continuations import continuations
 from attn_train.loop.lessons import Material
 from attn_train.loop.pairs import BYTE_PAIRS, WORD
 from attn_train.loop.text import CHARACTER, TextTokens, read_text, tokenise
-from attn_train.pair_data import load_pairs
+from attn_train.pair_data import CAPTIONS, load_pairs, named_pairs
 from attn_train.spec import DataSpec, SourceModelSpec, TrainingSpec
 from attn_train.synthetic import RULES
 
@@ -22,16 +23,20 @@ def known_texts() -> list[str]:
 
 
 def require_known_text(name: str) -> None:
-    """Raises UnknownName with near names unless there is a data set `name`."""
-    if name not in known_texts():
-        raise UnknownName.of("data set", name, known_texts())
+    """Raises UnknownName with near names unless there is a data set `name`, or a rule that makes one."""
+    known = sorted([*known_texts(), *RULES])
+    if name not in known:
+        raise UnknownName.of("data set", name, known)
 
 
 def load_material(spec: TrainingSpec, home: Path, log: Callable[[str], None]) -> Material:
-    """The text or the pairs that the model is to learn from; raises as `load_text`."""
+    """The text, the pairs or the tasks that the model is to learn from; raises as `load_text`."""
     if isinstance(spec.model, SourceModelSpec):
         named = default_tokenizer(spec.data)
         return load_pairs(spec.data, spec.model, named if is_learned(named) else tokenizer_folder(named, home))
+    if spec.data.name in RULES:
+        pairs = named_pairs(spec.data.name, spec.data.most_pairs)
+        return continuations(pairs, validation=spec.data.validation, longest=spec.model.context)
     return load_text(spec.data, home, log)
 
 
@@ -39,7 +44,7 @@ def default_tokenizer(spec: DataSpec) -> str:
     """The tokenizer of pairs; words where a rule made them, else byte pairs."""
     if spec.tokenizer != CHARACTER:
         return spec.tokenizer
-    return WORD if spec.name in RULES else BYTE_PAIRS
+    return WORD if spec.name in {*RULES, CAPTIONS} else BYTE_PAIRS
 
 
 def is_learned(tokenizer: str) -> bool:

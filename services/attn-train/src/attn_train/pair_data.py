@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 
+from attn_train.captions import caption_pairs
 from attn_train.loop.pairs import PairTokens, TextPair, tokenise_pairs
 from attn_train.spec import DataSpec, SourceModelSpec
 from attn_train.synthetic import PAIRS, RULES, synthetic_pairs
@@ -16,13 +17,15 @@ from attn_train.synthetic import PAIRS, RULES, synthetic_pairs
 SAMPLE = "tatoeba-en-zh"
 """Sentences of Tatoeba, English and Chinese (CC BY 2.0 FR; the third column says by whom)."""
 SAMPLE_FILE = Path(__file__).parent / "samples" / "tatoeba-en-zh.tsv.gz"
+CAPTIONS, IMAGES = "captions", 10_000
+"""Images of handwritten digits and what they show, and how many are made."""
 RULE_SEED = 1
 MOST = 10_000_000
 
 
 def known_pairs() -> list[str]:
     """The sets of pairs known by name."""
-    return sorted([*RULES, SAMPLE])
+    return sorted([*RULES, SAMPLE, CAPTIONS])
 
 
 def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairTokens:
@@ -32,6 +35,11 @@ def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairTo
         held = int(len(training) * spec.validation)
         training, validation = training[: len(training) - held], training[len(training) - held :]
     return tokenise_pairs(training, validation, tokenizer=tokenizer, longest=(model.source_context, model.context))
+
+
+def named_pairs(rule: str, most: int = 0) -> list[TextPair]:
+    """The pairs that a rule makes, at most so many; 0 is all."""
+    return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
 
 
 def pair_paths(path: Path, languages: str) -> list[Path]:
@@ -65,9 +73,11 @@ def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
     if spec.name is not None:
         if spec.name == SAMPLE:
             return _columns(SAMPLE_FILE, most), []
+        if spec.name == CAPTIONS:
+            return caption_pairs(min(most, IMAGES), RULE_SEED)
         if spec.name not in RULES:
             raise UnknownName.of("set of pairs", spec.name, known_pairs())
-        return synthetic_pairs(spec.name, min(most, PAIRS), RULE_SEED), []
+        return named_pairs(spec.name, spec.most_pairs), []
     files = pair_paths(Path(spec.path or ""), spec.languages)
     if len(files) == 1:
         return _columns(files[0], most), []

@@ -58,6 +58,8 @@ async def test_a_recipe_becomes_a_model_that_goes_on_with_a_text(server, recipe,
         (lambda spec: setattr(spec.checkpoint, "bleu_sentences", 3), "no source"),
         (lambda spec: setattr(spec.optimizer, "label_smoothing", 0.1), "no source"),
         (lambda spec: setattr(spec.model, "family", "rnnsearch"), "source_context"),
+        (lambda spec: setattr(spec.data, "name", "copyy"), "copy"),
+        (lambda spec: setattr(spec.data, "most_pairs", 3), "most_pairs"),
     ],
 )
 async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, submit, change, said):
@@ -67,3 +69,26 @@ async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, sub
         with pytest.raises(grpc.aio.AioRpcError, match=said):
             await submit(stub, spec, "bad")
         assert not (await stub.ListTrainingJobs(pb.ListTrainingJobsRequest())).jobs
+
+
+async def test_a_machine_learns_from_a_task_and_answers_in_words(server, home, submit, watch):
+    spec = read_recipe("turing-machine")
+    spec.model.family_options.update({"width": 16, "head_size": 6, "options": {"slots": 6}})
+    spec.data.most_pairs, spec.optimizer.steps, spec.optimizer.warmup_steps = 40, 3, 1
+    async with server() as stub:
+        await submit(stub, spec, "machine")
+        await watch(stub, "machine")
+        done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="machine"))).job
+    assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
+    assert 0 <= done.last_metrics["answers_right"] <= 1
+    assert done.last_metrics["validation_loss"] > 0
+    loaded = load_model(done.model_path)
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("s1 s2 =")).split() == ["s1", "s2", "="]
+
+
+async def test_a_rule_takes_no_other_tokens_than_its_words(server, submit):
+    spec = read_recipe("turing-machine")
+    spec.data.tokenizer = "byte_pairs"
+    async with server() as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match="a rule makes words"):
+            await submit(stub, spec, "bad")

@@ -46,7 +46,10 @@ async def test_every_recipe_is_admitted(server, name, tmp_path):
     async with server() as stub:
         request = pb.SubmitTrainingJobRequest(spec=spec, validate_only=True)
         admitted = (await stub.SubmitTrainingJob(request)).job.spec.data
-    assert (admitted.name, admitted.path) in {("dictionary", ""), ("shakespeare", ""), ("", str(tmp_path))}
+    assert (admitted.name, admitted.path) in {
+        *((known, "") for known in ("dictionary", "shakespeare", "copy", "captions")),
+        ("", str(tmp_path)),
+    }
 
 
 @pytest.mark.parametrize(

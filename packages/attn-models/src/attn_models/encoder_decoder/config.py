@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from attn_core.errors import InvalidValue
+
 from attn_models.decoder.checks import require_choice
 from attn_models.plain_config import PlainConfig
 
@@ -70,3 +72,34 @@ class LuongConfig(BottleneckConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice(self.mechanism, self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowAttendTellConfig(SourceConfig):
+    """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
+
+    `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `heads` heads and
+    its own `options`. `width` is the size of the LSTM's state, `embedding` that of a word. The longest source is the
+    grid and the token that ends it.
+    """
+
+    rows: int
+    columns: int
+    features: int
+    embedding: int
+    convolutions: int = 3
+    mechanism: str = "visual_soft"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_choice(self.mechanism, self.options)
+        if self.source_context != self.cells + 1:
+            allowed = f"{self.cells + 1}: {self.rows} rows of {self.columns} cells, and the token that ends them"
+            raise InvalidValue.of("source_context", self.source_context, allowed)
+
+    @property
+    def cells(self) -> int:
+        """Cells of the grid."""
+        return self.rows * self.columns

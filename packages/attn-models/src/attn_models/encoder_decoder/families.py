@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 from attn_core import ModelFamily
 
 from attn_models.encoder_decoder.attention import cross_attention, decoder_attention, encoder_attention
-from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig, SourceConfig
+from attn_models.encoder_decoder.config import (
+    BottleneckConfig,
+    LuongConfig,
+    RnnsearchConfig,
+    ShowAttendTellConfig,
+    SourceConfig,
+)
 from attn_models.encoder_decoder.transformer_config import TransformerConfig
 
 
@@ -85,6 +91,19 @@ class TransformerFamily(SourceFamily):
         cross_attention(config.cross, config.cross_options, **sizes, context=config.source_context)
 
 
+class ShowAttendTellFamily(SourceFamily):
+    """Convolutions and an LSTM that looks at their grid."""
+
+    name = "show_attend_tell"
+    summary = "Captions of grids such as images, over any attention to a source (Xu et al. 2015)."
+    Config = ShowAttendTellConfig
+    built_by = ("attn_models.encoder_decoder.show_attend_tell", "ShowAttendTell")
+
+    def check(self, config: Any) -> None:
+        """The mechanism, as wide as an annotation."""
+        cross_attention(config.mechanism, config.options, width=config.features, heads=config.heads)
+
+
 def source_families() -> list[ModelFamily]:
     """One of each."""
-    return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily()]
+    return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily(), ShowAttendTellFamily()]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from attn_core import Capability, ModelSpecs, ModelState, RaggedBatch, Slot
@@ -47,19 +48,19 @@ class RecurrentLanguageModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
         hidden = self._entering(tokens)
-        for attention in self.attentions:
+        for attention in self._layers():
             hidden = attention(self.dropout(hidden))
         return self.logits(hidden)
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
-        hidden = self.embedding(tokens)
+        hidden: Tensor = self.embedding(tokens)
         if self.lstm is not None:
             hidden = self._lstm_step(self.lstm, hidden, batch, state)
-        for layer, attention in enumerate(self.attentions):
+        for layer, attention in enumerate(self._layers()):
             own = state[layer_name(layer)]
-            after = attention.step(hidden, batch, own) if self.incremental else self._again(layer, hidden, batch, own)
-            hidden = require_rows(after, hidden)
+            step = attention.step if self.incremental else partial(replay_step, attention)
+            hidden = require_rows(step(hidden, batch, own), hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class RecurrentLanguageModel(nn.Module):
             if not 0 <= layer < len(self.attentions):
                 raise InvalidValue.of("layers", layer, f"0 to {len(self.attentions) - 1}")
         hidden, maps = self._entering(tokens[None]), {}
-        for layer, attention in enumerate(self.attentions):
+        for layer, attention in enumerate(self._layers()):
             if layer in layers:
                 maps[layer] = attention.weights(hidden)[0]
             hidden = attention(hidden)
@@ -103,7 +104,12 @@ class RecurrentLanguageModel(nn.Module):
         if tokens.shape[1] > self.context:
             raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
         rows: Tensor = self.embedding(tokens)
-        return rows if self.lstm is None else self.lstm(self.dropout(rows))[0]
+        entering: Tensor = rows if self.lstm is None else self.lstm(self.dropout(rows))[0]
+        return entering
+
+    def _layers(self) -> Sequence[Any]:
+        """The layers of attention, with the methods of `AttentionLayer`."""
+        return cast("Sequence[Any]", self.attentions)
 
     def _lstm_step(self, lstm: nn.LSTM, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """The LSTM over the new rows [tokens, embedding]; replaces its state."""
@@ -121,11 +127,6 @@ class RecurrentLanguageModel(nn.Module):
             each.append(lstm_state(after))
         view.write({name: torch.cat([fields[name] for fields in each]) for name in ("hidden", "cell")})
         return torch.cat(outs)
-
-    def _again(self, layer: int, hidden: Tensor, batch: RaggedBatch, own: Any) -> Tensor:
-        """The new rows of a mechanism without a step of its own."""
-        attention: Any = self.attentions[layer]
-        return replay_step(attention, hidden, batch, own)
 
 
 def layer_name(layer: int) -> str:

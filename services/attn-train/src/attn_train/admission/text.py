@@ -9,9 +9,11 @@ from attn_core.errors import InvalidValue
 
 from attn_train.data import require_known_text, tokenizer_folder
 from attn_train.layout import Layout
+from attn_train.loop.pairs import WORD
 from attn_train.loop.text import CHARACTER
 from attn_train.settings import TrainSettings
 from attn_train.spec import DataSpec
+from attn_train.synthetic import RULES
 
 MOST_BYTES = 4 << 30
 """A text is held in memory."""
@@ -24,6 +26,10 @@ def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
     """
     if data.name is not None:
         require_known_text(data.name)
+        if data.name in RULES:
+            if data.tokenizer not in {CHARACTER, WORD}:
+                raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
+            return
     else:
         check_path(Path(data.path or ""), roots=roots_of(home, settings, local=local))
     if data.tokenizer != CHARACTER:

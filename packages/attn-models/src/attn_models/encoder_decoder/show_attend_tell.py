@@ -1,0 +1,86 @@
+"""Show, Attend and Tell: captions of images by an LSTM that looks at them (Xu et al. 2015, arXiv 1502.03044)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from attn_core import Source
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_models.encoder_decoder.attention import cross_attention
+from attn_models.encoder_decoder.config import ShowAttendTellConfig
+from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack
+from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
+
+
+class ShowAttendTell(RecurrentModel):
+    """Convolutions make an annotation a_i of every cell; an LSTM writes, and looks among them before each word.
+
+    h_0 and c_0 are layers of the mean annotation; ẑ_t is what h_{t-1} finds among the annotations (gated, by the
+    mechanism `visual_soft`); h_t is the LSTM's of [E y_{t-1}; ẑ_t], and p(y_t) ∝ exp(L_o (E y_{t-1} + L_h h_t +
+    L_z ẑ_t)) (equations 1 to 7 there). Cells are tokens, such as shades of grey. The paper's annotations are those of a
+    network that has seen millions of photographs; here it is a small one that learns with the rest, and as it sees only
+    near cells, annotations begin with a learned vector of their place. The penalty on cells that are never looked at
+    (equation 14) is left out.
+    """
+
+    def __init__(self, config: ShowAttendTellConfig) -> None:
+        width, features = config.width, config.features
+        chosen = cross_attention(
+            config.mechanism, config.options, width=features, heads=config.heads, context=config.cells
+        )
+        super().__init__(config, lstm_fields(width, 1), ("hidden", "cell"), chosen)
+        self.grid = config.rows, config.columns
+        # As many rows as the grid has cells, though its source has a token more.
+        self._specs["attention"] = {
+            name: dataclasses.replace(spec, rows=config.cells) if isinstance(spec, Source) else spec
+            for name, spec in chosen.states.items()
+        }
+        self.shades = nn.Embedding(config.vocabulary, features)
+        self.places = nn.Parameter(torch.randn(config.cells, features) * features**-0.5)
+        convolutions = [nn.Conv2d(features, features, 3, padding=1) for _ in range(config.convolutions)]
+        for layer in convolutions:  # otherwise each would make what it sees smaller (He et al. 2015)
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        self.convolutions = nn.ModuleList(convolutions)
+        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.begin = nn.ModuleDict({name: nn.Linear(features, width) for name in ("hidden", "cell")})
+        self.ask = nn.Linear(width, features, bias=False)
+        self.decoder = lstm_stack(config.embedding + features, width, 1, 0.0)
+        self.of_state = nn.Linear(width, config.embedding, bias=False)
+        self.of_seen = nn.Linear(features, config.embedding, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.embedding, config.vocabulary)
+
+    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+        """The annotations [batch, cells, features] of grids [batch, cells or more], and h_0 and c_0.
+
+        Raises `InvalidValue` for a source that is not one grid, with or without the token that ends it.
+        """
+        rows, columns = self.grid
+        cells = rows * columns
+        for length in lengths:
+            if length not in {cells, cells + 1}:
+                allowed = f"{rows} rows of {columns} cells, {cells} tokens, and the token that ends them"
+                raise InvalidValue.of("source", f"{length} tokens", allowed)
+        seen = self.shades(source[:, :cells]) + self.places
+        seen = seen.transpose(1, 2).unflatten(-1, self.grid)
+        for layer in self.convolutions:
+            seen = torch.relu(layer(seen))
+        memory = seen.flatten(2).transpose(1, 2)
+        mean = memory.mean(1)
+        return Reading(memory, {name: torch.tanh(layer(mean))[:, None] for name, layer in self.begin.items()})
+
+    def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
+        """ẑ_t, h_t, and what the vocabulary is told of them."""
+        entering = self.dropout(inputs)
+        seen = attend(self.ask(held["hidden"][:, 0]))
+        hidden, fresh = lstm_moment(self.decoder, torch.cat([entering, seen], dim=-1), held)
+        return entering + self.of_state(self.dropout(hidden)) + self.of_seen(seen), fresh
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """p(y) ∝ exp(L_o row)."""
+        scores: Tensor = self.unembedding(hidden)
+        return scores

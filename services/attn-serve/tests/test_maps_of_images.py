@@ -1,0 +1,27 @@
+"""Attention maps over the cells of an image, whose source ends with a token that is no cell."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import installed
+from attn_models.loading import load_model, save_model
+from attn_models.tokenizers.learned import word_tokenizer
+from attn_serve.maps import compute_maps
+from attn_serve.reader import Reader
+from attn_serve.requests import MapsWanted, PromptInput, SourceInput
+
+
+def test_each_word_has_a_weight_for_every_cell_and_the_cells_have_their_names(tmp_path):
+    tokenizer = word_tokenizer(["0 1 2 3", "a line"])
+    family = installed().models.get("show_attend_tell")
+    fields = {"context": 8, "width": 4, "embedding": 4, "features": 4, "rows": 2, "columns": 3, "source_context": 7}
+    torch.manual_seed(0)
+    model = family.build(family.configure(fields | {"vocabulary": tokenizer.vocabulary}))
+    save_model(tmp_path / "model", model, tokenizer)
+    loaded = load_model(tmp_path / "model")
+    prompt = PromptInput(text="a line", source=SourceInput(text="0 1 2 3 2 1"))
+    (answer,) = compute_maps(loaded, MapsWanted(prompt=prompt), Reader(loaded.tokenizer))
+    assert answer.shape == (1, 3, 6)
+    assert [label.strip() for label in answer.key_labels] == ["0", "1", "2", "3", "2", "1"]
+    weights = torch.frombuffer(bytearray(answer.weights), dtype=torch.float32).view(answer.shape)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3))
