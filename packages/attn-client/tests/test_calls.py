@@ -31,6 +31,26 @@ def test_a_completion_arrives_in_pieces(client: Client) -> None:
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.cached_tokens) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("seed", 2**64, "0 to 2**64 - 1"),
+        ("seed", -1, "0 to 2**64 - 1"),
+        ("seed", 10**400, "0 to 2**64 - 1"),
+        ("max_new_tokens", 2**31, "2**31 - 1"),
+        ("temperature", "hot", "a number"),
+    ],
+)
+def test_a_number_that_no_field_can_hold_is_refused_with_what_it_can(
+    client: Client, field: str, value: object, allowed: str
+) -> None:
+    """Before anything is sent."""
+    with pytest.raises(errors.InvalidValue, match=field) as refused:
+        list(client.generate("words", "one", Sampling(**{field: value})))
+    assert allowed in str(refused.value)
+    assert client.complete("words", "one", Sampling(seed=2**64 - 1, max_new_tokens=1)).text
+
+
 def test_a_whole_completion_is_its_pieces(client: Client) -> None:
     whole = client.complete("words", [7, 8], Sampling(max_new_tokens=3))
     assert (whole.text, whole.finish_reason) == ("7 8 7 ", FinishReason.LENGTH)

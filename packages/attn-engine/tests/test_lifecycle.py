@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
+from attn_core.errors import InvalidValue
 from attn_engine import FinishReason, Request, Sampling
 from serving import Outcome, assert_empty, make_engine, run, some_requests
 from small_models import LETTERS, VOCABULARY, small_model
@@ -81,6 +83,52 @@ def test_a_deadline_ends_a_running_request_with_what_it_has():
     assert outcome.finish.reason is FinishReason.DEADLINE
     assert len(outcome.ids) == outcome.finish.usage.new_tokens == 3
     assert outcome.text == LETTERS.decode(outcome.ids)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9], ids=["back", "ahead"])
+def test_a_clock_that_jumps_ends_those_with_a_deadline_at_most(jump):
+    """Who named no deadline never asks what time it is; back in time nobody's is over."""
+    clock = Clock()
+    model = small_model("hybrid")
+    requests = some_requests(model, 6, seed=4)
+    undisturbed = run(make_engine(model), requests)
+    timed = [
+        replace(request, deadline=clock.now + 10) if place % 2 else request for place, request in enumerate(requests)
+    ]
+    engine = make_engine(model, "paged", clock=clock)
+    outcomes = {request.id: Outcome() for request in requests}
+    for request in timed:
+        engine.submit(request)
+    for step in range(60):
+        clock.now += jump if step == 1 else 0.1
+        for event in engine.step():
+            outcomes[event.request].take(event)
+    for place, request in enumerate(requests):
+        late = jump > 0 and place % 2 and len(undisturbed[request.id].ids) > 1
+        assert (outcomes[request.id].finish.reason is FinishReason.DEADLINE) == bool(late)
+        if not late:
+            assert outcomes[request.id].ids == undisturbed[request.id].ids
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("cache", ["contiguous", "paged", "shared", "int8", "kivi"])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_pool_smaller_than_a_block_serves_what_fits_and_refuses_the_rest(cache, tokens):
+    """Stores round up to whole blocks; whatever that leaves, nobody waits for room that never comes."""
+    engine = make_engine(small_model("window"), cache, tokens=tokens, requests=1)
+    ends, refused = [], 0
+    for length in (1, 2, 4, 10, 40, 80):
+        task = Sampling(max_new_tokens=3, ignore_end=True)
+        try:
+            engine.submit(Request(id=str(length), token_ids=prompt(length), task=task))
+        except InvalidValue:
+            refused += 1
+    for _ in range(40):
+        ends += [event.finish.reason for event in engine.step() if event.finish]
+    assert refused + len(ends) == 6
+    assert set(ends) <= {FinishReason.LENGTH}
+    assert refused or cache == "kivi"
     assert_empty(engine)
 
 

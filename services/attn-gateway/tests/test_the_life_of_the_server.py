@@ -213,7 +213,7 @@ def test_a_token_file_is_for_its_owner_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="chmod 600"):
         read_tokens(path)
     path.chmod(0o600)
-    assert read_tokens(path) == ("s3cret",)
+    assert read_tokens(path) == {"s3cret": 1}
     path.write_text(" \n")
     with pytest.raises(UserError, match="empty"):
         read_tokens(path)

@@ -13,7 +13,7 @@ import pytest
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
 from attn_gateway import GatewaySettings, TlsFiles, read_tokens, serving
 
 TOKENIZE = "/attn.v1.InferenceService/Tokenize"
@@ -163,8 +163,13 @@ async def test_each_of_several_tokens_opens_the_door_and_no_other(words: Any) ->
 
 def test_a_file_holds_a_token_a_line(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
-    file.write_text("ann\n\n bob \nann\n")
+    file.write_text("ann\n\n bob  2.5 \nann\n")
     file.chmod(0o600)
-    assert read_tokens(file) == ("ann", "bob")
+    assert read_tokens(file) == {"ann": 1, "bob": 2.5}
+    for bad in ("bob two", "bob 0", "bob -1", "bob nan", "bob inf", "bob 1 2", "bob 2\nbob 3", "bob\nbob 2"):
+        file.write_text(f"ann\n{bad}\n")
+        with pytest.raises(UserError, match=r"line [23]") as said:
+            read_tokens(file)
+        assert "bob" not in str(said.value)
     with pytest.raises(InvalidValue, match="other_tokens"):
         GatewaySettings(other_tokens=("bob",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import grpc
@@ -11,6 +12,13 @@ from attn.v1 import common_pb2, inference_pb2
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 
 NAN = float("nan")
+NESTED = '{"type":"object","properties":{"a":' * 400 + "{}" + "}}" * 400
+PARTS = [
+    {"anyOf": [{"type": "object", "properties": {f"k{i}{j}": {"type": "integer"}}} for j in range(8)]}
+    for i in range(12)
+]
+EXPLODING = json.dumps({"allOf": PARTS})
+LONG = json.dumps({"enum": [f"v{number}" * 50 for number in range(5000)]})
 BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"temperature": NAN}, "temperature"),
     ({"temperature": -1}, "temperature"),
@@ -27,6 +35,7 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 21}, "alternatives"),
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": [f"stop {number}" for number in range(5000)]}, "5000 strings"),
     ({"frequency_penalty": 3}, "frequency_penalty"),
     ({"presence_penalty": NAN}, "presence_penalty"),
     ({"logit_bias": {0: 101.0}}, "logit_bias"),
@@ -37,10 +46,16 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"grammar": inference_pb2.Grammar(regex="(")}, "grammar"),
     ({"grammar": inference_pb2.Grammar(json_schema="{")}, "grammar"),
     ({"grammar": inference_pb2.Grammar(regex="a"), "ignore_eos": True}, "ignore_end"),
+    ({"grammar": inference_pb2.Grammar(json_schema=NESTED)}, "recursion"),
+    ({"grammar": inference_pb2.Grammar(json_schema=EXPLODING)}, "too large"),
+    ({"grammar": inference_pb2.Grammar(json_schema=LONG)}, "262144 characters"),
+    ({"grammar": inference_pb2.Grammar(regex="(" * 5000 + "a" + ")" * 5000)}, "grammar"),
 ]
 
 
-@pytest.mark.parametrize(("sampling", "field"), BAD_SAMPLING, ids=[str(case) for case, _ in BAD_SAMPLING])
+@pytest.mark.parametrize(
+    ("sampling", "field"), BAD_SAMPLING, ids=[f"{str(case)[:60]} {field}" for case, field in BAD_SAMPLING]
+)
 async def test_a_bad_sampling_parameter_is_refused_by_name(
     stub: InferenceServiceStub, sampling: dict[str, Any], field: str
 ) -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+from pathlib import Path
+
 from asking_inference import ask
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
+from attn_gateway.call import tenant_named, tenant_of
+from attn_serve.answers import Chunk
+from attn_serve.host import EngineHost
+from attn_serve.requests import EngineSettings, Generation, PromptInput
 
 
 async def cached(stub: InferenceServiceStub, text: str, token: str | None) -> int:
@@ -22,3 +29,35 @@ async def test_beginnings_are_remembered_for_the_caller_of_a_token_alone(stub: I
         0,
         32,
     ]
+
+
+async def test_tenants_are_served_by_their_shares(home: Path) -> None:
+    """Who has three shares gets about three times the tokens of who has one, while both wait."""
+    told: queue.SimpleQueue[list[Chunk]] = queue.SimpleQueue()
+    names = {word: tenant_named(word) for word in ("ann", "bob")}
+    shares = {names["ann"]: 3.0}
+    settings = EngineSettings(threads=1, max_sequences=1, max_batch_tokens=16, cache="paged", shares=shares)
+    host = EngineHost(home / "models" / "tiny", settings, told.put)
+    host.submit(Generation(id="first", prompt=PromptInput(text="x"), sampling={"max_new_tokens": 200}))
+    for number in range(24):
+        for word, tenant in names.items():
+            sampling = {"max_new_tokens": 8, "ignore_end": True}
+            asked = Generation(id=f"{word}{number}", prompt=PromptInput(text="To be"), sampling=sampling, tenant=tenant)
+            host.submit(asked)
+    ended: list[str] = []
+    while len(ended) < 33:
+        ended += [chunk.request for chunk in told.get() if chunk.last]
+    host.stop(0)
+    first = ended[1:]
+    assert 22 <= sum(name.startswith("ann") for name in first) <= 26
+
+
+def test_a_tenant_is_known_by_its_token_before_it_calls() -> None:
+    """What the file of tokens says of it is found when it comes."""
+
+    class Caller:
+        @staticmethod
+        def invocation_metadata() -> tuple[tuple[str, str], ...]:
+            return (("authorization", "Bearer ann"),)
+
+    assert tenant_of(Caller()) == tenant_named("ann") != tenant_named("bob")

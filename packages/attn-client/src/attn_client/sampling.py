@@ -9,6 +9,7 @@ from typing import cast
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as pb
 from attn_core.errors import InvalidValue
+from google.protobuf.descriptor import FieldDescriptor
 
 MESSAGES = frozenset({"stop", "logit_bias", "grammar", "beams"})
 """Fields of the wire's Sampling that cannot simply be set."""
@@ -104,7 +105,9 @@ class Sampling:
             try:
                 setattr(message, item.name, value)
             except (ValueError, TypeError) as error:
-                raise InvalidValue.of(item.name, value, "what the field can hold") from error
+                raise InvalidValue.of(
+                    item.name, value, _allowed(message.DESCRIPTOR.fields_by_name[item.name])
+                ) from error
         message.stop.extend(self.stop)
         try:
             message.logit_bias.update(self.logit_bias)
@@ -115,6 +118,16 @@ class Sampling:
         if self.beams is not None:
             message.beams.CopyFrom(self.beams.message())
         return message
+
+
+def _allowed(field: FieldDescriptor) -> str:
+    """What a field of the wire can hold, for people."""
+    ranges = {
+        FieldDescriptor.CPPTYPE_INT32: "a whole number from -2**31 to 2**31 - 1",
+        FieldDescriptor.CPPTYPE_UINT64: "a whole number from 0 to 2**64 - 1",
+        FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    }
+    return ranges.get(field.cpp_type, "a number")
 
 
 @dataclass(frozen=True)

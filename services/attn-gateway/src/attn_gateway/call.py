@@ -46,7 +46,16 @@ def call_of(context: Context) -> Call:
 def tenant_of(context: Context) -> str:
     """The same word for every call with the same bearer token; empty without a token."""
     given = [value for key, value in context.invocation_metadata() or () if key == AUTHORIZATION]
-    return hashlib.blake2b(str(given[0]).encode(), digest_size=16).hexdigest() if given else ""
+    return _name(str(given[0])) if given else ""
+
+
+def tenant_named(token: str) -> str:
+    """The tenant of those who give this bearer token."""
+    return _name(f"Bearer {token}")
+
+
+def _name(given: str) -> str:
+    return hashlib.blake2b(given.encode(), digest_size=16).hexdigest()
 
 
 def request_id_of(context: Context) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,7 @@ class ClusterSettings:
     store of `object_store_bytes`. `weights` is what those of `models` are kept as, `cache` names how these remember
     states, `guesses` is how many tokens they guess ahead at a step, None: as the service chooses; `draft` is the
     smaller model that guesses, and `branches` in how many ways a guess may go on; `offload_bytes` is the memory for
-    states of requests that had to leave, for each model.
+    states of requests that had to leave, for each model; `shares` are those of tenants, 1 where none is given.
     """
 
     address: str | None = None
@@ -54,6 +55,7 @@ class ClusterSettings:
     draft: str | None = None
     offload_bytes: int = 0
     branches: int = 1
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights not in WEIGHT_CHOICES:

@@ -12,6 +12,7 @@ import typer
 from attn_core.errors import InvalidValue
 from attn_core.home import home_folder
 
+from attn_gateway.call import tenant_named
 from attn_gateway.cluster import ClusterSettings, ModelToLoad
 from attn_gateway.gateway import Gateway
 from attn_gateway.logs import configure_logs
@@ -55,7 +56,10 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     ] = 0,
     token_file: Annotated[
         Path | None,
-        Text(help="File with the bearer tokens that let in, one a tenant and line; readable by you alone."),
+        Text(
+            help="File with the bearer tokens that let in, one a tenant and line, perhaps with a number behind it: "
+            "who has 2 is served twice as much as who has 1 while both wait. Readable by you alone."
+        ),
     ] = None,
     tls_cert: Annotated[Path | None, Text(help="Certificate chain (PEM) for TLS.")] = None,
     tls_key: Annotated[Path | None, Text(help="Private key (PEM) of the certificate.")] = None,
@@ -78,7 +82,8 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     """
     if (tls_cert is None) != (tls_key is None):
         raise InvalidValue("TLS needs both --tls-cert and --tls-key", field="tls_cert")
-    tokens = read_tokens(token_file) if token_file else ()
+    tenants = read_tokens(token_file) if token_file else {}
+    tokens = tuple(tenants)
     settings = ServeSettings(
         gateway=GatewaySettings(
             host=host,
@@ -100,6 +105,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
             draft=str(Path(draft).resolve()) if draft and Path(draft).is_dir() else draft,
             offload_bytes=offload_bytes,
             branches=branches,
+            shares={tenant_named(token): share for token, share in tenants.items()},
         ),
         ready_file=ready_file,
         grace=grace,

@@ -75,15 +75,38 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_tokens(path: Path) -> tuple[str, ...]:
-    """The tokens, a line each, in a file that only its owner can read; raises `UserError` otherwise."""
+def read_tokens(path: Path) -> dict[str, float]:
+    """The tokens in a file that only its owner can read, a line each, and their shares: the number behind one, or 1.
+
+    Raises `UserError` for another file, and for a share that is not above 0 or is said twice.
+    """
     lines = _read(path, "token_file").decode("utf-8", errors="replace").splitlines()
-    tokens = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    found: dict[str, float] = {}
+    for number, line in enumerate(lines, start=1):
+        token, *rest = line.split()[:3] or [""]
+        share = _share(rest, f"token_file: line {number}")
+        if token and found.setdefault(token, share) != share:
+            raise UserError(
+                f"token_file: line {number} gives a token of another line another share", field="token_file"
+            )
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"token_file: {path} can be read by others; run: chmod 600 {path}", field="token_file")
-    if not tokens:
+    if not found:
         raise UserError(f"token_file: {path} is empty", field="token_file")
-    return tokens
+    return found
+
+
+def _share(words: list[str], place: str) -> float:
+    """The share that stands behind a token; what it says does not tell the token."""
+    if not words:
+        return 1.0
+    try:
+        share = float(words[0]) if len(words) == 1 else 0.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share < float("inf"):
+        raise UserError(f"{place} is neither a token nor a token and a share above 0", field="token_file")
+    return share
 
 
 def _read(path: Path, field: str) -> bytes:

@@ -62,6 +62,7 @@ class EngineHost:
             guesses=guesses,
             branches=settings.branches,
             offload_bytes=settings.offload_bytes,
+            shares=settings.shares,
         )
         draft = draft_of(Path(settings.draft), self._loaded, family, settings) if settings.draft else None
         engine = Engine(model, store, tokenizer, limits, draft=draft)

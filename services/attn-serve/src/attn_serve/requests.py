@@ -85,7 +85,7 @@ class EngineSettings:
     those of tensor operations. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs those of linear layers. `guesses`
     are tokens guessed ahead for requests that do not say, by the model `draft` where one is named; None is 4 with a
     draft and none without; of more than one of `branches` a guess is a tree. `offload_bytes` bounds the memory for
-    states of requests that had to leave.
+    states of requests that had to leave. `shares` are those of tenants, 1 where none is given.
     """
 
     dtype: str = "float32"
@@ -101,3 +101,4 @@ class EngineSettings:
     draft: str | None = None
     offload_bytes: int = 0
     branches: int = 1
+    shares: Mapping[str, float] = field(default_factory=dict)

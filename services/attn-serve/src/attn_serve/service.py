@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class InferenceGrpc:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.fleet = Fleet(cluster.home, _ray_engine)
+        self.fleet = Fleet(cluster.home, self._engine)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Add both servicers."""
@@ -43,6 +44,10 @@ class InferenceGrpc:
         """Unload all models."""
         await self.fleet.stop(grace)
 
+    def _engine(self, name: str, folder: Path, settings: EngineSettings) -> EngineClient:
+        # Tenants are the server's, whoever loads a model.
+        return RayEngine(name, folder, dataclasses.replace(settings, shares=self._cluster.settings.shares))
+
 
 def _settings(cluster: Cluster) -> EngineSettings:
     options, default = cluster.settings, EngineSettings()
@@ -54,7 +59,3 @@ def _settings(cluster: Cluster) -> EngineSettings:
         offload_bytes=options.offload_bytes,
         branches=options.branches,
     )
-
-
-def _ray_engine(name: str, folder: Path, settings: EngineSettings) -> EngineClient:
-    return RayEngine(name, folder, settings)
