@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_variants.compute.block_sparse.layout import Bucket, Part
+from attn_variants.compute.merging import merged
 
 PIECE = 1 << 23
 """Most elements of gathered keys that are held at once."""
@@ -97,14 +98,6 @@ def attended(tensors: tuple[Tensor, Tensor, Tensor], layout: Layout, part: Part)
         put(out, found, piece)
         put(sums[..., None], logs[..., None].to(sums.dtype), piece)
     return out, sums
-
-
-def merged(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Outputs, in at least float32, and logarithms of sums of two parts that share no pair, as of one."""
-    whole = torch.logaddexp(one[1], other[1])
-    finite = whole.masked_fill(whole.isneginf(), 0.0)
-    out = sum(rows * torch.exp(logs - finite)[..., None] for rows, logs in (one, other))
-    return cast("Tensor", out), whole
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,1 @@
+"""Attention over sequences whose tokens several ranks hold (context parallelism)."""
