@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import LinearShape, installed
+from attn_core.errors import KernelRefused
 from attn_kernels_cpu.chip import TILES, without
 from attn_kernels_cpu.linears import AmxBfloat16
 
@@ -98,3 +99,10 @@ def test_what_is_no_number_stays_in_its_row(name, value):
 def test_a_chip_without_tiles_is_told_what_it_lacks():
     """The reason names the instruction sets."""
     assert without(TILES, frozenset({"avx512f", "amx_tile"})) == "the processor has no amx_bf16"
+
+
+def test_a_kernel_asked_for_by_name_refuses_where_its_instructions_would_end_the_process(monkeypatch):
+    """The system asks to be asked before the registers are used."""
+    monkeypatch.setattr("attn_kernels_cpu.library.without_tiles", lambda: "the system says no")
+    with pytest.raises(KernelRefused, match="amx_bfloat16.*the system says no"):
+        packed("amx_bfloat16", torch.randn(16, 32))

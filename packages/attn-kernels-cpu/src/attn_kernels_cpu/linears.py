@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import LinearKernel, LinearShape
+from attn_core.errors import KernelRefused
 
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not
@@ -81,6 +82,14 @@ class AmxLinear(CpuLinear):
         from attn_kernels_cpu.library import without_tiles
 
         return super().refuses(shape) or without_tiles()
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """A `PackedLinear`; raises `KernelRefused` where its instructions would end the process."""
+        from attn_kernels_cpu.library import without_tiles
+
+        if reason := without_tiles():
+            raise KernelRefused(f"kernel {self.name!r} cannot run here: {reason}", kernel=self.name)
+        return super().pack(weight, bias)
 
 
 class AmxBfloat16(AmxLinear):
