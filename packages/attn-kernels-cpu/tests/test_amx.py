@@ -104,5 +104,5 @@ def test_a_chip_without_tiles_is_told_what_it_lacks():
 def test_a_kernel_asked_for_by_name_refuses_where_its_instructions_would_end_the_process(monkeypatch):
     """The system asks to be asked before the registers are used."""
     monkeypatch.setattr("attn_kernels_cpu.library.without_tiles", lambda: "the system says no")
-    with pytest.raises(KernelRefused, match="amx_bfloat16.*the system says no"):
+    with pytest.raises(KernelRefused, match=r"amx_bfloat16.*the system says no"):
         packed("amx_bfloat16", torch.randn(16, 32))
