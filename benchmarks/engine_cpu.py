@@ -67,7 +67,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument(
         "--forms",
         nargs="*",
-        default=["weights=auto", "weights=int8", "weights=int4"],
+        default=["weights=auto", "weights=bfloat16", "weights=int8", "weights=int4"],
         help="our forms of weights: an element type, or weights=FORMAT for packed ones",
     )
     p.add_argument("--cache", default="shared")

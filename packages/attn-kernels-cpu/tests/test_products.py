@@ -72,6 +72,14 @@ def test_threads_change_no_bit(name, threads):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int8", "int4"])
+def test_a_row_alone_gets_the_bits_that_it_gets_in_a_crowd(name):
+    """In every kind of tile: of many rows, of four, of two and of one."""
+    torch.manual_seed(4)
+    layer, x = packed(name, torch.randn(70, 96)), torch.randn(31, 96)
+    assert torch.equal(torch.cat([layer(row[None]) for row in x]), layer(x))
+
+
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_rows_of_any_size_lose_no_more_than_their_own_rounding(name):
     torch.manual_seed(1)
