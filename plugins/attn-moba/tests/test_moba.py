@@ -3,7 +3,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_moba import blocks
+from attn_moba import reading
 from attn_testing import Agreement
 
 MOBA = attn_moba.Moba()
@@ -56,7 +56,7 @@ def test_pieces_change_nothing(monkeypatch):
         return out, *torch.autograd.grad((out * probe).sum(), [rows, layer.key.weight])
 
     whole = run()
-    monkeypatch.setattr(blocks, "PIECE", 2 * 3 * 16 * 4)
+    monkeypatch.setattr(reading, "PIECE", 2 * 2 * 3 * 4)
     for piece, one in zip(run(), whole, strict=True):
         assert torch.allclose(piece, one, rtol=0, atol=1e-13)
     with torch.no_grad():

@@ -17,10 +17,14 @@ from attn_core import (
     Shape,
     hookimpl,
 )
+from attn_core.chosen import length_of, rows_met
 from attn_core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from attn_moba.blocks import BlockMixture
+
+PIECE = 1 << 21
+"""Most scores held at once, but while compiling."""
 
 
 class Moba(DeclaredMechanism):
@@ -76,9 +80,11 @@ class Moba(DeclaredMechanism):
         choice = 2 * queries * blocks * heads.key_size
         pair = 2 * (heads.key_size + heads.value_size)
         seen = Causal().count(shape.query, shape.key) * shape.batch * heads.query
+        length = length_of(PIECE, shape.batch * top * block, shape.query)
+        met = shape.batch * heads.query * rows_met(shape.query, top, blocks, length) * block
         pairs = Cost(
-            flops=choice + queries * top * block * pair,
-            allowed_flops=choice + min(seen, queries * top * block) * pair,
+            flops=choice + met * pair,
+            allowed_flops=choice + min(seen, met, queries * top * block) * pair,
             parameters=0,
         )
         return self.projection_cost(config, shape) + pairs

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core.chosen import Blocks
 from attn_core.pairs import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from attn_moba.choice import choose
-
-PIECE = 1 << 20
-"""Most elements of gathered keys held at once, but while compiling."""
+from attn_moba.reading import read
 
 
 class BlockMixture(InnerAttention, nn.Module):
@@ -30,18 +28,10 @@ class BlockMixture(InnerAttention, nn.Module):
             return attend(operands)
         chosen, places = self._chosen(operands)
         query = wide(operands.query) * self.spec.heads.key_size**-0.5
-        keep = self._blocks(self._keep(operands))
-        memory = self._of_heads(operands.key), self._of_heads(operands.value), keep
-        length = PIECE // max(1, self.top * self.block * query[:, 0].numel())
-        if torch.compiler.is_compiling() or length >= query.shape[1]:
-            return read(query, chosen, places, *memory).to(operands.value.dtype)
-        out = []
-        for start in range(0, query.shape[1], max(1, length)):
-            piece = slice(start, start + max(1, length))
-            inputs = query[:, piece], chosen[:, piece], places[:, piece], *memory
-            # Gathered keys are larger than all pairs; the backward pass gathers them again, a piece at a time.
-            out.append(checkpoint(read, *inputs, use_reentrant=False) if torch.is_grad_enabled() else read(*inputs))
-        return torch.cat(out, dim=1).to(operands.value.dtype)
+        key, value = (self._of_heads(rows).transpose(1, 2).contiguous() for rows in (operands.key, operands.value))
+        blocks = Blocks(key, value, self._blocks(self._keep(operands)))
+        found = read(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places, blocks)
+        return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
         """Weights [batch, heads, query, key], zero outside the chosen blocks."""
@@ -76,20 +66,3 @@ class BlockMixture(InnerAttention, nn.Module):
         missing = -rows.shape[1] % self.block
         filled = pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing))
         return torch.unflatten(filled, 1, (-1, self.block))
-
-
-def read(query: Tensor, chosen: Tensor, places: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
-    """Outputs [batch, query, heads, value_size] of scaled queries over their chosen blocks.
-
-    `chosen` [batch, query, heads, top], `places` [batch, query]; `key` and `value` [batch, block, heads, within, size],
-    `keep` [batch, block, within].
-    """
-    sequence = torch.arange(query.shape[0], device=query.device)[:, None, None, None]
-    head = torch.arange(query.shape[2], device=query.device)[:, None]
-    at = chosen.clamp(min=0)
-    keys, values = key[sequence, at, head].flatten(3, 4), value[sequence, at, head].flatten(3, 4)
-    within = torch.arange(keep.shape[-1], device=query.device)
-    past = at[..., None] * keep.shape[-1] + within <= places[:, :, None, None, None]
-    allowed = past & keep[sequence, at] & (chosen >= 0)[..., None]
-    scores = (keys @ query[..., None])[..., 0]
-    return (shares(scores, allowed.flatten(3))[..., None, :] @ values)[..., 0, :]

@@ -85,11 +85,15 @@ class Nsa(DeclaredMechanism):
         compression = (
             2 * shape.batch * blocks * heads.key_value * (own.compress + 1) * (heads.key_size**2 + heads.value_size**2)
         )
-        pairs = 2 * queries * heads.query * sizes * (blocks + own.top * own.select)
+        pairs = 2 * heads.query * sizes
         gates = 2 * queries * config.width * 3 * heads.query
-        flops = compression + pairs + gates
+        every = compression + gates + pairs * queries * blocks
+        allowed = every + pairs * queries * own.top * own.select
+        flops = every + pairs * shape.batch * own.rows_met(heads.query // heads.key_value, shape) * own.select
         weights = (own.compress + 1) * (heads.key_size**2 + heads.value_size**2) + own.compress * sizes
-        learned = Cost(flops=flops, allowed_flops=flops, parameters=weights + 3 * heads.query * (config.width + 1))
+        learned = Cost(
+            flops=flops, allowed_flops=min(allowed, flops), parameters=weights + 3 * heads.query * (config.width + 1)
+        )
         return super().cost(config, shape) + learned
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core.chosen import Blocks
 from attn_core.pairs import positions, shares, wide
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from attn_nsa.compression import Compression, windows
 from attn_nsa.options import NsaConfig
 from attn_nsa.selection import read, select
-
-PIECE = 1 << 24
-"""Most elements of gathered keys held at once, but while compiling."""
 
 
 class Branches(InnerAttention, nn.Module):
@@ -54,29 +51,22 @@ class Branches(InnerAttention, nn.Module):
 
     def _compressed(self, query: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs [batch, groups, query, shared, value_size] and weights [..., compressed] over whole blocks."""
-        key = wide(self.compress_key(operands.key, keep)).permute(0, 2, 3, 1)[:, :, None]
-        value = wide(self.compress_value(operands.value, keep)).transpose(1, 2)[:, :, None]
+        key = wide(self.compress_key(operands.key, keep)).permute(0, 2, 3, 1)
+        value = wide(self.compress_value(operands.value, keep)).transpose(1, 2)
         options = self.options
         last = torch.arange(key.shape[-1], device=key.device) * options.stride + options.compress - 1
         real = windows(keep, options.compress, options.stride).any(-1)
         seen = (last <= places[..., None]) & real[:, None]
-        weights = shares(query @ key, seen[:, None, :, None])
-        return weights @ value, weights
+        # Queries and heads as rows of one product: beside an axis of queries, torch would copy the keys for each.
+        scores = torch.unflatten(query.flatten(2, 3) @ key, 2, query.shape[2:4])
+        weights = shares(scores, seen[:, None, :, None])
+        return torch.unflatten(weights.flatten(2, 3) @ value, 2, query.shape[2:4]), weights
 
     def _selected(self, query: Tensor, weights: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> Tensor:
         """Outputs [batch, groups, query, shared, value_size] over the selected blocks."""
         size = self.options.select
         key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, keep))
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
-        memory = wide(key).permute(0, 3, 1, 2, 4), wide(value).permute(0, 3, 1, 2, 4), real
-        gathered = self.options.top * size * memory[0].shape[-1] * query.shape[0] * self.groups
-        length = max(1, PIECE // max(1, gathered))
-        if torch.compiler.is_compiling() or length >= query.shape[2]:
-            return read(query, chosen, places, *memory)
-        out = []
-        for start in range(0, query.shape[2], length):
-            piece = slice(start, start + length)
-            inputs = query[:, :, piece], chosen[:, :, piece], places[:, piece], *memory
-            # Gathered keys are larger than all pairs; the backward pass gathers them again, a piece at a time.
-            out.append(checkpoint(read, *inputs, use_reentrant=False) if torch.is_grad_enabled() else read(*inputs))
-        return torch.cat(out, dim=2)
+        key, value = (wide(rows).permute(0, 3, 1, 2, 4).contiguous() for rows in (key, value))
+        blocks = Blocks(key, value, real)
+        return read(query, chosen, places, blocks)

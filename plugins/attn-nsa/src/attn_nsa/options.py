@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import MechanismConfig
+from attn_core import MechanismConfig, Shape
+from attn_core.chosen import length_of, rows_met
 from attn_core.errors import InvalidValue
+
+PIECE = 1 << 21
+"""Most scores of selected keys held at once, but while compiling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,12 @@ class NsaConfig(MechanismConfig):
         for name in ("compress", "select"):
             if getattr(self, name) % self.stride:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the stride {self.stride}")
+
+    def rows_met(self, shared: int, shape: Shape) -> int:
+        """How many rows of queries meet a selected block in one group, whose keys so many heads share."""
+        each = shape.batch * shared * self.top * self.select
+        length = length_of(PIECE, each, shape.query)
+        return rows_met(shape.query, self.top, -(-shape.key // self.select), length)
 
     def compressed(self, keys: int) -> int:
         """How many compressed blocks begin within so many keys."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from attn_core.pairs import shares
+from attn_core.chosen import Blocks, Pieces, attend_to_chosen
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
 
-from attn_nsa.options import NsaConfig
+from attn_nsa.options import PIECE, NsaConfig
 
 NEVER = float("-inf")
 ALWAYS = 1e6
@@ -38,18 +41,10 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
         return best.indices.masked_fill(best.values == NEVER, -1)
 
 
-def read(query: Tensor, chosen: Tensor, places: Tensor, key: Tensor, value: Tensor, keep: Tensor) -> Tensor:
-    """Outputs [batch, groups, query, shared, value_size] of scaled queries over the blocks chosen for their group.
-
-    `query` [batch, groups, query, shared, size], `chosen` [batch, groups, query, top], `places` [batch, query]; `key`
-    and `value` [batch, groups, block, within, size], `keep` [batch, block, within].
-    """
-    sequence = torch.arange(query.shape[0], device=query.device)[:, None, None, None]
-    group = torch.arange(query.shape[1], device=query.device)[:, None, None]
-    at = chosen.clamp(min=0)
-    keys, values = key[sequence, group, at].flatten(3, 4), value[sequence, group, at].flatten(3, 4)
-    within = torch.arange(keep.shape[-1], device=query.device)
-    past = at[..., None] * keep.shape[-1] + within <= places[:, None, :, None, None]
-    allowed = (past & keep[sequence, at] & (chosen >= 0)[..., None]).flatten(3)
-    weights = shares(query @ keys.transpose(-1, -2), allowed[..., None, :])
-    return weights @ values
+def read(query: Tensor, chosen: Tensor, places: Tensor, blocks: Blocks) -> Tensor:
+    """Outputs [batch, groups, query, shared, value_size] over the blocks chosen; arguments as of `attend_to_chosen`."""
+    if torch.compiler.is_compiling():
+        return attend_to_chosen(query, chosen, places, blocks)
+    # The backward pass scores the keys again, a piece at a time.
+    run = partial(checkpoint, attend_to_chosen, use_reentrant=False)
+    return Pieces(PIECE, run, torch.cat).attend(query, chosen, places, blocks)
