@@ -29,7 +29,7 @@ def there_and_back(grouping: Grouping, numbers: torch.Tensor) -> torch.Tensor:
 
 
 @given(NUMBERS)
-def test_a_number_with_a_symmetric_code_is_off_by_at_most_half_its_scale(given_numbers):
+def test_cl_55_a_number_with_a_symmetric_code_is_off_by_at_most_half_its_scale(given_numbers):
     numbers = torch.from_numpy(given_numbers)
     back = there_and_back(Symmetric(), numbers)
     largest = numbers.abs().amax(-1, keepdim=True).double()
@@ -37,7 +37,7 @@ def test_a_number_with_a_symmetric_code_is_off_by_at_most_half_its_scale(given_n
 
 
 @given(NUMBERS, st.sampled_from([2, 4, 8]), st.integers(1, 12))
-def test_a_number_with_an_affine_code_is_off_by_at_most_half_a_step_of_its_group(given_numbers, bits, group):
+def test_cl_55_a_number_with_an_affine_code_is_off_by_at_most_half_a_step_of_its_group(given_numbers, bits, group):
     numbers = torch.from_numpy(given_numbers)
     back = there_and_back(Affine(bits, group), numbers)
     for start in range(0, numbers.shape[-1], group):
