@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attn_core import Steps
 from attn_variants.recurrences.chunked import chunked
-from attn_variants.recurrences.steps import Steps
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results"

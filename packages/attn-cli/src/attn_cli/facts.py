@@ -9,6 +9,7 @@ from attn_core import (
     Capability,
     Mechanism,
     MechanismConfig,
+    RecurrenceKernel,
     Shape,
     Verdict,
     attend_problem,
@@ -16,6 +17,7 @@ from attn_core import (
     installed,
     option_fields,
     paged_problem,
+    recurrence_problem,
     state_bytes,
 )
 from attn_core.errors import InvalidValue
@@ -63,8 +65,18 @@ def verdicts(mechanism: Mechanism, config: MechanismConfig, **problem: Any) -> l
     """A row per kernel, the chosen one first; none where the mechanism computes its own way."""
     spec = mechanism.spec(config)
     if spec is None:
-        return []
+        return recurrence_verdicts(mechanism, config, **problem)
     return said(explain(installed().kernels, attend_problem(spec, **problem)))
+
+
+def recurrence_verdicts(mechanism: Mechanism, config: MechanismConfig, **problem: Any) -> list[dict[str, Any]]:
+    """A row per kernel that computes linear recurrences; none where the mechanism asks for no kernel."""
+    asked = mechanism.recurrence(config)
+    if asked is None:
+        return []
+    kernels = [kernel for kernel in installed().kernels if isinstance(kernel, RecurrenceKernel)]
+    known = {name: problem[name] for name in ("dtype", "device", "gradients")}
+    return said(explain(kernels, recurrence_problem(asked, **known, tokens=problem.get("queries", 0))))
 
 
 def paged_verdicts(

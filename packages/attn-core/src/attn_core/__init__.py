@@ -86,6 +86,8 @@ from attn_core.norm import QkL2Norm, QkNorm
 from attn_core.paged import PagedKernel, PagedOperands, paged_problem
 from attn_core.part import Part
 from attn_core.problem import Problem, attend_problem
+from attn_core.recurrence import RecurrenceKernel, RecurrenceSpec, Steps, recurrence_problem
+from attn_core.recurrence_plan import RecurrencePlan
 from attn_core.registry import Registry
 from attn_core.rotary import (
     DynamicNtk,
@@ -211,6 +213,9 @@ __all__ = [
     "QkL2Norm",
     "QkNorm",
     "RaggedBatch",
+    "RecurrenceKernel",
+    "RecurrencePlan",
+    "RecurrenceSpec",
     "Registry",
     "RelativeBias",
     "RelativeKeys",
@@ -239,6 +244,7 @@ __all__ = [
     "StateSpec",
     "StateSpecs",
     "StateStore",
+    "Steps",
     "StickBreaking",
     "StoreSize",
     "Strided",
@@ -263,6 +269,7 @@ __all__ = [
     "option_fields",
     "paged_problem",
     "parse_options",
+    "recurrence_problem",
     "rotary_scaling",
     "sinusoidal",
     "state_bytes",

@@ -17,6 +17,7 @@ from attn_core.state import Field, Paged, StateSpecs
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from attn_core.recurrence import RecurrenceSpec
     from attn_core.spec import AttentionSpec
 
 
@@ -103,6 +104,10 @@ class Mechanism(ABC):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec | None:
         """The mechanism as data, or None where it computes its own way."""
+        return None
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """The linear recurrence that a layer asks kernels to compute, or None where it asks for none."""
         return None
 
     def can(self, *capabilities: Capability) -> bool:

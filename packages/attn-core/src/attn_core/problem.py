@@ -21,7 +21,8 @@ class Problem:
 
     `placed` says that positions are given, `scattered` that those of the keys are: they may stand in any order.
 
-    Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met.
+    Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `recurrence`, see
+    `recurrence_problem`, `decay` says what fades, `corrects` that keys write by the delta rule.
     """
 
     operation: str = "attend"
@@ -44,6 +45,8 @@ class Problem:
     dtype: str = "float32"
     device: str = "cpu"
     rows: str = "plain"
+    decay: str = "none"
+    corrects: bool = False
     queries: int = 0
     keys: int = 0
     density: float = 1.0

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from attn_core import Heads
+from attn_core import Heads, Steps
 from torch import Tensor
 
 from attn_variants.compute.linear import EPSILON, bidirectional, divided, features, with_ones
 from attn_variants.recurrences.layer import Inputs, RecurrenceLayer
-from attn_variants.recurrences.steps import Steps
 
 
 class LinearAttentionLayer(RecurrenceLayer):

@@ -5,11 +5,10 @@ import importlib.util
 
 import pytest
 import torch
-from attn_core import configure, installed
+from attn_core import RecurrencePlan, Steps, configure, installed
 from attn_variants.recurrences import favor
 from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.parallel import effective_weights
-from attn_variants.recurrences.steps import Steps
 
 pytestmark = pytest.mark.oracle
 
@@ -136,7 +135,7 @@ def test_performer_softmax_features_with_the_same_directions(agrees, epsilon):
     oracle.gradients(
         *(torch.autograd.grad(out.square().sum(), leaves, retain_graph=True) for out in (full, expected)), 1e-6
     )
-    causal = favor.quotient(favor.causal_sums(*parts, None, chunk=16, epsilon=epsilon)[0])
+    causal = favor.quotient(favor.causal_sums(parts, None, plan=RecurrencePlan(), chunk=16, epsilon=epsilon)[0])
     expected = by_head(causal_linear_attention_noncuda(*theirs, by_head(value), eps=epsilon))
     oracle.outputs(causal, expected, 1e-6)
 

@@ -50,8 +50,8 @@ def explain_command(
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
     config = sizes.config(mechanism, parse_options(option))
-    if mechanism.spec(config) is None:
-        message = f"mechanism {name!r} computes its own way; kernels are chosen for mechanisms that are a spec"
+    if mechanism.spec(config) is None and (rows or mechanism.recurrence(config) is None):
+        message = f"mechanism {name!r} computes its own way; kernels are chosen for specs and linear recurrences"
         raise Incompatible(message, mechanism=name)
     call = {"dtype": dtype_name(dtype), "device": device, "gradients": training, "padded": padded}
     if rows is None:

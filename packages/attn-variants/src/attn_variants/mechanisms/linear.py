@@ -6,7 +6,19 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    MechanismConfig,
+    Paper,
+    RecurrenceSpec,
+    Shape,
+    Slot,
+    StateSpecs,
+)
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
@@ -60,8 +72,12 @@ class LinearAttention(ComputedMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The sums S of every head, with z as their last column, in float32, whatever the model's type."""
-        heads = self.heads(config)
-        return {"memory": Slot({"S": Field((heads.query, heads.key_size, heads.value_size + 1), dtype="float32")})}
+        heads = self.summed(config)
+        return {"memory": Slot({"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")})}
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """The sums that kernels are asked for, but where the order is ignored."""
+        return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
@@ -69,8 +85,7 @@ class LinearAttention(ComputedMechanism):
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         weights = config.width * (2 * into + 2 * out)
         biases = 2 * into + out + config.width if config.bias else 0
-        # z is carried as one more column of S.
-        summed = dataclasses.replace(heads, value_size=heads.value_size + 1)
+        summed = self.summed(config)
         least = least_flops(summed, Update(), shape.query)
         sums = chunked_flops(summed, Update(), shape.query, chunk_of(config)) if config.causal else least
         projected = shape.query * 2 * weights
@@ -79,6 +94,11 @@ class LinearAttention(ComputedMechanism):
             allowed_flops=shape.batch * (projected + least),
             parameters=weights + biases,
         )
+
+    def summed(self, config: MechanismConfig) -> Heads:
+        """The heads of the sums: z is carried as one more column of S."""
+        heads = self.heads(config)
+        return dataclasses.replace(heads, value_size=heads.value_size + 1)
 
     def heads(self, config: MechanismConfig) -> Heads:
         """The heads of a config. Raises `InvalidValue` where heads share keys, `Incompatible` for rotary positions."""

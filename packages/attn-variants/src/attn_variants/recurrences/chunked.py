@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from attn_core import Steps
 from torch import Tensor
 from torch.nn.functional import pad
 
 from attn_variants.recurrences.pairs import faded_pairs
 from attn_variants.recurrences.scan import Product, prefixes
-from attn_variants.recurrences.steps import Steps
 
 
 class Chunk(NamedTuple):

@@ -13,11 +13,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from attn_core import RecurrencePlan, Steps
 from torch import Tensor
 
-from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.parallel import effective_weights
-from attn_variants.recurrences.steps import Steps
 
 
 class Memory(NamedTuple):
@@ -62,11 +61,20 @@ def causal_steps(query: Tensor, log_key: Tensor, value: Tensor, before: Memory |
 
 
 def causal_sums(
-    query: Tensor, log_key: Tensor, value: Tensor, before: Memory | None, *, chunk: int, epsilon: float
+    parts: tuple[Tensor, Tensor, Tensor],
+    before: Memory | None,
+    *,
+    plan: RecurrencePlan,
+    chunk: int,
+    epsilon: float,
 ) -> tuple[Tensor, Memory]:
-    """Sums over earlier keys, and the memory after them; `query` are features. As of `causal_steps`."""
+    """Sums over earlier keys, and the memory after them, of features of queries, log features of keys, and values.
+
+    As of `causal_steps`; `plan` chooses who computes.
+    """
+    query, log_key, value = parts
     steps, running = causal_steps(query, log_key, value, before)
-    out, sums = chunked(steps, None if before is None else before.sums, chunk)
+    out, sums = plan.run(steps, None if before is None else before.sums, chunk)
     seen = value.cumsum(1) if before is None else value.cumsum(1) + before.seen[:, None]
     out = out + epsilon * query.sum(-1, keepdim=True) * seen
     return out, Memory(sums, seen[:, -1], running[:, -1])

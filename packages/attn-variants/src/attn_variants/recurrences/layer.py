@@ -6,17 +6,14 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch
+from attn_core import Heads, LayerState, RaggedBatch, RecurrencePlan, Steps
 from attn_core.errors import InvalidValue
 from attn_core.pairs import wide
 from torch import Tensor, nn
 
-from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.convolution import ShortConvolution
 from attn_variants.recurrences.numbers import by_heads, fresh_linear
 from attn_variants.recurrences.parallel import effective_weights
-from attn_variants.recurrences.recurrent import recurrent
-from attn_variants.recurrences.steps import Steps
 
 
 class Inputs(NamedTuple):
@@ -37,14 +34,15 @@ class RecurrenceLayer(nn.Module):
     """A linear recurrence over inputs of `width`; a subclass makes its `steps` and may `finish` what they read.
 
     `chunk` tokens meet pair by pair, which changes the speed only; `taps` of a short convolution over queries, keys
-    and values, 0 for none. Learned: `query`, `key`, `value`, `output` (`nn.Linear`) and `convolution`. What is
-    remembered is at least float32, whatever the inputs are.
+    and values, 0 for none; `plan` chooses the kernel. Learned: `query`, `key`, `value`, `output` (`nn.Linear`) and
+    `convolution`. What is remembered is at least float32, whatever the inputs are.
     """
 
     def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, taps: int = 0) -> None:
         super().__init__()
         self.heads = heads
         self.chunk = chunk
+        self.plan = RecurrencePlan()
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         self.query = fresh_linear(width, into, bias=bias)
         self.key = fresh_linear(width, into, bias=bias)
@@ -71,7 +69,7 @@ class RecurrenceLayer(nn.Module):
 
     def attend(self, steps: Steps) -> Tensor:
         """What whole sequences read, [batch, tokens, heads, value_size]."""
-        return chunked(steps, None, self.chunk)[0]
+        return self.plan.run(steps, None, self.chunk)[0]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads.
@@ -106,7 +104,7 @@ class RecurrenceLayer(nn.Module):
         self, rows: Tensor, batch: RaggedBatch, memory: Tensor, tail: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         steps, tail = self._steps(rows[:, None], batch.positions[:, None], None, tail)
-        out, after = recurrent(steps, memory.to(steps.value.dtype))
+        out, after = self.plan.decode(steps, memory.to(steps.value.dtype))
         return out[:, 0], _kept(after, tail)
 
     def _prefill(
@@ -117,7 +115,7 @@ class RecurrenceLayer(nn.Module):
             piece, request = slice(span.start, span.stop), slice(span.request, span.request + 1)
             mine = None if tail is None else tail[request]
             steps, mine = self._steps(rows[None, piece], batch.positions[None, piece], None, mine)
-            seen, after = chunked(steps, memory[request].to(steps.value.dtype), self.chunk)
+            seen, after = self.plan.run(steps, memory[request].to(steps.value.dtype), self.chunk)
             pieces.append(seen[0])
             memories.append(after)
             tails.append(mine)

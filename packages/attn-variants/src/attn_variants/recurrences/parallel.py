@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from attn_core import Steps
 from torch import Tensor
 
 from attn_variants.recurrences.pairs import faded_pairs
-from attn_variants.recurrences.steps import Steps
 
 
 def parallel(steps: Steps) -> Tensor:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from attn_core import Heads
-
-Decay = Literal["none", "head", "channel"]
+from attn_core.recurrence import Decay
 
 
 class Update(NamedTuple):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
+from attn_core import Steps
 from torch import Tensor
-
-from attn_variants.recurrences.steps import Steps
 
 
 def recurrent(steps: Steps, before: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, Cost, Field, Heads, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core import Capability, Cost, Field, Heads, MechanismConfig, Paper, RecurrenceSpec, Shape, Slot, StateSpecs
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
@@ -86,13 +86,25 @@ class Performer(Recurrence):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Sums over the features, in float32; for the softmax also the sum of values and the largest log feature."""
-        own, heads = self.Config.of(config), self.heads(config)
-        size = heads.value_size + 1
-        memory = {"S": Field((heads.query, features_of(own, heads), size), dtype="float32")}
-        if own.kernel == "softmax":
-            memory["seen"] = Field((heads.query, size), dtype="float32")
-            memory["top"] = Field((heads.query,), dtype="float32")
+        wider = self.wider(config)
+        memory = {"S": Field((wider.query, wider.key_size, wider.value_size), dtype="float32")}
+        if self.Config.of(config).kernel == "softmax":
+            memory["seen"] = Field((wider.query, wider.value_size), dtype="float32")
+            memory["top"] = Field((wider.query,), dtype="float32")
         return {"memory": Slot(memory)}
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """Sums over the features, but where the order is ignored; for the softmax they fade as its maximum grows."""
+        if not config.causal:
+            return None
+        fades = self.Config.of(config).kernel == "softmax"
+        return RecurrenceSpec(heads=self.wider(config), decay="head" if fades else "none")
+
+    def wider(self, config: MechanismConfig) -> Heads:
+        """The heads of the sums: features in place of keys, and values with a column of ones."""
+        heads = self.heads(config)
+        features = features_of(self.Config.of(config), heads)
+        return dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
@@ -101,7 +113,7 @@ class Performer(Recurrence):
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         weights = config.width * (2 * into + 2 * out)
         biases = 2 * into + out + config.width if config.bias else 0
-        wider = dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
+        wider = self.wider(config)
         least = least_flops(wider, Update(), shape.query)
         sums = chunked_flops(wider, Update(), shape.query, own.chunk) if config.causal else least
         made = shape.query * 2 * (weights + 2 * into * features)

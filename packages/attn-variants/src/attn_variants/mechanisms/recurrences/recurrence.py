@@ -6,7 +6,18 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Shape, Slot, StateSpecs
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    MechanismConfig,
+    RecurrenceSpec,
+    Shape,
+    Slot,
+    StateSpecs,
+)
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
@@ -100,6 +111,11 @@ class Recurrence(ComputedMechanism):
             key_size=own.key_size or self.key_size(size),
             value_size=own.value_size or self.value_size(size),
         )
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """What kernels are asked to compute."""
+        update = self.update_of(config)
+        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, corrects=update.corrects)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""

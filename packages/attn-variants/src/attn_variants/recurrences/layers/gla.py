@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads
+from attn_core import Heads, Steps
 from attn_core.pairs import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 
 from attn_variants.recurrences.layer import Inputs, RecurrenceLayer
 from attn_variants.recurrences.numbers import by_heads, fresh_linear, rms_normed
-from attn_variants.recurrences.steps import Steps
 
 EPSILON = 1e-5
 

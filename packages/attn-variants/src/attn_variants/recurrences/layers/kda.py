@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import Heads
+from attn_core import Heads, Steps
 from attn_core.pairs import wide
 from torch import Tensor, nn
 from torch.nn.functional import softplus
@@ -13,7 +13,6 @@ from torch.nn.functional import softplus
 from attn_variants.recurrences.layer import Inputs
 from attn_variants.recurrences.layers.deltanet import EPSILON, DeltaLayer
 from attn_variants.recurrences.numbers import by_heads, fresh_linear, rms_normed
-from attn_variants.recurrences.steps import Steps
 
 RATES = (1.0, 16.0)
 STEPS = (1e-3, 1e-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch
+from attn_core import Heads, LayerState, RaggedBatch, Steps
 from attn_core.errors import WrongState
 from attn_core.pairs import wide
 from torch import Generator, Tensor
@@ -14,7 +14,6 @@ from attn_variants.linear_layer import LinearAttentionLayer
 from attn_variants.recurrences import favor
 from attn_variants.recurrences.layer import Inputs
 from attn_variants.recurrences.projection import orthogonal
-from attn_variants.recurrences.steps import Steps
 
 
 class RandomFeatureLayer(LinearAttentionLayer):
@@ -82,7 +81,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         if not self.causal:
             sums = favor.full_sums(*parts, self.epsilon)
         elif query.shape[1]:
-            sums, _ = favor.causal_sums(*parts, None, chunk=self.chunk, epsilon=self.epsilon)
+            sums, _ = self._sums(parts, None, self.chunk)
         else:
             sums = parts[2]
         return self.finish(sums, query)
@@ -103,14 +102,14 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         before = favor.Memory(*(held[name].to(steps.value.dtype) for name in ("S", "seen", "top")))
         if batch.decoding:
             query_rows, key, value = (part.transpose(0, 1) for part in steps[:3])
-            sums, after = favor.causal_sums(query_rows, key, value, before, chunk=1, epsilon=self.epsilon)
+            sums, after = self._sums((query_rows, key, value), before, 1)
             sums = sums.transpose(0, 1)
         else:
             pieces, memories = [], []
             for span in batch.spans():
                 query_rows, key, value = (part[:, span.start : span.stop] for part in steps[:3])
                 known = favor.Memory(*(part[span.request, None] for part in before))
-                seen, memory = favor.causal_sums(query_rows, key, value, known, chunk=self.chunk, epsilon=self.epsilon)
+                seen, memory = self._sums((query_rows, key, value), known, self.chunk)
                 pieces.append(seen)
                 memories.append(memory)
             sums = torch.cat(pieces, dim=1)
@@ -118,6 +117,12 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         kept = zip(("S", "seen", "top"), after, strict=True)
         state["memory"].write({name: part.to(held[name].dtype) for name, part in kept})
         return self.finish(sums, query[None])[0]
+
+    def _sums(
+        self, parts: tuple[Tensor, Tensor, Tensor], before: favor.Memory | None, chunk: int
+    ) -> tuple[Tensor, favor.Memory]:
+        """Sums over earlier keys; see `favor.causal_sums`."""
+        return favor.causal_sums(parts, before, plan=self.plan, chunk=chunk, epsilon=self.epsilon)
 
     def _masked(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries, log features of keys, -inf where padded, and values, zero there."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads, Rotary
+from attn_core import Heads, Rotary, Steps
 from attn_core.pairs import wide
 from torch import Tensor
 from torch.nn.functional import pad, silu
@@ -11,7 +11,6 @@ from torch.nn.functional import pad, silu
 from attn_variants.compute.rotary import rotate, rotated_size, turns
 from attn_variants.recurrences.layer import Inputs, RecurrenceLayer
 from attn_variants.recurrences.numbers import by_heads, fresh_linear, rms_normed
-from attn_variants.recurrences.steps import Steps
 
 EPSILON = 1e-6
 

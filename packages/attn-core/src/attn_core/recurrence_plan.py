@@ -1,0 +1,95 @@
+"""Which kernel computes a linear recurrence, decided once per kind of call."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from attn_core.catalog import installed
+from attn_core.dispatch import explain
+from attn_core.errors import KernelRefused
+from attn_core.heads import Heads
+from attn_core.recurrence import (
+    RECURRENCE,
+    Decay,
+    RecurrenceKernel,
+    RecurrenceSpec,
+    Steps,
+    recurrence_problem,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+NOBODY = -1
+
+Kind = tuple[int, int, int, Decay, bool]
+"""Heads, their key and value size, what fades, and whether keys write by the delta rule."""
+
+
+class RecurrencePlan:
+    """The kernels of one layer's recurrence. `name` asks for one kernel, which then raises where it refuses."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        offered = tuple(kernel for kernel in installed().kernels if isinstance(kernel, RecurrenceKernel))
+        self._kernels = tuple(kernel for kernel in offered if name in (None, kernel.name))
+        self._chosen: dict[tuple[Kind, Any, str, tuple[bool, bool], float], int] = {}
+
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+        """Outputs and memory, see `RecurrenceKernel.run_steps`; raises `KernelRefused` where nobody accepts."""
+        return self.required(steps, before, single=False).run_steps(steps, before, chunk)
+
+    def decode(self, steps: Steps, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one token of each sequence."""
+        return self.required(steps, before, single=True).run_steps(steps, before, 1)
+
+    def required(self, steps: Steps, before: Tensor | None, *, single: bool) -> RecurrenceKernel:
+        """The kernel, as of `kernel`; raises `KernelRefused` where nobody accepts."""
+        kernel = self.kernel(steps, before, single=single)
+        if kernel is None:
+            asked = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
+            raise KernelRefused(f"{asked} this {RECURRENCE}; attn-variants brings one", kernel=self.name or "")
+        return kernel
+
+    def kernel(
+        self, steps: Steps, before: Tensor | None = None, *, single: bool = False, below: float = math.inf
+    ) -> RecurrenceKernel | None:
+        """The accepting kernel of least predicted cost, None where all refuse or cost no less than `below`.
+
+        `single` says that each sequence has one token. A layer with a plain computation of its own asks below 1,
+        which is what that costs.
+        """
+        value = steps.value
+        gradients = any(part is not None and part.requires_grad for part in (*steps, before))
+        kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None
+        index: int = self.index(kind, value.dtype, value.device.type, (gradients, single), below)
+        return None if index == NOBODY else self._kernels[index]
+
+    def index(self, kind: Kind, dtype: Any, device: str, flags: tuple[bool, bool], below: float) -> int:
+        """The place of the chosen kernel among those that compute recurrences, `NOBODY` where there is none.
+
+        Flags are gradients, and one token of each sequence.
+        """
+        key = kind, dtype, device, flags, below
+        if key not in self._chosen:
+            heads, key_size, value_size, decay, corrects = kind
+            layout = Heads(query=heads, key_value=heads, key_size=key_size, value_size=value_size)
+            problem = recurrence_problem(
+                RecurrenceSpec(heads=layout, decay=decay, corrects=corrects),
+                dtype=str(dtype).removeprefix("torch."),
+                device=device,
+                gradients=flags[0],
+                tokens=int(flags[1]),
+            )
+            verdicts = explain(self._kernels, problem)
+            best = verdicts[0] if verdicts else None
+            able = best is not None and best.cost is not None and best.cost < below
+            self._chosen[key] = self._kernels.index(best.kernel) if able and best is not None else NOBODY  # type: ignore[arg-type]
+        return self._chosen[key]
+
+
+# As of attn-variants' `KernelPlan`: torch.compile calls `index` while tracing and keeps the number.
+RecurrencePlan.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

@@ -1,0 +1,51 @@
+"""The plain computations of linear recurrences: by chunks, and token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import Anything, Problem, RecurrenceKernel, Steps
+from attn_core.kernel import DEFAULTS, Condition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FAR = 64.0
+"""The price of going token by token through a sequence of whatever length."""
+
+
+class PlainChunked(RecurrenceKernel):
+    """Accepts every recurrence; a single token is not worth a chunk."""
+
+    name = "plain_chunked"
+    summary = "linear recurrences by chunks in torch; accepts everything"
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+
+    def cost(self, problem: Problem) -> float:
+        """The unit of all costs, but for one token, which costs more so."""
+        return 2.0 if problem.queries == 1 else 1.0
+
+    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+        """Outputs and memory; see `recurrences.chunked`."""
+        from attn_variants.recurrences.chunked import chunked
+
+        return chunked(steps, before, chunk)
+
+
+class PlainRecurrent(RecurrenceKernel):
+    """Accepts every recurrence, and is the definition; it is how single tokens are decoded."""
+
+    name = "plain_recurrent"
+    summary = "linear recurrences token by token in torch; accepts everything"
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+
+    def cost(self, problem: Problem) -> float:
+        """The unit of all costs for one token, far more for others."""
+        return 1.0 if problem.queries == 1 else FAR
+
+    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
+        """Outputs and memory; see `recurrences.recurrent`."""
+        from attn_variants.recurrences.recurrent import recurrent
+
+        return recurrent(steps, before)
