@@ -4,13 +4,14 @@ import subprocess
 import sys
 
 import pytest
-from attn_core import Causal, Problem, Strided, Window, installed
+from attn_core import Causal, Heads, Problem, RecurrenceSpec, Strided, Window, installed, recurrence_problem
 from attn_core.dispatch import choose
 from attn_core.errors import KernelRefused
 from attn_core.mask.band import Band, band_of
 from attn_kernels_triton import machine
 from attn_kernels_triton.kernels.attend import TritonAttend
 from attn_kernels_triton.kernels.conditions import InOrder
+from attn_kernels_triton.kernels.recurrence import OnRegisters, TritonChunked
 
 
 def test_the_kernel_is_listed_and_says_whether_it_can_run_here():
@@ -76,6 +77,35 @@ def test_what_it_does_not_compute_is_refused_by_name(fields, named):
 def test_what_skips_more_costs_less():
     dense = TritonAttend().cost(problem(mask="causal"))
     assert 0 < TritonAttend().cost(problem(mask="window", density=0.1)) < dense < 1
+
+
+def recurrence(key_size=128, tokens=0, **kind):
+    heads = Heads(query=4, key_value=4, key_size=key_size, value_size=128)
+    known = {"dtype": "bfloat16", "device": "cuda", **{k: kind.pop(k) for k in ("dtype", "gradients") if k in kind}}
+    return recurrence_problem(RecurrenceSpec(heads=heads, **kind), tokens=tokens, **known)
+
+
+def test_recurrences_on_a_gpu_get_these_kernels_and_single_tokens_the_other_one(monkeypatch):
+    monkeypatch.setattr(OnRegisters, "available", lambda self: None)
+    kernels = installed().kernels
+    assert choose(kernels, recurrence(decay="channel", corrects=True, gradients=True)).name == "triton_chunked"
+    assert choose(kernels, recurrence(tokens=1)).name == "triton_recurrent"
+    assert choose(kernels, recurrence(tokens=1, gradients=True)).name == "triton_chunked"
+    assert choose(kernels, recurrence(512)).name == "plain_chunked"
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        (recurrence(300), "key_size"),
+        (recurrence(256, decay="channel"), "decay"),
+        (recurrence(256, dtype="float32"), "dtype"),
+        (recurrence(dtype="float16"), "dtype"),
+    ],
+)
+def test_recurrences_that_do_not_fit_the_chip_are_refused_by_name(asked, named):
+    assert [reason.partition(":")[0] for reason in TritonChunked().refusals(asked)] == [named]
+    assert not TritonChunked().refusals(recurrence(256, decay="head"))
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class RecurrencePlan:
             verdicts = explain(self._kernels, problem)
             best = verdicts[0] if verdicts else None
             able = best is not None and best.cost is not None and best.cost < below
-            self._chosen[key] = self._kernels.index(best.kernel) if able and best is not None else NOBODY  # type: ignore[arg-type]
+            self._chosen[key] = self._kernels.index(best.kernel) if able and best is not None else NOBODY
         return self._chosen[key]
 
 

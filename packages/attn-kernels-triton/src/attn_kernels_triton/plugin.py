@@ -10,5 +10,6 @@ def attn_kernels() -> list[Kernel]:
     """The kernels for GPUs."""
     from attn_kernels_triton.kernels.attend import TritonAttend
     from attn_kernels_triton.kernels.paged import TritonLatent, TritonPaged
+    from attn_kernels_triton.kernels.recurrence import TritonChunked, TritonRecurrent
 
-    return [TritonAttend(), TritonPaged(), TritonLatent()]
+    return [TritonAttend(), TritonPaged(), TritonLatent(), TritonChunked(), TritonRecurrent()]

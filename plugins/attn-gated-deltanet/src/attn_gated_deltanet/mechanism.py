@@ -6,7 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    MechanismConfig,
+    Paper,
+    RecurrenceSpec,
+    Shape,
+    Slot,
+    StateSpecs,
+)
 from attn_core.errors import Incompatible, InvalidValue
 
 
@@ -106,6 +118,12 @@ class GatedDeltaNet(ComputedMechanism):
         return GatedDeltaLayer(
             own.sizes, width=own.width, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
         )
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """What kernels may compute in place of the layer."""
+        heads, _, key, value = self.Config.of(config).sizes
+        layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
+        return RecurrenceSpec(heads=layout, decay="head", corrects=True)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""

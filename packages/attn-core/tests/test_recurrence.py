@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from attn_core import (
+    Anything,
+    Heads,
+    OneOf,
+    Operands,
+    Problem,
+    RecurrenceKernel,
+    RecurrencePlan,
+    RecurrenceSpec,
+    Steps,
+    recurrence_problem,
+)
+from attn_core.errors import KernelRefused
+from attn_core.kernel import DEFAULTS
+
+
+class Everything(RecurrenceKernel):
+    name = "everything"
+    summary = "accepts everything"
+    accepts = {field: Anything() for field in DEFAULTS}
+
+    def cost(self, problem):
+        return 1.0
+
+    def run_steps(self, steps, before, chunk):
+        return ("everything", chunk), before
+
+
+class Plainest(Everything):
+    name = "plainest"
+    accepts = {"key_size": Anything(), "value_size": Anything(), "decay": OneOf("none", "head")}
+
+    def cost(self, problem):
+        return 0.1 if problem.queries == 1 else 0.5
+
+
+def rows(*shape, requires_grad=False):
+    device = SimpleNamespace(type="cpu")
+    return SimpleNamespace(shape=shape, dtype="torch.float32", device=device, requires_grad=requires_grad)
+
+
+def steps(channels=None, strength=False, **more):
+    fades = None if channels is None else rows(1, 5, 1, channels)
+    return Steps(
+        rows(1, 5, 1, 4, **more), rows(1, 5, 1, 4), rows(1, 5, 1, 3), fades, rows(1, 5, 1) if strength else None
+    )
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    def of(*kernels, name=None):
+        monkeypatch.setattr("attn_core.recurrence_plan.installed", lambda: SimpleNamespace(kernels=kernels))
+        return RecurrencePlan(name)
+
+    return of
+
+
+def test_the_cheapest_kernel_that_accepts_computes(plan):
+    both = plan(Everything(), Plainest())
+    assert both.kernel(steps()).name == "plainest"
+    assert both.kernel(steps(1)).name == "plainest"
+    assert both.kernel(steps(4)).name == "everything"
+    assert both.kernel(steps(strength=True)).name == "everything"
+    assert both.kernel(steps(requires_grad=True)).name == "everything"
+    assert both.run(steps(4), None, 16) == (("everything", 16), None)
+
+
+def test_a_layer_with_a_computation_of_its_own_is_told_of_cheaper_kernels_only(plan):
+    both = plan(Everything(), Plainest())
+    assert both.kernel(steps(4), below=1.0) is None
+    assert both.kernel(steps(), below=0.3) is None
+    assert both.kernel(steps(), single=True, below=0.3).name == "plainest"
+
+
+def test_a_kernel_asked_for_by_name_is_not_replaced(plan):
+    named = plan(Everything(), Plainest(), name="plainest")
+    assert named.decode(steps(), rows(1, 1, 4, 3))[0] == ("everything", 1)
+    with pytest.raises(KernelRefused, match="plainest"):
+        named.run(steps(4), None, 16)
+
+
+def test_where_no_kernel_is_installed_the_error_says_what_brings_one(plan):
+    with pytest.raises(KernelRefused, match="attn-variants"):
+        plan().run(steps(), None, 16)
+
+
+def test_kernels_of_recurrences_refuse_attention():
+    assert Everything().refusals(Problem()) == ["operation: computes recurrence, not attend"]
+    with pytest.raises(KernelRefused, match="recurrence"):
+        Everything().run(None, Operands(query=None, key=None, value=None))
+
+
+def test_the_problem_says_what_fades_and_whether_keys_correct():
+    heads = Heads(query=2, key_value=2, key_size=4, value_size=3)
+    asked = RecurrenceSpec(heads=heads, decay="channel", corrects=True)
+    problem = recurrence_problem(asked, dtype="bfloat16", device="cuda", gradients=True, tokens=1)
+    assert (problem.operation, problem.decay, problem.corrects, problem.queries) == ("recurrence", "channel", True, 1)
+    assert (problem.key_size, problem.value_size, problem.query_heads) == (4, 3, 2)
+    assert [reason.partition(":")[0] for reason in Plainest().refusals(problem)] == [
+        "query_heads",
+        "key_value_heads",
+        "gradients",
+        "dtype",
+        "device",
+        "decay",
+        "corrects",
+    ]

@@ -1,0 +1,1 @@
+"""Programs for linear recurrences by chunks, and token by token."""

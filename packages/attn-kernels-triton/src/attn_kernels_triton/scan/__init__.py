@@ -1,0 +1,1 @@
+"""Launching the programs of linear recurrences."""

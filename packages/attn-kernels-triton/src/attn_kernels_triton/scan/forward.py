@@ -1,0 +1,102 @@
+"""Launching the forward programs of a recurrence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton.language as tl
+from torch import Tensor
+
+from attn_kernels_triton.launch import Launch, power_of_two
+from attn_kernels_triton.programs.scan.arguments import Decode, Fade, Scan
+from attn_kernels_triton.programs.scan.correct import correct
+from attn_kernels_triton.programs.scan.decode import go_through
+from attn_kernels_triton.programs.scan.forward import recall, remember
+from attn_kernels_triton.programs.scan.rows import sum_decays
+from attn_kernels_triton.scan.tiles import DECODE_WARPS, DECODED, FADED, ScanChoice, ScanSizes, scan_choice, scan_tile
+from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token
+
+
+def memory_launches(given: Given, work: Between) -> list[Launch]:
+    """What must be known before anything is read, or any gradient computed: sums of decays, corrections, memories."""
+    found = []
+    if given.decay is not None and work.faded is not None:
+        found.append(fade_launch(given.decay, work.faded, given.sizes))
+    if given.strength is not None:
+        found.append(scan_launch(correct, given, work, scan_choice("correct", given.sizes)))
+    return [*found, scan_launch(remember, given, work, scan_choice("remember", given.sizes))]
+
+
+def forward_launches(given: Given, work: Between) -> list[Launch]:
+    """The programs in the order in which they run."""
+    return [*memory_launches(given, work), scan_launch(recall, given, work, scan_choice("recall", given.sizes))]
+
+
+def scan_launch(program: Any, given: Given, work: Between, choice: ScanChoice) -> Launch:
+    """One of the programs that are given a `Scan`."""
+    call = scan_of(given, work, choice)
+    programs = count(program.__name__, given, choice)
+    return Launch(program=program, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
+
+
+def count(program: str, given: Given, choice: ScanChoice) -> int:
+    """How many programs there are of one: for each head, of chunks, or of parts of values or keys, or of both."""
+    sizes = given.sizes
+    chunks = -(-sizes.tokens // sizes.chunk)
+    values, keys = -(-sizes.value_size // choice.values), -(-sizes.key_size // choice.keys)
+    each = {"correct": chunks, "uncorrect": chunks, "remember": values, "unremember": values}
+    each |= {"recall": chunks * values, "unrecall": chunks * values, "gradient_to_channels": chunks * keys}
+    return given.key.shape[0] * given.key.shape[2] * each[program]
+
+
+def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
+    """What the programs have in common."""
+    return Scan(
+        query=by_token(given.query),
+        key=by_token(given.key),
+        value=by_token(given.value),
+        faded=None if work.faded is None else by_token(work.faded),
+        strength=None if given.strength is None else by_token(given.strength),
+        solved=None if work.solved is None else by_token(work.solved),
+        told=None if work.told is None else by_token(work.told),
+        inverse=None if work.inverse is None else by_token(work.inverse),
+        news=by_token(given.value if work.news is None else work.news),
+        states=by_channel(work.states),
+        before=None if given.before is None else by_channel(given.before),
+        after=by_channel(work.after),
+        out=by_token(work.out),
+        heads=given.key.shape[2],
+        tokens=given.key.shape[1],
+        tile=scan_tile(choice, given.sizes),
+    )
+
+
+def fade_launch(decay: Tensor, faded: Tensor, sizes: ScanSizes) -> Launch:
+    """The program that sums decays."""
+    batch, tokens, heads, size = decay.shape
+    channels = 1 if size == 1 else min(FADED, power_of_two(size))
+    constants = map(tl.constexpr, (sizes.chunk, size, channels))
+    call = Fade(by_token(decay), by_token(faded), heads, tokens, *constants)
+    programs = batch * heads * -(-tokens // sizes.chunk) * -(-size // channels)
+    return Launch(program=sum_decays, programs=programs, call=call, warps=4, stages=1)
+
+
+def decode_launch(given: Given, out: Tensor, after: Tensor) -> Launch:
+    """The program that goes token by token."""
+    choice = ScanChoice(DECODED, DECODED, DECODE_WARPS, 1)
+    batch, tokens, heads, _ = given.key.shape
+    call = Decode(
+        query=by_token(given.query),
+        key=by_token(given.key),
+        value=by_token(given.value),
+        decay=None if given.decay is None else by_token(given.decay),
+        strength=None if given.strength is None else by_token(given.strength),
+        before=None if given.before is None else by_channel(given.before),
+        after=by_channel(after),
+        out=by_token(out),
+        heads=heads,
+        tokens=tokens,
+        tile=scan_tile(choice, given.sizes),
+    )
+    programs = batch * heads * -(-given.sizes.value_size // DECODED)
+    return Launch(program=go_through, programs=programs, call=call, warps=choice.warps, stages=choice.stages)

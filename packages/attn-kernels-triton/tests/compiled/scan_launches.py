@@ -1,0 +1,38 @@
+"""Launches of linear recurrences as layers would cause them."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Steps
+from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.scan.backward import backward_launches, gradients
+from attn_kernels_triton.scan.compute import given_of
+from attn_kernels_triton.scan.forward import decode_launch, forward_launches
+from attn_kernels_triton.scan.work import between
+
+TOKENS, HEADS = 2048, 4
+
+
+def scan_launches(
+    decay: str, *, corrects: bool, size: int = 128, value_size: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Launch]:
+    """The programs of one recurrence by name: by chunks both ways, and token by token."""
+
+    def rows(*width: int, kind: torch.dtype = dtype) -> torch.Tensor:
+        return torch.empty(1, TOKENS, HEADS, *width, dtype=kind)
+
+    fades = {"none": None, "head": 1, "channel": size}[decay]
+    values = value_size or size
+    steps = Steps(
+        query=rows(size),
+        key=rows(size),
+        value=rows(values),
+        decay=None if fades is None else rows(fades, kind=torch.float32),
+        strength=rows(kind=torch.float32) if corrects else None,
+    )
+    given = given_of(steps, torch.empty(1, HEADS, size, values))
+    work = between(given)
+    found = gradients(given, work.out, work.after, decays=decay != "none")
+    launches = [*forward_launches(given, work), *backward_launches(given, work, found)]
+    named = {launch.program.__name__: launch for launch in launches}
+    return {**named, "go_through": decode_launch(given, work.out, work.after)}
