@@ -11,7 +11,7 @@ from attn_core.errors import Incompatible
 def use_kernel(model: Any, name: str | None) -> None:
     """Compute all attention with the kernel called `name`, or let dispatch choose where it is None.
 
-    Runs one token, so that a kernel that refuses raises `KernelRefused` here and not in the first request.
+    Runs one token, after the longest source where the model reads one, so that a kernel that refuses raises `KernelRefused` here and not in the first request.
     """
     if name is not None:
         choosers = [getattr(module, "use_kernel", None) for module in model.modules()]
@@ -24,4 +24,6 @@ def use_kernel(model: Any, name: str | None) -> None:
             block.joined = None  # a kernel of whole blocks has an attention of its own
     with torch.inference_mode():
         one = torch.zeros(1, 1, dtype=torch.int64)
-        model(one, one) if hasattr(model, "source_context") else model(one)
+        # A whole source: images are no other number of tokens.
+        longest = getattr(model, "source_context", None)
+        model(one) if longest is None else model(one, one.expand(1, longest))

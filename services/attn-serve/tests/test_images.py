@@ -1,24 +1,38 @@
-"""Attention maps over the cells of an image, whose source ends with a token that is no cell."""
+"""Models of images behind the door: they are loaded, and their maps are over the cells of an image."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from attn_core import installed
+from attn_core.errors import UserError
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
+from attn_serve.kernels import use_kernel
 from attn_serve.maps import compute_maps
 from attn_serve.reader import Reader
 from attn_serve.requests import MapsWanted, PromptInput, SourceInput
 
 
-def test_each_word_has_a_weight_for_every_cell_and_the_cells_have_their_names(tmp_path):
+@pytest.fixture
+def loaded(tmp_path):
     tokenizer = word_tokenizer(["0 1 2 3", "a line"])
     family = installed().models.get("show_attend_tell")
     fields = {"context": 8, "width": 4, "embedding": 4, "features": 4, "rows": 2, "columns": 3, "source_context": 7}
     torch.manual_seed(0)
     model = family.build(family.configure(fields | {"vocabulary": tokenizer.vocabulary}))
     save_model(tmp_path / "model", model, tokenizer)
-    loaded = load_model(tmp_path / "model")
+    return load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize("kernel", [None, "plain"])
+def test_a_model_of_images_passes_the_trial_of_its_kernels_before_requests_come(loaded, kernel):
+    use_kernel(loaded.model, kernel)
+    with pytest.raises(UserError, match="no_such_kernel"):
+        use_kernel(loaded.model, "no_such_kernel")
+
+
+def test_each_word_has_a_weight_for_every_cell_and_the_cells_have_their_names(loaded):
     prompt = PromptInput(text="a line", source=SourceInput(text="0 1 2 3 2 1"))
     (answer,) = compute_maps(loaded, MapsWanted(prompt=prompt), Reader(loaded.tokenizer))
     assert answer.shape == (1, 3, 6)
