@@ -11,7 +11,8 @@ from attn_core.errors import Incompatible
 def use_kernel(model: Any, name: str | None) -> None:
     """Compute all attention with the kernel called `name`, or let dispatch choose where it is None.
 
-    Runs one token, after the longest source where the model reads one, so that a kernel that refuses raises `KernelRefused` here and not in the first request.
+    Runs one token, after the longest source where the model reads one, so that a kernel that refuses raises
+    `KernelRefused` here and not in the first request.
     """
     if name is not None:
         choosers = [getattr(module, "use_kernel", None) for module in model.modules()]

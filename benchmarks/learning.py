@@ -1,0 +1,151 @@
+"""Do two heads solve what one cannot, and does a decoder recover from sharing its key/value heads?
+
+`heads`: a block of attention and feed-forward reads symbols and must name, at every place, the two symbols that stand
+2 and 5 places before it, in their order, with as many weights whatever the number of its heads. Reported is the share
+of new places that it names rightly, while it learns.
+
+`pooling`: a decoder with 8 heads learns the characters of Shakespeare; then its 8 key/value heads become 2, as means of
+neighbours, as the first of each four, or drawn anew, and it learns on for 5 % of the steps (Ainslie et al. 2023, arXiv
+2305.13245, section 2.1 and figure 4). Reported are the losses on the validation text, in nats a character. Run:
+
+    python benchmarks/learning.py heads --seeds 3
+    python benchmarks/learning.py pooling --seeds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_models.conversion.groups import HeadMap
+from attn_models.conversion.heads import fewer_heads
+from attn_models.conversion.pooling import METHODS
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.sources.home import home_folder
+from attn_train.data import load_text
+from attn_train.loop.lessons import TextLessons
+from attn_train.loop.report import Silence
+from attn_train.loop.seeds import derived
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.text import TextTokens
+from attn_train.loop.trainer import Trainer
+from attn_train.spec import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from report import write_report
+from torch import Tensor
+from torch.nn import functional
+
+SYMBOLS, PLACES, NEAR, FAR = 16, 20, 2, 5
+WIDTH, HEADS = 16, (1, 2)
+SHAKESPEARE = ModelSpec(width=64, layers=2, heads=8, context=64, mechanism="mha", positions="rotary")
+PART = 0.05
+"""The share of the steps after which a converted decoder should have recovered."""
+SHARED = 2
+"""Key/value heads after the conversion."""
+BATCHES = 40
+
+
+def lookups(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Symbols [batch, places], and from the place `FAR` on what must be named, [batch, places - FAR]."""
+    symbols = torch.randint(SYMBOLS, (batch, PLACES), generator=generator)
+    return symbols, symbols[:, FAR - NEAR : -NEAR] * SYMBOLS + symbols[:, :-FAR]
+
+
+def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
+    """A row for each number of heads and seed: the share of places named rightly, by steps."""
+    for seed in range(seeds):
+        for heads in HEADS:
+            torch.manual_seed(seed)
+            config = {"vocabulary": SYMBOLS**2, "context": PLACES, "width": WIDTH, "layers": 1, "heads": heads}
+            model = Decoder(DecoderConfig.from_plain(config))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+            generator = torch.Generator().manual_seed(derived(seed, "batches"))
+            right = {}
+            for step in range(1, steps + 1):
+                symbols, wanted = lookups(32, generator)
+                loss = functional.cross_entropy(model(symbols)[:, FAR:].flatten(0, 1), wanted.flatten())
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                if step % (steps // 6) == 0:
+                    right[step] = named(model)
+            parameters = sum(parameter.numel() for parameter in model.parameters())
+            yield {"heads": heads, "seed": seed, "parameters": parameters, "right": right}
+
+
+def named(model: Decoder) -> float:
+    """The share of the places of new sequences that a model names rightly."""
+    symbols, wanted = lookups(500, torch.Generator().manual_seed(99))
+    with torch.inference_mode():
+        return (model(symbols)[:, FAR:].argmax(-1) == wanted).float().mean().item()
+
+
+def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
+    """A row for each seed and way: validation losses before, right after, and after a part of the steps."""
+    text = load_text(DataSpec(name="shakespeare"), home_folder(), print)
+    for seed in range(seeds):
+        spec = specification(SHAKESPEARE, seed, steps, 1e-3)
+        model = trained(spec, text)
+        before = loss_of(model, text, spec)
+        after = specification(SHAKESPEARE, seed + 1000, int(PART * steps), 1e-3)
+        for method in METHODS:
+            fewer, energy = fewer_heads(model, HeadMap.consecutive(SHAKESPEARE.heads, SHARED), method, seed=seed)
+            row = {"way": method, "seed": seed, "energy": energy, "before": before}
+            row["converted"] = loss_of(fewer, text, spec)
+            Trainer(fewer, text, after).run(Silence(), StopFlag())
+            yield row | {"recovered": loss_of(fewer, text, spec)}
+        Trainer(model, text, after).run(Silence(), StopFlag())
+        yield {"way": "8 heads, as long", "seed": seed, "before": before, "recovered": loss_of(model, text, spec)}
+        grouped = dataclasses.replace(SHAKESPEARE, mechanism="gqa", key_value_heads=SHARED)
+        fresh = specification(grouped, seed, steps + int(PART * steps), 1e-3)
+        yield {"way": "2 heads from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, spec)}
+
+
+def specification(model: ModelSpec, seed: int, steps: int, rate: float) -> TrainingSpec:
+    """A run of so many steps, whose rate falls to a tenth."""
+    optimizer = OptimizerSpec(
+        steps=steps, batch=12, learning_rate=rate, min_learning_rate=rate / 10, warmup=min(100, steps // 5)
+    )
+    return TrainingSpec(model=model, data=DataSpec(name="shakespeare"), optimizer=optimizer, seed=seed)
+
+
+def trained(spec: TrainingSpec, text: TextTokens) -> Decoder:
+    """A decoder that has learned as the specification says."""
+    torch.manual_seed(derived(spec.seed, "weights"))
+    model = Decoder(DecoderConfig.from_plain(spec.model.values(text.tokenizer.vocabulary)))
+    Trainer(model, text, spec).run(Silence(), StopFlag())
+    return model
+
+
+def loss_of(model: Decoder, text: TextTokens, spec: TrainingSpec) -> float:
+    """Mean loss over the same validation batches every time."""
+    loss = TextLessons(text, spec).validation_loss(model, BATCHES, lambda: None)
+    return float("nan") if loss is None else loss
+
+
+QUESTIONS = {"heads": (two_lookups, 600), "pooling": (pooling, 1000)}
+
+
+def main() -> None:
+    """Answer one question."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("question", choices=QUESTIONS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    answer, usual = QUESTIONS[args.question]
+    steps = args.steps or usual
+    facts = {"question": args.question, "steps": steps, "seeds": args.seeds, "torch": torch.__version__}
+    write_report(f"learning-{args.question}", facts, partial(answer, args.seeds, steps)(), args.out)
+
+
+if __name__ == "__main__":
+    main()
