@@ -33,8 +33,9 @@ def engine_of(loaded: LoadedModel, cache: str, requests: int, tokens: int) -> En
     return build_engine(loaded.model, loaded.tokenizer, cache=cache, requests=requests, tokens=tokens, limits=limits)
 
 
-def submit(engine: Engine, name: str, ids: list[int], new: int) -> None:
-    engine.submit(Request(id=name, token_ids=tuple(ids), task=Sampling(max_new_tokens=new, ignore_end=True)))
+def submit(engine: Engine, name: str, ids: list[int], new: int, source: tuple[int, ...] | None = None) -> None:
+    task = Sampling(max_new_tokens=new, ignore_end=True)
+    engine.submit(Request(id=name, token_ids=tuple(ids), task=task, source_ids=source))
 
 
 def drained(engine: Engine) -> int:
@@ -115,18 +116,20 @@ def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
 
 
 def slope(loaded: LoadedModel, cache: str, contexts: tuple[int, ...]) -> dict[str, float]:
-    """Milliseconds a decoded token takes at each context, and what a thousand tokens of context add (least squares)."""
+    """Milliseconds of processor that a decoded token takes at each context, and what a thousand tokens of context add
+    (least squares)."""
     times = []
     for context in contexts:
         engine = engine_of(loaded, cache, 1, context + 64)
-        submit(engine, "one", long_ids(loaded, context), 16)
+        source = tuple(range(8)) if getattr(loaded.model, "source_context", None) else None
+        submit(engine, "one", long_ids(loaded, context), 16, source)
         while engine.step() == []:
             pass
         steps = []
         while not engine.idle:
-            start = time.perf_counter()
+            start = time.process_time()
             engine.step()
-            steps.append(time.perf_counter() - start)
+            steps.append(time.process_time() - start)
         times.append(statistics.median(steps) * 1e3)
     middle, mean = statistics.mean(contexts), statistics.mean(times)
     top = sum((c - middle) * (t - mean) for c, t in zip(contexts, times, strict=True))

@@ -1,7 +1,7 @@
 """How does the time of one decoded token grow with the context, for each kind of state?
 
 Random models of one shape that differ in their attention, served by the engine; full attention should grow linearly,
-windows, linear attention and Performer not at all:
+windows, linear attention, Performer and an LSTM not at all:
 
     python benchmarks/growth_cpu.py
 
@@ -23,6 +23,8 @@ from report import write_report
 CONTEXTS = (512, 1024, 2048, 4096)
 SHAPE = {"vocabulary": 256, "context": 8192, "width": 256, "layers": 4, "heads": 4, "norm": "rms"}
 SHAPE |= {"feed_forward": "swiglu"}
+LSTM = {"vocabulary": 256, "context": 8192, "source_context": 8, "width": 256, "embedding": 256, "layers": 4}
+"""The decoder of Sutskever et al. 2014 behind a source of 8 tokens."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "mha": {"positions": "rotary"},
     "sliding_window": {"positions": "rotary", "options": {"window": 256}},
@@ -35,6 +37,8 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
     from attn_models.decoder.config import DecoderConfig
     from attn_models.decoder.decoder import Decoder
+    from attn_models.encoder_decoder.bottleneck import Bottleneck
+    from attn_models.encoder_decoder.config import BottleneckConfig
     from attn_models.packing.pack import pack_weights
 
     torch.set_num_threads(args.threads)
@@ -46,6 +50,9 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 pack_weights(model, weights)
             loaded: Any = SimpleNamespace(model=model, tokenizer=None)
             yield {"mechanism": name, "weights": weights or "not packed"} | slope(loaded, "shared", CONTEXTS)
+    torch.manual_seed(0)
+    loaded = SimpleNamespace(model=Bottleneck(BottleneckConfig.from_plain(LSTM)).eval(), tokenizer=None)
+    yield {"mechanism": "LSTM", "weights": "not packed"} | slope(loaded, "shared", CONTEXTS)
 
 
 def main() -> None:
@@ -53,7 +60,7 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--out", type=Path)
     args = p.parse_args()
-    facts = {"question": "milliseconds of one decoded token by length of context", "shape": SHAPE}
+    facts = {"question": "milliseconds of processor for one decoded token by length of context", "shape": SHAPE}
     write_report("growth_cpu", facts, rounds(args), args.out)
 
 

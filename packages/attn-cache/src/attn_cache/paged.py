@@ -65,6 +65,9 @@ class PagedRows:
 
     def reserve(self, place: int, tokens: int) -> bool:
         """Take the pages that are missing in every window, or none; those behind a window make room for them."""
+        # Nothing to take, and no window behind which something may be given back.
+        if all(window is None and tokens <= group.tables[place].end for window, group in self.groups.items()):
+            return True
         needs = [
             (group, group.missing(place, tokens), first_visible(self._computed[place], group.window))
             for group in self.groups.values()

@@ -9,6 +9,8 @@ from attn_core import Tokenizer
 REPLACEMENT = "\ufffd"
 CONTEXT = 4
 """Prompt tokens that precede the completion when it is decoded: some tokenizers drop a leading space otherwise."""
+LONGEST = 16
+"""Tokens that are decoded together before the oldest of them are left out, which costs decoding the others again."""
 LONGEST_CHARACTER = 3
 """Bytes of UTF-8 that an incomplete character can have at most, each shown as one U+FFFD at most."""
 
@@ -28,7 +30,7 @@ class Detokenizer:
         whole = self._decode()
         settled = _settled(whole)
         piece = settled[self._given :]
-        if len(settled) == len(whole):
+        if len(settled) == len(whole) and before >= LONGEST:
             del self._ids[: max(0, before - CONTEXT + 1)]
             self._given = len(self._decode())
         else:

@@ -221,7 +221,7 @@ class Engine:
             self._tally.computed += chunk.rows
             sequence = chunk.sequence
             sequence.computed_in_all += chunk.rows
-            if not chunk.guess:
+            if not chunk.guess.tokens:
                 self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
         for progress in advance(self._forward, ordered, hidden, self._end_ids, self._scheduler.fork):
             sequence = progress.sequence
@@ -241,7 +241,7 @@ class Engine:
     def _remember_guessed(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
-            if chunk.guess:
+            if chunk.guess.tokens:
                 self._tally.guessed += len(chunk.guess)
                 self._tally.accepted += sequence.accepted - chunk.accepted_before
                 if self._scheduler.holds(sequence):

@@ -13,7 +13,7 @@ from attn_engine import sequence as sequences
 from attn_engine.adjust import Draw
 from attn_engine.event import FinishReason, ScoredToken
 from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
-from attn_engine.sampler import choose_tokens, log_probabilities
+from attn_engine.sampler import choose_tokens, likeliest, log_probabilities
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
 from attn_engine.search import Hypothesis
@@ -52,7 +52,7 @@ def advance(
     guesses = []
     for chunk, start in zip(chunks, starts, strict=True):
         chunk.sequence.computed += chunk.length
-        if chunk.guess:
+        if chunk.guess.tokens:
             guesses.append((chunk, start + chunk.length))
     pairs += [(follower, row) for sequence, row in pairs for follower in fork(sequence)]
     if pairs:
@@ -111,21 +111,24 @@ def ended(sequence: sequences.Sequence, hypothesis: Hypothesis, end_ids: Collect
 
 
 def _generate(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Progress]:
-    draws = []
-    for sequence in growing:
-        vocabulary, device = logits.shape[-1], logits.device
-        draw = Draw(
-            sequence.sampling,
-            sequence.seed,
-            len(sequence.tokens),
-            seen=sequence.seen(vocabulary, device),
-            counts=sequence.counts(vocabulary, device),
-            allowed=sequence.allowed(vocabulary, device, end_ids),
-        )
-        draws.append(draw)
-    tokens = choose_tokens(logits, draws)
+    if all(sequence.sampling.greedy for sequence in growing):
+        tokens = likeliest(logits)
+    else:
+        tokens = choose_tokens(logits, [_draw(sequence, logits, end_ids) for sequence in growing])
     scored = _scored(growing, logits, tokens)
     return [_extend(*item, end_ids) for item in zip(growing, scored, strict=True)]
+
+
+def _draw(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> Draw:
+    vocabulary, device = logits.shape[-1], logits.device
+    return Draw(
+        sequence.sampling,
+        sequence.seed,
+        len(sequence.tokens),
+        seen=sequence.seen(vocabulary, device),
+        counts=sequence.counts(vocabulary, device),
+        allowed=sequence.allowed(vocabulary, device, end_ids),
+    )
 
 
 def _scored(growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Sequence[int]) -> list[ScoredToken]:

@@ -24,10 +24,10 @@ def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     A row's choice depends on that row alone.
     """
     if all(draw.sampling.greedy for draw in draws):
-        return _likeliest(logits)
+        return likeliest(logits)
     chosen = [0] * len(draws)
     greedy = [row for row, draw in enumerate(draws) if draw.sampling.greedy]
-    for row, token in zip(greedy, _likeliest(logits[greedy]) if greedy else [], strict=True):
+    for row, token in zip(greedy, likeliest(logits[greedy]) if greedy else [], strict=True):
         chosen[row] = token
     # Rows with the same settings are computed together; each row's result is the same as alone.
     kinds: dict[tuple[bool, bool], list[int]] = {}
@@ -36,7 +36,7 @@ def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
             kinds.setdefault((draw.sampling.temperature == 0, _ranked(draw.sampling)), []).append(row)
     for (cold, ranked), rows in kinds.items():
         adjusted = torch.stack([adjust(logits[row], draws[row]) for row in rows])
-        tokens = _likeliest(adjusted) if cold else _sample(adjusted, [draws[row] for row in rows], ranked=ranked)
+        tokens = likeliest(adjusted) if cold else _sample(adjusted, [draws[row] for row in rows], ranked=ranked)
         for row, token in zip(rows, tokens, strict=True):
             chosen[row] = token
     return chosen
@@ -55,7 +55,7 @@ def _ranked(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1 or sampling.typical_p < 1
 
 
-def _likeliest(logits: Tensor) -> list[int]:
+def likeliest(logits: Tensor) -> list[int]:
     """The first of the likeliest tokens of each row; -1 where it is not a finite number.
 
     The maximum of each block, then the place in the best block: on a CPU, torch finds a maximum ten times faster than

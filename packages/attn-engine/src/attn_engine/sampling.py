@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from attn_core.errors import InvalidValue
@@ -98,7 +99,7 @@ class Sampling:
         self._check_stops()
         self._check_beams()
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken as it is, without looking at what was seen."""
         edited = self.counted or self.repetition_penalty != 1 or bool(self.logit_bias) or self.grammar is not None

@@ -33,7 +33,7 @@ class Chunk:
     @property
     def rows(self) -> int:
         """Tokens to compute."""
-        return self.length + len(self.guess)
+        return self.length + len(self.guess.tokens)
 
     @property
     def completes(self) -> bool:

@@ -24,7 +24,7 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
+    @cached_property
     def branches(self) -> bool:
         """Whether it is more than a chain."""
         return self.parents != tuple(range(-1, len(self.tokens) - 1))
