@@ -33,7 +33,8 @@ class EncoderConfig(EncoderShape):
     def __post_init__(self) -> None:
         require_count("segments", self.segments)
         require_word("positions", self.positions, ("every", "real"))
-        if (self.positions == "real") != (self.first_position in range(1, 2**31)):
+        first = self.first_position
+        if type(first) is not int or first < 0 or (self.positions == "real") != (first > 0):
             allowed = "a whole number from 1 where positions are 'real', else 0"
             raise InvalidValue.of("first_position", self.first_position, allowed)
         super().__post_init__()

@@ -13,7 +13,7 @@ from attn_models.decoder.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.mixture import Experts
 from attn_models.families.deepseek_layout import LAYER, DeepseekLayout
-from attn_models.families.door import Layout, needed, refuse_others
+from attn_models.families.door import Layout, counted, needed, refuse_others
 from attn_models.families.llama import FIXED, READS, LlamaDoor
 from attn_models.families.rope import Rope, mscale, rope_parameters
 from attn_models.families.said import require_fields, sizes_of
@@ -117,7 +117,7 @@ class DeepseekDoor(LlamaDoor):
         return {"expert_groups": values.get("n_group"), "groups_per_token": values.get("topk_group")}
 
     def _experts(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        dense = values.get("first_k_dense_replace") or 0
+        dense = counted(values, "first_k_dense_replace", 0, least=0)
         if dense >= layers:
             return {}
         return {

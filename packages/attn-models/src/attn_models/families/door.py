@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from attn_core.errors import InvalidValue
 
+from attn_models.decoder.checks import whole
 from attn_models.decoder.config import DecoderConfig
 
 
@@ -87,6 +88,27 @@ def needed(values: Mapping[str, Any], key: str) -> Any:
     if value is None:
         raise InvalidValue(f"{key}: is missing", field=key)
     return value
+
+
+def counted(values: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    """The whole number at `key`; raises `InvalidValue` for any other value, or if it is missing without a default."""
+    value = whole(needed(values, key) if default is None else values.get(key, default))
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidValue.of(key, value, f"a whole number from {least}")
+    return value
+
+
+def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], period: int) -> list[str]:
+    """The `layer_types` of a config.json; where it has none those of one period, the last of another kind.
+
+    `kinds` are the usual one and the last. Raises `InvalidValue` where they are not said for each of the layers.
+    """
+    given = values.get("layer_types")
+    if given is None:
+        return [kinds[0]] if period > layers else [kinds[0]] * (period - 1) + [kinds[1]]
+    if not isinstance(given, list) or len(given) != layers or any(kind not in kinds for kind in given):
+        raise InvalidValue.of("layer_types", given, f"{kinds[0]!r} or {kinds[1]!r} for each of {layers} layers")
+    return given
 
 
 def refuse_others(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible
 
 from attn_models.decoder.attention import layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
-from attn_models.families.door import Stored, needed, refuse_others
+from attn_models.families.door import Stored, counted, layer_kinds, refuse_others
 from attn_models.families.layers import MECHANISM, gemma_options, turned
 from attn_models.families.llama import BLOCK, READS, LlamaDoor
 from attn_models.families.rope import Rope, read_rope, rope_of, rope_parameters
@@ -139,12 +139,8 @@ class Gemma2Door(LlamaDoor):
         return cap
 
     def _layer_types(self, values: Mapping[str, Any]) -> list[str]:
-        layers = needed(values, "num_hidden_layers")
-        period = values.get("sliding_window_pattern", self.period)
-        kinds = values.get("layer_types") or [FULL if (i + 1) % period == 0 else SLIDING for i in range(layers)]
-        if len(kinds) != layers or not set(kinds) <= {FULL, SLIDING}:
-            raise InvalidValue.of("layer_types", kinds, f"{layers} times {FULL!r} or {SLIDING!r}")
-        return list(kinds)
+        period = counted(values, "sliding_window_pattern", self.period)
+        return layer_kinds(values, counted(values, "num_hidden_layers"), (SLIDING, FULL), period)
 
     def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
         rope = ropes[kind]
@@ -152,7 +148,7 @@ class Gemma2Door(LlamaDoor):
             "norm_eps": self.norm_eps(values.get("rms_norm_eps", 1e-6)),
             "cap": self._cap(values, "attn_logit_softcapping"),
             "window": values.get("sliding_window", 4096) if kind == SLIDING else None,
-            "scale": values.get("query_pre_attn_scalar", 256) ** -0.5,
+            "scale": counted(values, "query_pre_attn_scalar", 256) ** -0.5,
         }
         if rope.base != ropes[FULL].base:
             options["base"] = rope.base

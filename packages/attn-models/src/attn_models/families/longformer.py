@@ -11,7 +11,7 @@ from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.block import attention_of
 from attn_models.encoder.config import EncoderConfig
 from attn_models.families.bert import BLOCK, READS, BertDoor
-from attn_models.families.door import needed
+from attn_models.families.door import counted
 
 MECHANISM = "longformer"
 GLOBAL = "global_positions"
@@ -33,7 +33,7 @@ class LongformerDoor(BertDoor):
 
     def places(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Real tokens are numbered from behind the padding token's number, as RoBERTa's."""
-        first, rows = values.get("pad_token_id", 1) + 1, needed(values, "max_position_embeddings")
+        first, rows = counted(values, "pad_token_id", 1, least=0) + 1, counted(values, "max_position_embeddings")
         if rows <= first:
             raise InvalidValue.of("max_position_embeddings", rows, f"more than {first}: positions begin there")
         return {"context": rows - first, "positions": "real", "first_position": first}
@@ -48,14 +48,12 @@ class LongformerDoor(BertDoor):
     def attentions(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
         """A window for each layer, or one for all."""
         given = values.get("attention_window", 512)
-        windows = given if isinstance(given, list) else [given] * layers
+        windows = given if isinstance(given, list) else [given]
         even = all(isinstance(window, int) and window > 0 and window % 2 == 0 for window in windows)
-        if len(windows) != layers or not even:
+        if (isinstance(given, list) and len(given) != layers) or not even:
             raise InvalidValue.of("attention_window", given, f"an even number from 2, or {layers} of them")
-        places = tuple(values.get(GLOBAL) or ())
-        return tuple(
-            AttentionChoice(mechanism=MECHANISM, options={"window": window, GLOBAL: places}) for window in windows
-        )
+        options = {GLOBAL: values.get(GLOBAL) or ()}
+        return tuple(AttentionChoice(mechanism=MECHANISM, options=options | {"window": each}) for each in windows)
 
     def described_attentions(self, config: EncoderConfig) -> dict[str, Any]:
         """The windows, and the global positions, which must be the same in every layer."""

@@ -12,12 +12,11 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_models.decoder.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.mixture import Experts
-from attn_models.families.door import Layout, needed, refuse_others
+from attn_models.families.door import Layout, counted, layer_kinds, needed, refuse_others
 from attn_models.families.llama import FIXED, READS, LlamaDoor
 from attn_models.families.needs import require_mechanism
 from attn_models.families.qwen3_next_layout import Qwen3NextLayout
-from attn_models.families.rope import Rope, rope_parameters
-from attn_models.families.said import require_fields
+from attn_models.families.said import require_fields, rope_of_all, sizes_of
 
 FULL, LINEAR = "full_attention", "linear_attention"
 SOFTMAX, DELTA = "gated", "gated_deltanet"
@@ -67,7 +66,8 @@ class Qwen3NextDoor(LlamaDoor):
         if isinstance(values.get("rope_parameters"), Mapping):
             values["rope_parameters"] = {"partial_rotary_factor": ROTATED} | dict(values["rope_parameters"])
         plain = super().configure(values | {"attention_bias": False, "mlp_bias": False})
-        kinds = _layer_types(values, plain.layers)
+        period = counted(values, "full_attention_interval", PERIOD)
+        kinds = layer_kinds(values, plain.layers, (LINEAR, FULL), period)
         for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
             require_mechanism(name, PACKAGES[name], self.model_type)
         softmax = AttentionChoice(mechanism=SOFTMAX, options={"norm_eps": plain.norm_eps})
@@ -90,23 +90,11 @@ class Qwen3NextDoor(LlamaDoor):
         for attention, kind in zip(attentions, kinds, strict=True):
             if kind == FULL:
                 self._require_softmax(attention, config)
-        rope = Rope(base=config.rotary_base, fraction=config.rotary_fraction, scaling=config.rotary_scaling)
         return {
-            "architectures": ["Qwen3NextForCausalLM"],
-            "model_type": self.model_type,
-            "vocab_size": config.vocabulary,
-            "max_position_embeddings": config.context,
-            "hidden_size": config.width,
-            "num_hidden_layers": config.layers,
-            "num_attention_heads": config.heads,
-            "num_key_value_heads": config.key_value_heads or config.heads,
-            "head_dim": config.head_size or config.width // config.heads,
+            **sizes_of(config, self.model_type, "Qwen3NextForCausalLM"),
             "hidden_act": "silu",
-            "intermediate_size": config.inner_width,
-            "rms_norm_eps": config.norm_eps,
-            "rope_parameters": rope_parameters(rope),
+            "rope_parameters": rope_of_all(config),
             "attention_bias": False,
-            "tie_word_embeddings": config.tied,
             "layer_types": kinds,
             **self._delta_sizes([a for a, kind in zip(attentions, kinds, strict=True) if kind == LINEAR], config),
             **_described_experts(config.mixture, config, self.model_type),
@@ -145,25 +133,15 @@ class Qwen3NextDoor(LlamaDoor):
         return dict(zip(SIZES, sizes, strict=True))
 
 
-def _layer_types(values: Mapping[str, Any], layers: int) -> list[str]:
-    kinds = values.get("layer_types")
-    if kinds is None:
-        period = values.get("full_attention_interval", PERIOD)
-        return [LINEAR if (layer + 1) % period else FULL for layer in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not {FULL, LINEAR}.issuperset(map(str, kinds)):
-        raise InvalidValue.of("layer_types", kinds, f"{LINEAR!r} or {FULL!r} for each of {layers} layers")
-    return kinds
-
-
 def _experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The decoder's fields for its experts; none where every layer has one feed-forward."""
     dense = values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or dense != list(range(len(dense))):
+        raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap")
     if not values["num_experts"] or len(dense) == layers:
         return {}
-    if sorted(dense) != list(range(len(dense))):
-        raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap")
-    hidden, shared = needed(values, "moe_intermediate_size"), needed(values, "shared_expert_intermediate_size")
-    if shared % hidden or not shared:
+    hidden, shared = counted(values, "moe_intermediate_size"), counted(values, "shared_expert_intermediate_size")
+    if shared % hidden:
         allowed = f"a multiple of the moe_intermediate_size {hidden}"
         raise InvalidValue.of("shared_expert_intermediate_size", shared, allowed)
     return {

@@ -85,7 +85,7 @@ class ReformerDoor(EncoderDoor):
         """The encoder of a ReformerConfig."""
         refuse_others(values, {"is_decoder": (False,), "hidden_act": tuple(ACTIVATIONS), **NEIGHBOURS})
         kinds = needed(values, "attn_layers")
-        if not isinstance(kinds, list) or not kinds or not set(kinds) <= {"lsh", "local"}:
+        if not isinstance(kinds, list) or not kinds or any(kind not in ("lsh", "local") for kind in kinds):
             raise InvalidValue.of("attn_layers", kinds, "a list of 'lsh' and 'local'")
         axial = values.get("axial_pos_embds", True)
         return ReformerConfig(
