@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from attn_core import Capability, Rotary, Shape, configure, installed
+from attn_core import Capability, Rotary, Shape, configure, installed, option_fields
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
@@ -140,7 +140,7 @@ def test_a_number_that_is_none_stays_in_its_sequence_and_large_ones_make_none(na
     built = usual(name)
     rows = given(name, 2, 5, WIDTH)
     clean = built(*rows)[1]
-    for bad in (float("nan"), float("inf")):
+    for bad in (float("nan"), float("inf"), float("-inf")):
         rows[0][0, 2] = bad
         assert torch.allclose(built(*rows)[1], clean, atol=1e-5)
     assert built(*(1e4 * one for one in given(name, 1, 5, WIDTH))).isfinite().all()
@@ -175,20 +175,75 @@ BAD_OPTIONS = [
     ("moba", "top", 0),
     ("nsa", "stride", 0),
     ("dsa", "top", 0),
+    ("block_local", "reach", -1),
+    ("chunk_ring", "chunk", 0),
+    ("clustered", "clusters", 0),
+    ("compressive", "segment", 0),
+    ("dependency", "clip", -1),
+    ("gemma", "window", 0),
+    ("h2o", "heavy", -1),
+    ("h2o", "recent", 0),
+    ("key_value", "window", 0),
+    ("local_p", "radius", 0),
+    ("mla", "rotary_size", 3),
+    ("moba", "block", 0),
+    ("nsa", "window", 0),
+    ("ntm", "shift", -1),
+    ("nystrom", "landmarks", 0),
+    ("path", "block", 0),
+    ("qk_l2_norm", "length", 1),
+    ("routing", "decay", 1.5),
+    ("routing", "decay", -0.1),
+    ("routing", "window", 0),
+    ("sampled", "expected", 1.1),
+    ("sampled", "expected", -0.1),
+    ("sinkhorn", "block", 0),
+    ("visual_hard", "mean_rate", 1.5),
+    ("visual_hard", "mean_rate", -0.5),
 ]
+
+
+NO_VALUES: tuple[Any, ...] = (None, "much", [], {}, True, 0.5, -1, float("nan"), float("inf"), 10**30)
+"""None of them is of every type; the last is of none."""
+
+
+def taken(name: str, option: str) -> list[Any]:
+    """Those of `NO_VALUES` that an option takes; the others are refused by its name, and nothing else is raised."""
+    mechanism, found = installed().mechanisms.get(name), []
+    for value in NO_VALUES:
+        try:
+            mechanism.build(configure(mechanism, {option: value}, width=WIDTH, heads=4))
+        except InvalidValue as error:
+            known = f"mechanism {name!r}" in str(error) and option in error.metadata.get("field", "")
+            found += [] if known else [error]
+        else:
+            found.append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_of_another_type_is_refused_by_its_name_and_nothing_else_is_raised(name: str) -> None:
+    config = installed().mechanisms.get(name).Config
+    for option in option_fields(installed().mechanisms.get(name)):
+        found = taken(name, option)
+        assert not any(isinstance(value, InvalidValue) for value in found), found
+        assert len(found) < 4, f"{option} takes {found}"
+        if str(config.__dataclass_fields__[option].type).startswith("int"):
+            assert set(map(str, found)) <= {"None", "-1"}, f"{option} takes {found}"
 
 
 @pytest.mark.parametrize(("name", "option", "value"), BAD_OPTIONS)
 def test_an_option_out_of_its_range_is_refused(name: str, option: str, value: Any) -> None:
-    """Sizes below their range, alpha of one and below, and the like."""
+    """Sizes and shares outside their range, alpha of one and below, and the like."""
     mechanism = installed().mechanisms.get(name)
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*{option}"):
         mechanism.build(configure(mechanism, {option: value}, width=WIDTH))
 
 
-def test_a_cycle_in_a_tree_of_words_is_refused() -> None:
-    with pytest.raises(InvalidValue, match=r"mechanism 'dependency'.*the cycle 0 -> 1 -> 0.*a tree"):
-        configure(installed().mechanisms.get("dependency"), {"parse": (1, 0)}, width=WIDTH)
+@pytest.mark.parametrize("name", ["dependency", "dependency_depth"])
+def test_a_cycle_in_a_tree_of_words_is_refused(name: str) -> None:
+    with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*the cycle 0 -> 1 -> 0.*a tree"):
+        configure(installed().mechanisms.get(name), {"parse": (1, 0)}, width=WIDTH)
 
 
 @pytest.mark.parametrize(("name", "length"), [("linformer", 17), ("location", 17)])

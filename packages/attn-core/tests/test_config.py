@@ -120,3 +120,37 @@ def test_a_pair_without_a_name_or_an_equals_sign_is_refused(pair):
         parse_options([pair])
     with pytest.raises(InvalidValue, match=r"^--model-option: .*NAME=VALUE"):
         parse_options([pair], "--model-option")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypedConfig(MechanismConfig):
+    count: int = 1
+    rate: float | None = None
+    flag: bool = False
+    word: str = "a"
+    table: tuple[int, ...] | None = None
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("count", True, "a whole number"),
+        ("count", 1.5, "a whole number"),
+        ("count", 1 << 63, "64 bits"),
+        ("count", None, "a whole number"),
+        ("rate", "x", "a finite number or none"),
+        ("rate", float("nan"), "a finite number"),
+        ("rate", float("inf"), "a finite number"),
+        ("rate", False, "a finite number"),
+        ("flag", 1, "true or false"),
+        ("word", 3, "text"),
+    ],
+)
+def test_an_option_of_another_type_than_it_says_is_refused_with_what_it_may_be(option, value, allowed):
+    with pytest.raises(InvalidValue, match=rf"{option}.*{allowed}"):
+        TypedConfig(width=8, **{option: value})
+
+
+@pytest.mark.parametrize("options", [{"count": -3}, {"rate": 2}, {"rate": None}, {"flag": True}, {"table": "anything"}])
+def test_an_option_of_its_type_and_one_that_only_its_owner_can_judge_are_left_to_the_owner(options):
+    assert vars(TypedConfig(width=8, **options)).items() >= options.items()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -47,6 +48,7 @@ class MechanismConfig:
             raise InvalidValue.of("layer", self.layer, "a whole number from 0")
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
+        check_option_types(self)
 
     @classmethod
     def of(cls, config: MechanismConfig) -> Self:
@@ -63,6 +65,43 @@ class MechanismConfig:
 
 
 SHARED_FIELDS = frozenset(field.name for field in dataclasses.fields(MechanismConfig))
+
+
+LONGEST = 1 << 63
+"""Whole numbers that are as large do not fit into what computes with them."""
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LONGEST
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+SIMPLE: Mapping[str, tuple[Callable[[object], bool], str]] = {
+    "int": (_is_whole, "a whole number of 64 bits"),
+    "float": (_is_number, "a finite number"),
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "str": (lambda value: isinstance(value, str), "text"),
+    "None": (lambda value: value is None, "none"),
+}
+"""By the word of an annotation: what is of that type, and what a user calls it."""
+
+
+def check_option_types(config: MechanismConfig) -> None:
+    """Raise `InvalidValue` for an option of another type than its annotation says, where that is simple or a choice.
+
+    Whoever declares a config can then compare numbers with their bounds without asking whether they are numbers.
+    """
+    for field in dataclasses.fields(config):
+        said = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
+        kinds = [SIMPLE[kind] for kind in said.split(" | ") if kind in SIMPLE]
+        if field.name in SHARED_FIELDS or len(kinds) <= said.count(" | "):
+            continue
+        value = getattr(config, field.name)
+        if not any(is_one(value) for is_one, _ in kinds):
+            raise InvalidValue.of(field.name, value, " or ".join(words for _, words in kinds))
 
 
 def check_config_type(config: type[MechanismConfig], *, owner: str) -> None:

@@ -64,8 +64,9 @@ class GemmaAttention(DeclaredMechanism):
                 check_whole("window", self.window, "tokens")
             if self.base is not None:
                 check_number("base", self.base, above=1)
-            if self.rotary is None and (self.base is not None or self.scaling is not None):
-                raise InvalidValue.of("base", self.base, "none where the model turns no positions")
+            for name in ("base", "scaling"):
+                if self.rotary is None and getattr(self, name) is not None:
+                    raise InvalidValue.of(name, getattr(self, name), "none where the model turns no positions")
             _ = self.turned
 
         @property
