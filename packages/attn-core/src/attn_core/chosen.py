@@ -89,19 +89,20 @@ def attend_to_chosen(query: Tensor, chosen: Tensor, places: Tensor, blocks: Bloc
     """
     batch, groups, queries, shared, size = query.shape
     tiles = tiled(chosen.flatten(0, 1), blocks.key.shape[2], tile)
-    rows = query.reshape(-1, shared * size).index_select(0, tiles.queries.flatten())
-    rows = rows.reshape(-1, tile * shared, size)
+    rows = query.reshape(batch * groups * queries, shared * size).index_select(0, tiles.queries.flatten())
+    rows = rows.reshape(tiles.queries.shape[0], tile * shared, size)
     scores = rows @ blocks.key.flatten(0, 2).index_select(0, tiles.blocks).transpose(-1, -2)
     allowed = seen(tiles, places, blocks, groups)
-    scores = scores.reshape(*tiles.queries.shape, shared, -1).masked_fill(~allowed[:, :, None], LOWEST)
+    scores = scores.reshape(*tiles.queries.shape, shared, blocks.key.shape[3])
+    scores = scores.masked_fill(~allowed[:, :, None], LOWEST)
     most = scores.detach().amax(-1)
     powers = (scores - most[..., None]).exp()
     sums = powers.sum(-1)
     values = blocks.value.flatten(0, 2).index_select(0, tiles.blocks)
     found = powers.flatten(1, 2) @ values
-    parts = found.reshape(-1, shared, values.shape[-1]), sums.flatten(0, 1), most.flatten(0, 1)
+    parts = found.reshape(tiles.queries.numel(), shared, values.shape[-1]), sums.flatten(0, 1), most.flatten(0, 1)
     out: Tensor = joined(parts, tiles)
-    return out.reshape(batch, groups, queries, shared, -1)
+    return out.reshape(batch, groups, queries, shared, values.shape[-1])
 
 
 def tiles_of(queries: int, top: int, blocks: int, tile: int) -> int:
@@ -162,7 +163,10 @@ def joined(parts: tuple[Tensor, Tensor, Tensor], tiles: Tiles) -> Tensor:
     """
     at = tiles.slots.flatten()
     found, sums, most = (part.index_select(0, at).reshape(*tiles.slots.shape, *part.shape[1:]) for part in parts)
-    most = most.masked_fill(~tiles.real[..., None], LOWEST)
+    none = ~tiles.real[..., None]
+    # Where there is no choice another sequence's numbers stand, which may be no numbers: times zero they would stay so.
+    found, sums = found.masked_fill(none[..., None], 0.0), sums.masked_fill(none, 0.0)
+    most = most.masked_fill(none, LOWEST)
     real = most > LOWEST
     share = (most - most.amax(2, keepdim=True)).exp() * real
     whole = (sums * share).sum(2)
