@@ -6,8 +6,14 @@ import torch
 from attn_core import AttentionSpec, Kernel, Operands, attend_problem, choose, installed
 from torch import Tensor
 
+from attn_variants.kernels.block_sparse import BlockSparse
+
 ALL_SEEN = frozenset({"full", "causal"})
 """Masks that leave so many pairs that no kernel's price depends on the lengths."""
+
+COMPILED = 4096
+"""Queries and keys that a graph is priced for: it is made for all lengths, and the choice weighs most where they are
+many."""
 
 Flags = tuple[bool, bool, bool, bool]
 """Whether gradients are wanted, rows are padded, positions are given, and those of keys are."""
@@ -31,11 +37,26 @@ class KernelPlan:
         scattered = operands.key_positions is not None
         placed = scattered or operands.query_positions is not None
         flags = torch.is_grad_enabled(), placed or operands.keep is not None, placed, scattered
-        # What is compiled is compiled for all lengths.
-        unknown = scattered or self.spec.mask.kind in ALL_SEEN or torch.compiler.is_compiling()
-        lengths = (0, 0) if unknown else (rounded(query.shape[1]), rounded(operands.key.shape[1]))
+        if scattered or self.spec.mask.kind in ALL_SEEN:
+            lengths = (0, 0)
+        elif torch.compiler.is_compiling():
+            lengths = (COMPILED, COMPILED)
+        else:
+            lengths = (rounded(query.shape[1]), rounded(operands.key.shape[1]))
         index: int = self.index(query.dtype, query.device.type, flags, lengths)
+        if torch.compiler.is_compiling() and self._kernels[index].name == BlockSparse.name:
+            names = self.masks()
+            # Its operators are made by a part of torch that only a process which compiles need load.
+            from attn_variants.compute.block_sparse.compiled import attend
+
+            return attend(self.spec, names, operands)
         return self._kernels[index].run(self.spec, operands)
+
+    def masks(self) -> str:
+        """The names of the masks in a compiled graph."""
+        from attn_variants.compute.block_sparse.compiled import named
+
+        return named(self.spec.mask)
 
     def index(self, dtype: torch.dtype, device: str, flags: Flags, lengths: Lengths) -> int:
         """The place of the chosen kernel among the installed ones."""
@@ -62,6 +83,7 @@ def rounded(length: int) -> int:
     return 1 << (length - 1).bit_length() if length else 0
 
 
-# torch.compile calls `index` while tracing and keeps the number; a kernel object could not be kept so. This is all that
-# torch.compiler.assume_constant_result does, which would import the compiler, two seconds, into every process.
+# torch.compile calls these while tracing and keeps number and names; a kernel object could not be kept so. This is all
+# that torch.compiler.assume_constant_result does, which would import the compiler, two seconds, into every process.
 KernelPlan.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+KernelPlan.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

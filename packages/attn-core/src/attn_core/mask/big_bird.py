@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from attn_core.errors import InvalidValue
@@ -72,7 +73,11 @@ class BigBird(Mask):
 
     def runs(self, query: int, keys: int) -> Runs:
         length = keys if self.length is None else self.length
-        row, last = query // self.block, (length - 1) // self.block
+        return list(_runs_of_row(self, query // self.block, keys, length))
+
+    def runs_of_row(self, row: int, keys: int, length: int) -> Runs:
+        """The keys, of `keys` in all, that every query of a row of blocks sees in a sequence of `length`."""
+        last = (length - 1) // self.block
         if length <= self.dense_below or row in {0, last}:
             return run(0, keys)
         columns = {0, last, row - 1, row, row + 1}
@@ -102,6 +107,11 @@ class BigBird(Mask):
         # Where there is nothing to draw from, nothing is: `inner` is false there, but the division must be possible.
         width = width * (width > 0) + (width <= 0) * 1
         return first + scrambled(row * (row > 0), self.seed, self.head, share) % width
+
+
+@lru_cache(maxsize=4096)
+def _runs_of_row(mask: BigBird, row: int, keys: int, length: int) -> tuple[tuple[int, int], ...]:
+    return tuple(mask.runs_of_row(row, keys, length))
 
 
 def scrambled(number: Positions, *salt: int) -> Any:

@@ -70,14 +70,24 @@ def heads_of(spec: AttentionSpec, operands: Operands, heads: Sequence[int]) -> O
 
 def by_tiles(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
     """The output under one mask for all heads, which share keys and values in equal consecutive groups."""
+    rows = laid_out(operands)
+    cut = parts(mask, operands.query.shape[1], operands.key.shape[1])
+    layout = Layout(cut, scale_of(spec.score, operands.query.shape[-1]), operands.keep)
+    out: Tensor = Tiles.apply(*rows, layout)  # type: ignore[no-untyped-call]
+    return as_given(out, operands)
+
+
+def laid_out(operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as `Tiles` takes them, all of the larger of the sizes of keys and values."""
     query, key, value = operands.query, operands.key, operands.value
     groups, size = key.shape[2], value.shape[-1]
     wide = max(query.shape[-1], size)
     rows = pad(query, (0, wide - query.shape[-1])).reshape(*query.shape[:2], groups, -1, wide)
-    rows = rows.permute(0, 2, 3, 1, 4).contiguous()
     keys = pad(key, (0, wide - key.shape[-1])).transpose(1, 2).contiguous()
     values = pad(value, (0, wide - size)).transpose(1, 2).contiguous()
-    cut = parts(mask, query.shape[1], key.shape[1])
-    layout = Layout(cut, scale_of(spec.score, query.shape[-1]), operands.keep)
-    out: Tensor = Tiles.apply(rows, keys, values, layout)  # type: ignore[no-untyped-call]
-    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., :size]
+    return rows.permute(0, 2, 3, 1, 4).contiguous(), keys, values
+
+
+def as_given(out: Tensor, operands: Operands) -> Tensor:
+    """What `Tiles` gives as [batch, query, heads, value_size]."""
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., : operands.value.shape[-1]]

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import torch
 from attn_core import Mask
-from attn_core.mask.density import seen_by, tiled
-from attn_core.mask.runs import Runs, size
+from attn_core.mask.density import tiled
+from attn_core.mask.runs import Runs, merged, size
 from attn_core.problem import TILE
 from torch import Tensor
 
@@ -36,7 +36,7 @@ Part = tuple[Bucket, ...]
 """Tiles in which each query is once, or not at all."""
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def parts(mask: Mask, queries: int, keys: int) -> tuple[Part, ...]:
     """The tiles of each mask that this one is split in, those of no tile left out; see `buckets`."""
     found = (buckets(part, queries, keys) for part in mask.over(keys).split)
@@ -49,25 +49,34 @@ def buckets(mask: Mask, queries: int, keys: int) -> Part:
     The mask is the same for all heads.
     """
     bound = mask.over(keys)
-    alike: dict[tuple[int, int, bool], list[tuple[range, Runs]]] = defaultdict(list)
+    alike: dict[tuple[int, int, bool, bool], list[tuple[range, Runs]]] = defaultdict(list)
     for rows in tiled(bound, queries, TILE):
-        runs = seen_by(bound, rows, queries, keys)
+        each = [bound.runs(row + keys - queries, keys) for row in rows]
+        runs = merged(sorted({piece for own in each for piece in own}))
         if runs:
             together, count = len(runs) == 1, size(runs)
             rounded = count if together else -(-count // ROUNDED) * ROUNDED
-            alike[len(rows), rounded, together].append((rows, runs))
-    return tuple(bucket(bound, members, rounded, keys - queries) for (_, rounded, _), members in sorted(alike.items()))
+            alike[len(rows), rounded, together, all(own == runs for own in each)].append((rows, runs))
+    return tuple(
+        bucket(None if whole else bound, members, rounded, keys - queries)
+        for (_, rounded, _, whole), members in sorted(alike.items())
+    )
 
 
-def bucket(mask: Mask, members: list[tuple[range, Runs]], rounded: int, offset: int) -> Bucket:
-    """The bucket of tiles of as many queries, which see at most `rounded` keys; queries stand `offset` further."""
+def bucket(mask: Mask | None, members: list[tuple[range, Runs]], rounded: int, offset: int) -> Bucket:
+    """The bucket of tiles of as many queries, which see at most `rounded` keys; queries stand `offset` further.
+
+    Where there is no mask, every query of a tile sees all that any of them does.
+    """
     with torch.inference_mode(mode=False):
         queries = torch.tensor([list(rows) for rows, _ in members])
         listed = [[key for start, stop in runs for key in range(start, stop)] for _, runs in members]
         real = torch.tensor([size(runs) for _, runs in members])
         keys = torch.tensor([row + [0] * (rounded - len(row)) for row in listed])
-        allowed = mask.allows(queries[:, :, None] + offset, keys[:, None, :])
-        allowed = allowed & (torch.arange(rounded) < real[:, None, None])
+        allowed = torch.arange(rounded) < real[:, None, None]
+        if mask is not None:
+            allowed = allowed & mask.allows(queries[:, :, None] + offset, keys[:, None, :])
+        allowed = allowed.expand(-1, queries.shape[1], -1)
     if bool(allowed.all()):
         return Bucket(queries, keys, None, *evenly(keys, members))
     if bool((allowed == allowed[:1]).all()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +39,7 @@ class Tiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> Tensor:
         """The outputs."""
-        out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
-        for place, part in enumerate(layout.parts):
-            found = attended((query, key, value), layout, part)
-            out, sums = found if place == 0 else merged((out, sums), found)
-        # Where nothing was seen any finite number will do: every weight is zero.
-        out, sums = out.to(query.dtype), sums.masked_fill(sums.isneginf(), 0.0)
+        out, sums = outputs(query, key, value, layout)
         ctx.layout = layout
         ctx.save_for_backward(query, key, value, out, sums)
         return out
@@ -53,25 +48,40 @@ class Tiles(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """The gradients to queries, keys and values."""
-        query, key, value, out, sums = ctx.saved_tensors
-        to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for piece in all_pieces(ctx.layout, key):
-            found = BACKWARD(
-                of_tiles(gradient, piece),
-                of_tiles(query, piece),
-                keys_of(key, piece),
-                keys_of(value, piece),
-                of_tiles(out, piece),
-                of_tiles(sums[..., None], piece)[..., 0],
-                0.0,
-                False,  # noqa: FBT003 -- not causal: the mask says all; torch takes it by place
-                attn_mask=spread(bias(piece, ctx.layout, query), piece, key),
-                scale=ctx.layout.scale,
-            )
-            add(to_query, found[0], piece)
-            add_keys(to_key, found[1], piece)
-            add_keys(to_value, found[2], piece)
-        return to_query, to_key, to_value, None
+        return *gradients(gradient, ctx.saved_tensors, ctx.layout), None
+
+
+def outputs(query: Tensor, key: Tensor, value: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The outputs, and the logarithm of the sum of exponentials of each query, any number where it sees no key."""
+    out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
+    for place, part in enumerate(layout.parts):
+        found = attended((query, key, value), layout, part)
+        out, sums = found if place == 0 else merged((out, sums), found)
+    # Where nothing was seen any finite number will do: every weight is zero.
+    return out.to(query.dtype), sums.masked_fill(sums.isneginf(), 0.0)
+
+
+def gradients(gradient: Tensor, saved: Sequence[Tensor], layout: Layout) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients to queries, keys and values; `saved` are these three and what `outputs` gave."""
+    query, key, value, out, sums = saved
+    to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    for piece in all_pieces(layout, key):
+        found = BACKWARD(
+            of_tiles(gradient, piece),
+            of_tiles(query, piece),
+            keys_of(key, piece),
+            keys_of(value, piece),
+            of_tiles(out, piece),
+            of_tiles(sums[..., None], piece)[..., 0],
+            0.0,
+            False,  # noqa: FBT003 -- not causal: the mask says all; torch takes it by place
+            attn_mask=spread(bias(piece, layout, query), piece, key),
+            scale=layout.scale,
+        )
+        add(to_query, found[0], piece)
+        add_keys(to_key, found[1], piece)
+        add_keys(to_value, found[2], piece)
+    return to_query, to_key, to_value
 
 
 def attended(tensors: tuple[Tensor, Tensor, Tensor], layout: Layout, part: Part) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,112 @@
+"""Attention by tiles as operators that torch.compile keeps whole: tiles are cut at each call, when lengths are known.
+
+A graph names a mask by a digest of what it says, so that a graph which torch finds in its cache on disk means the same
+in another process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attn_core import AttentionSpec, Mask, Operands
+from torch import Tensor
+
+from attn_variants.compute.block_sparse.attend import as_given, heads_of, laid_out, of_one_length
+from attn_variants.compute.block_sparse.layout import parts
+from attn_variants.compute.block_sparse.tiles import Layout, gradients, outputs, wider
+from attn_variants.score.compute import scale_of
+
+MASKS: dict[str, Mask] = {}
+"""The masks that graphs of this process name."""
+
+
+def named(mask: Mask) -> str:
+    """The names of the masks of all heads, or of the one that all share, with spaces between."""
+    heads = [mask] if mask.heads is None else [mask.of_head(head) for head in range(mask.heads)]
+    names = []
+    for own in heads:
+        name = hashlib.sha256(repr(own).encode()).hexdigest()
+        MASKS[name] = own
+        names.append(name)
+    return " ".join(names)
+
+
+def attend(spec: AttentionSpec, names: str, operands: Operands) -> Tensor:
+    """The output [batch, query, heads, value_size], under the masks that `named` gave names to."""
+    alike: dict[str, list[int]] = {}
+    for head, name in enumerate(names.split(" ")):
+        alike.setdefault(name, []).append(head)
+    scale = scale_of(spec.score, operands.query.shape[-1])
+    if spec.mask.heads is None:
+        return as_given(tiles(*laid_out(operands), operands.keep, names, scale)[0], operands)
+    out, order = [], []
+    for name, heads in alike.items():
+        own = heads_of(spec, operands, heads)
+        out.append(as_given(tiles(*laid_out(own), own.keep, name, scale)[0], own))
+        order += heads
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return torch.cat(out, dim=2).index_select(2, torch.tensor(places))
+
+
+@torch.library.custom_op("attn_variants::tiles", mutates_args=())
+def tiles(
+    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, mask: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Outputs and logarithms of sums of exponentials; arguments as of `Tiles`, and the name of the mask."""
+    out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
+    for rows, layout in layouts(mask, scale, (query.shape[3], key.shape[2]), keep):
+        out[rows], sums[rows] = outputs(query[rows], key[rows], value[rows], layout)
+    return out, sums
+
+
+@torch.library.custom_op("attn_variants::tiles_backward", mutates_args=())
+def tiles_backward(
+    gradient: Tensor, saved: list[Tensor], keep: Tensor | None, mask: str, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients to queries, keys and values; see `gradients`."""
+    found = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
+    for rows, layout in layouts(mask, scale, (saved[0].shape[3], saved[1].shape[2]), keep):
+        parts_of = gradients(gradient[rows], [part[rows] for part in saved], layout)
+        for whole, part in zip(found, parts_of, strict=True):
+            whole[rows] = part
+    return found
+
+
+def layouts(
+    mask: str, scale: float, lengths: tuple[int, int], keep: Tensor | None
+) -> Iterator[tuple[slice | Tensor, Layout]]:
+    """How the call is cut, for all sequences or, where the mask depends on their lengths, for those of one length."""
+    own = MASKS[mask]
+    if keep is None or not own.by_length:
+        yield slice(None), Layout(parts(own, *lengths), scale, keep)
+        return
+    for length, rows in of_one_length(keep):
+        yield rows, Layout(parts(own.over(length), *lengths), scale, keep[rows])
+
+
+@tiles.register_fake
+def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), query.new_empty(query.shape[:-1], dtype=wider(query.dtype))
+
+
+@tiles_backward.register_fake
+def _(_gradient: Tensor, saved: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(saved[0]), torch.empty_like(saved[1]), torch.empty_like(saved[2])
+
+
+def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What the gradient needs."""
+    query, key, value, ctx.keep, ctx.mask, ctx.scale = inputs
+    ctx.save_for_backward(query, key, value, *output)
+
+
+def back(ctx: Any, gradient: Tensor, _sums: Tensor | None) -> tuple[Any, ...]:
+    """The gradients to what `tiles` was given."""
+    found = tiles_backward(gradient.contiguous(), list(ctx.saved_tensors), ctx.keep, ctx.mask, ctx.scale)
+    return *found, None, None, None
+
+
+tiles.register_autograd(back, setup_context=remember)
