@@ -8,7 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from attn_cache import Kivi, PagedTokens
+from attn_cache import PagedTokens
 from attn_cache.portable.archive import pack
 from attn_cache.portable.layout import StateLayout
 from attn_core import Field, Paged, PortableStore, Slot, Source, StoreSize
@@ -146,16 +146,6 @@ def test_a_request_longer_than_the_store_is_said_never_to_fit(family):
     exported = running(family, 60).store.export(1, 65)
     with pytest.raises(Incompatible, match="65 tokens never"):
         family.create(SPECS, StoreSize(tokens=48, requests=1)).restore(1, exported)
-
-
-def test_a_store_of_coded_blocks_says_that_it_cannot():
-    store = Kivi().create(SMALL, SIZE)
-    store.admit(1)
-    with pytest.raises(Incompatible, match="int8"):
-        store.export(1, 0)
-    with pytest.raises(Incompatible, match="int8"):
-        store.restore(2, small_bytes())
-    assert store.usage().requests == 1
 
 
 @FAMILIES

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from attn_cache import BlockLayout, Kivi
+from attn_cache import BlockLayout, Kivi, SharedTokens
+from attn_cache.shared import SharedStore
 from attn_core import StoreSize, installed
-from attn_core.errors import InvalidValue
+from attn_core.errors import Incompatible, InvalidValue
 from attn_engine import Beams, Engine, EngineLimits, Request, Sampling, Scoring
 from serving import assert_empty, make_engine, run, run_all, some_requests
 from small_models import KINDS, LETTERS, small_model
@@ -96,12 +97,34 @@ def test_completions_beams_and_scores_keep_their_values_too():
     assert_empty(reloading)
 
 
-def test_a_store_that_cannot_export_computes_again():
-    model = small_model("paged")
+def test_coded_blocks_are_reloaded_too():
+    """Codes and the rows after them leave together, and come back with the same bits."""
+    model = small_model("window")
     requests = some_requests(model, count=12, seed=1)
     family = Kivi(BlockLayout(block=8, group=4))
     engine = crowded(model, family)
     assert ids_of(run(engine, requests)) == ids_of(run(crowded(model, family, tokens=96 * 12), requests))
+    assert engine.load().preemptions > 0
+    assert engine.load().reloaded_tokens > 0
+    assert_empty(engine)
+
+
+class Unmovable(SharedTokens):
+    """A stranger's store, whose rows nobody else could read."""
+
+    def create(self, specs, size):
+        class Kept(SharedStore):
+            def export(self, request, tokens):
+                raise Incompatible(f"request {request} stays")
+
+        return Kept(specs, size)
+
+
+def test_a_store_that_cannot_export_computes_again():
+    model = small_model("paged")
+    requests = some_requests(model, count=12, seed=1)
+    engine = crowded(model, Unmovable())
+    assert ids_of(run(engine, requests)) == ids_of(run(crowded(model, tokens=96 * 12), requests))
     assert engine.load().preemptions > 0
     assert engine.load().reloaded_tokens == 0
     assert_empty(engine)

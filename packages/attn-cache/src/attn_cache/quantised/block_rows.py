@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from attn_core import Field, ModelSpecs, Paged, RaggedBatch, StoreSize
+from attn_core.errors import WrongState
 from torch import Tensor, dtype
 
-from attn_cache.bank import banks, by_state, states_of, tensors_of
+from attn_cache.bank import Key, banks, by_state, states_of, tensors_of
 from attn_cache.paged import PagedRows
 from attn_cache.pages import PageGroup
+from attn_cache.quantised.block_states import NEWEST, visible
 from attn_cache.quantised.block_step import BlockStep
 from attn_cache.quantised.blocks import BlockLayout
 from attn_cache.rows import fields_of
@@ -88,6 +91,45 @@ class BlockRows(PagedRows):
         which of them stay."""
         return "blocks are coded as they become whole, before it is known which tokens of a tree stay"
 
+    def read(self, place: int, tokens: int) -> dict[Key, Tensor]:
+        """Codes [blocks, ...] of the whole blocks of the first `tokens` positions that the next token can see, and the
+        rows [rows, ...] after them, under the state's name with `NEWEST`.
+
+        Raises `WrongState` where they are not computed, or rows after a whole block are codes by now.
+        """
+        whole = tokens // self.page * self.page
+        if self.groups and (tokens > self._computed[place] or (whole < tokens and whole < self.oldest_plain(place))):
+            raise WrongState(f"the rows of {tokens} tokens are needed; they are not computed, or codes by now")
+        at = {window: self._lie(window, place, tokens) for window in self.groups}
+        coded = {
+            (*state, name): rows.index_select(0, at[self.windows[state]][0])
+            for state, parts in self.memory.items()
+            for name, rows in parts.items()
+        }
+        plain = {
+            (layer, state + NEWEST, name): rows.index_select(0, at[self.windows[layer, state]][1])
+            for (layer, state), fields in self.plain.items()
+            for name, rows in fields.items()
+        }
+        return coded | plain
+
+    def begin(self, place: int, tokens: int) -> None:
+        """As `PagedRows.begin`: whole blocks are codes, so plain rows begin after them."""
+        super().begin(place, tokens)
+        for group in self.unfinished.values():
+            group.share(place, tokens // self.page, [])
+
+    def write(self, place: int, tokens: int, rows: Mapping[Key, Tensor]) -> None:
+        """Put what `read` gave elsewhere into the reserved blocks and rows."""
+        at = {window: self._lie(window, place, tokens) for window in self.groups}
+        for (layer, name, field), given in rows.items():
+            state = layer, name.removesuffix(NEWEST)
+            blocks, newest = at[self.windows[state]]
+            if name.endswith(NEWEST):
+                self.plain[state][field].index_copy_(0, newest, given.to(self.device))
+            else:
+                self.memory[state][field].index_copy_(0, blocks, given.to(self.device))
+
     def close(self, place: int) -> None:
         """Free the request at `place`; the request at the last place takes it over."""
         super().close(place)
@@ -112,6 +154,15 @@ class BlockRows(PagedRows):
             rows = min(tokens, plain.end) - max(first, coded * self.page, plain.first * self.page)
             total += max(0, rows) * sum(field[0].nbytes for field in self.plain[state].values())
         return total
+
+    def _lie(self, window: int | None, place: int, tokens: int) -> tuple[Tensor, Tensor]:
+        """The pages of the codes, and the plain rows, that the token after the first `tokens` can see."""
+        whole, plain = self.groups[window].tables[place], self.unfinished[window].tables[place]
+        blocks, rows = visible(tokens, window, self.page)
+        pages = [whole.pages[number - whole.first] for number in blocks]
+        found = ([*pages], [plain.row(position) for position in rows])
+        first, second = (torch.tensor(numbers, dtype=torch.int64, device=self.device) for numbers in found)
+        return first, second
 
     def _copy_page(self, window: int | None, source: int, copy: int) -> None:
         """An unfinished block has no codes yet."""

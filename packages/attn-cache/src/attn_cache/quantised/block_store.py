@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from attn_core import ModelSpecs, StoreSize
-from attn_core.errors import Incompatible
 
 from attn_cache.quantised.block_rows import BlockRows
+from attn_cache.quantised.block_states import BlockStateLayout
 from attn_cache.quantised.blocks import BlockLayout
 from attn_cache.shared import SharedStore
-
-OTHERS = "contiguous, paged, shared, int8 and int4 do"
 
 
 class CodedBlockStore(SharedStore):
@@ -21,6 +19,7 @@ class CodedBlockStore(SharedStore):
     def __init__(self, specs: ModelSpecs, size: StoreSize, layout: BlockLayout) -> None:
         rows = BlockRows(specs, size, layout)
         super().__init__(specs, size, rows)
+        self._layout = BlockStateLayout(specs, layout, size.dtype)
         self._blocks = rows
         self._block = layout.block
 
@@ -32,11 +31,3 @@ class CodedBlockStore(SharedStore):
         """As `Store.rewind`, and to the start of a block whose rows are codes by now, as those cannot be undone."""
         coded = tokens < self._blocks.oldest_plain(self._place(request))
         return super().rewind(request, tokens // self._block * self._block if coded else tokens)
-
-    def export(self, request: int, tokens: int) -> bytes:
-        """Raises `Incompatible`: the codes of whole blocks and the plain rows after them have no common layout."""
-        raise Incompatible(f"request {request}, {tokens} tokens: a store of coded blocks exports nothing; {OTHERS}")
-
-    def restore(self, request: int, exported: bytes) -> int:  # noqa: ARG002
-        """Raises `Incompatible`, as `export`."""
-        raise Incompatible(f"request {request}: a store of coded blocks restores nothing; {OTHERS}")
