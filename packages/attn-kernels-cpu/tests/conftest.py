@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from attn_core import LinearShape
 from attn_kernels_cpu.compiling import why_not
+from attn_kernels_cpu.linears import AmxBfloat16
 
 
 @pytest.fixture
 def _kernels():
     """Skip where kernels cannot be compiled and run."""
     if reason := why_not():
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def _tiles(_kernels):
+    """Skip where the chip, the system or the compiler has no tile registers."""
+    kernel = AmxBfloat16()
+    if reason := kernel.available() or kernel.refuses(LinearShape(inputs=32, outputs=32, dtype="bfloat16")):
         pytest.skip(reason)

@@ -15,6 +15,10 @@ from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.library import BlockStruct, MemoryStruct, StepStruct, library
 
 
+TILE = 32
+"""Elements of a head that are multiplied in one tile."""
+
+
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """What the steps of all layers of one window have in common; `held` are the tensors that `struct` points to."""
@@ -83,6 +87,7 @@ class CpuBlockStep:
             heads.key_size,
             0,
             int(spec.rotary is not None and spec.rotary.interleaved),
+            int(attention.projections.rounded and spec.mask.lookback is None and heads.key_size % TILE == 0),
         )
         self._address = ctypes.addressof(self._block)
         self._known: dict[tuple[int, tuple[int, ...], torch.dtype], MemoryStruct | None] = {}

@@ -77,12 +77,14 @@ static inline void rms_norm_row(const float* x, int width, const float* gain, fl
   for (int j = i; j < width; j++) out[j] = x[j] * factor * gain[j];
 }
 
+static inline __m512 silu_gate(__m512 gate, __m512 up) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  __m512 below = _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+  return _mm512_mul_ps(_mm512_div_ps(gate, below), up);
+}
+
 // silu(gate) * up of one row [gate, up], each `width` (a multiple of 16) wide.
 static inline void silu_gate_row(const float* both, int width, float* out) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  for (int i = 0; i < width; i += 16) {
-    __m512 gate = _mm512_loadu_ps(both + i), up = _mm512_loadu_ps(both + width + i);
-    __m512 below = _mm512_add_ps(one, exp16(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
-    _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_div_ps(gate, below), up));
-  }
+  for (int i = 0; i < width; i += 16)
+    _mm512_storeu_ps(out + i, silu_gate(_mm512_loadu_ps(both + i), _mm512_loadu_ps(both + width + i)));
 }

@@ -4,35 +4,17 @@
 #include <omp.h>
 
 #include "parts.hpp"
+#include "registers.hpp"
 #include "tiles.hpp"
 
 constexpr int PAIR = 2 * 16;  // outputs of two panels
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-
-// Whether the system lets this process use the registers: it has to be asked once.
-static bool tiles_allowed() {
-  constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool allowed = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-  return allowed;
-}
-
-// All eight registers hold sixteen rows of 64 bytes.
-static inline void configure_tiles() {
-  alignas(64) static constexpr struct {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
-  _tile_loadconfig(&config);
-}
-
+#ifdef TILE_REGISTERS
 // One tile of rows, or two, with two panels: sums [tiles, 2, 16, 16].
 template <int TILES>
 static inline void pair_sums(const uint16_t* rows, size_t next, const uint16_t* panel, size_t other, int blocks,
                              float* sums) {
+  written();
   _tile_zero(0);
   _tile_zero(1);
   if (TILES == 2) {
@@ -58,13 +40,9 @@ static inline void pair_sums(const uint16_t* rows, size_t next, const uint16_t* 
     _tile_stored(3, sums + 768, 64);
   }
 }
-static inline void release_tiles() { _tile_release(); }
 #else
-static bool tiles_allowed() { return false; }
-static inline void configure_tiles() {}
 template <int TILES>
 static inline void pair_sums(const uint16_t*, size_t, const uint16_t*, size_t, int, float*) {}
-static inline void release_tiles() {}
 #endif
 
 static inline __m512 whole(const float* sums, int parts) {
@@ -79,27 +57,59 @@ struct RowTiles {
   int rows, per, blocks;
 };
 
-static inline void finish_tile(const Linear& l, const RowTiles& x, int tile, int panel, const float* sums, Into to) {
+// Neighbouring panels of a layer in twos, and where their sums go.
+struct Neighbours {
+  const Linear& l;
+  Into to;
+
+  int count() const { return (l.outputs + PAIR - 1) / PAIR; }
+  int panel(int pair) const { return 2 * pair; }
+  int apart() const { return 1; }
+  void finish(int pair, int row, const float* sums) const {
+    for (int p = 0; p < 2 && (2 * pair + p) * 16 < l.outputs; p++)
+      ::finish(l, to, row, 2 * pair + p, whole(sums + p * 256, l.parts));
+  }
+};
+
+// Panels of gates and of what they gate, [gates, others] in one layer: silu(gate) * other of each row goes to `out`.
+struct Gated {
+  const Linear& l;
+  float* out;
+
+  int count() const { return l.outputs / PAIR; }
+  int panel(int pair) const { return pair; }
+  int apart() const { return count(); }
+  void finish(int pair, int row, const float* sums) const {
+    __m512 gate = whole(sums, l.parts), up = whole(sums + 256, l.parts);
+    if (l.bias) {
+      gate = _mm512_add_ps(gate, _mm512_loadu_ps(l.bias + pair * 16));
+      up = _mm512_add_ps(up, _mm512_loadu_ps(l.bias + (pair + apart()) * 16));
+    }
+    _mm512_storeu_ps(out + (size_t)row * (l.outputs / 2) + pair * 16, silu_gate(gate, up));
+  }
+};
+
+template <class Pairs>
+static inline void finish_tile(const Pairs& pairs, const RowTiles& x, int tile, int pair, const float* sums) {
   int first = tile * x.per, last = std::min(first + x.per, x.rows);
-  for (int p = 0; p < 2 && (panel + p) * 16 < l.outputs; p++)
-    for (int row = first; row < last; row++)
-      finish(l, to, row, panel + p, whole(sums + p * 256 + (row - first) * l.parts * 16, l.parts));
+  for (int row = first; row < last; row++) pairs.finish(pair, row, sums + (row - first) * pairs.l.parts * 16);
 }
 
 // Tiles `first` to `last` - 1 of rows with two panels.
-static void multiply_pair(const Linear& l, const RowTiles& x, int first, int last, int panel, Into to) {
+template <class Pairs>
+static void multiply_pair(const Pairs& pairs, const RowTiles& x, int first, int last, int pair) {
   alignas(64) float sums[4 * 256];
-  size_t row = (size_t)x.blocks * TILE;
-  const uint16_t* weights = (const uint16_t*)l.weights + panel * row;
+  size_t row = (size_t)x.blocks * TILE, other = pairs.apart() * row;
+  const uint16_t* weights = (const uint16_t*)pairs.l.weights + pairs.panel(pair) * row;
   int tile = first;
   for (; tile + 2 <= last; tile += 2) {
-    pair_sums<2>(x.at + tile * row, row, weights, row, x.blocks, sums);
-    finish_tile(l, x, tile, panel, sums, to);
-    finish_tile(l, x, tile + 1, panel, sums + 512, to);
+    pair_sums<2>(x.at + tile * row, row, weights, other, x.blocks, sums);
+    finish_tile(pairs, x, tile, pair, sums);
+    finish_tile(pairs, x, tile + 1, pair, sums + 512);
   }
   for (; tile < last; tile++) {
-    pair_sums<1>(x.at + tile * row, row, weights, row, x.blocks, sums);
-    finish_tile(l, x, tile, panel, sums, to);
+    pair_sums<1>(x.at + tile * row, row, weights, other, x.blocks, sums);
+    finish_tile(pairs, x, tile, pair, sums);
   }
 }
 
@@ -122,17 +132,18 @@ static RowTiles tiles_of_rows(const Linear& l, const float* x, int rows, int thr
 
 constexpr int NEAR_TILES = 768;  // tiles of rows (1 KB each) that stay in the second cache while panels pass by
 
-static void multiply_tiles(const Linear& l, const float* x, int rows, Into to, int threads) {
-  RowTiles tiled = tiles_of_rows(l, x, rows, threads);
+template <class Pairs>
+static void multiply_tiles(const Pairs& pairs, const float* x, int rows, int threads) {
+  RowTiles tiled = tiles_of_rows(pairs.l, x, rows, threads);
   int tiles = (rows + tiled.per - 1) / tiled.per, many = std::max(2, NEAR_TILES / tiled.blocks / 2 * 2);
-  int parts = (tiles + many - 1) / many, pairs = (l.outputs + PAIR - 1) / PAIR;
-  int share = parts == 1 ? (pairs + threads - 1) / threads : std::min(pairs, 4), shares = (pairs + share - 1) / share;
+  int parts = (tiles + many - 1) / many, count = pairs.count();
+  int share = parts == 1 ? (count + threads - 1) / threads : std::min(count, 4), shares = (count + share - 1) / share;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int task = 0; task < parts * shares; task++) {
     int tile = task / shares * many, first = task % shares * share;
     configure_tiles();
-    for (int pair = first; pair < std::min(pairs, first + share); pair++)
-      multiply_pair(l, tiled, tile, std::min(tiles, tile + many), 2 * pair, to);
+    for (int pair = first; pair < std::min(count, first + share); pair++)
+      multiply_pair(pairs, tiled, tile, std::min(tiles, tile + many), pair);
     release_tiles();
   }
 }

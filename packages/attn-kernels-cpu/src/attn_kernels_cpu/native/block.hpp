@@ -8,6 +8,7 @@ struct Block {
   float eps, scale;
   Heads heads;
   int32_t rotated, interleaved;
+  int32_t rounded;  // whether attention rounds to bfloat16 what it multiplies; its tokens see all before them then
 };
 
 struct Step {
@@ -58,6 +59,15 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
+// silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` is room for these.
+static void gate(const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
+  if (both.format == BFLOAT16_PAIRS) return multiply_tiles(Gated{both, out}, x, tokens, threads);
+  int inner = both.outputs / 2;
+  multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
+  for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
+}
+
 // hidden [tokens, width] becomes what leaves the block.
 static void run_block(const Block& b, const Step& s, float* hidden) {
   static thread_local std::vector<float> normed, wide, mixed;
@@ -71,11 +81,9 @@ static void run_block(const Block& b, const Step& s, float* hidden) {
   multiply(*b.projections, normed.data(), tokens, Into{rows, (size_t)projected, false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
   for (int t = 0; t < tokens; t++) place_token(rows + (size_t)t * projected, b, s, t);
-  attend(Rows{rows, projected, out}, s.key, s.value, b.heads, s.seen, tokens, b.scale, threads);
+  attend(Rows{rows, projected, out}, s.key, s.value, b.heads, s.seen, tokens, b.scale, b.rounded && tiles_allowed(), threads);
   multiply(*b.output, out, tokens, Into{hidden, (size_t)width, true}, threads);
   norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
-  multiply(*b.both, normed.data(), tokens, Into{rows, (size_t)(2 * inner), false}, threads);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
-  for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
+  gate(*b.both, normed.data(), tokens, rows, out, threads);
   multiply(*b.down, out, tokens, Into{hidden, (size_t)width, true}, threads);
 }

@@ -1,5 +1,7 @@
 // Rows of float32 as sums of bfloat16 numbers, in tiles of sixteen rows by thirty-two inputs (1 KB), as AMX multiplies them.
 #pragma once
+#include <algorithm>
+
 #include "simd.hpp"
 
 constexpr int DEPTH = 32;            // inputs of a tile
@@ -30,8 +32,8 @@ static inline void three_parts(__m512 x, uint16_t* at) {
 
 // A row of `inputs` floats as `parts` rows of tiles that lie TILE elements apart; inputs past the last are zero.
 static inline void split_row(const float* x, int inputs, int parts, uint16_t* tiles) {
-  for (int k = 0; k < inputs; k += 16) {
-    int left = inputs - k;
+  for (int k = 0; k < (inputs + DEPTH - 1) / DEPTH * DEPTH; k += 16) {
+    int left = std::max(0, inputs - k);
     __m512 values = _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1), x + k);
     uint16_t* at = tiles + (size_t)(k / DEPTH) * TILE + k % DEPTH;
     if (parts == 3)

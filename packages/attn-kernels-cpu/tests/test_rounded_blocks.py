@@ -1,0 +1,110 @@
+"""Whole blocks in tiles of bfloat16 (AMX): attention included, where heads fill tiles and no window moves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core import RaggedBatch, StoreSize, installed
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.packing.pack import pack_weights
+
+pytestmark = pytest.mark.usefixtures("_tiles")
+
+LLAMA = {
+    "vocabulary": 61,
+    "context": 128,
+    "width": 64,
+    "layers": 2,
+    "heads": 6,
+    "head_size": 32,
+    "hidden": 112,
+    "mechanism": "gqa",
+    "key_value_heads": 2,
+    "norm": "rms",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+}
+BLOCKS = {
+    "heads of one tile": {},
+    "heads of two tiles": {"head_size": 64, "heads": 9, "key_value_heads": 3},
+    "heads that fill no tile": {"head_size": 48},
+    "a window": {"mechanism": "sliding_window", "options": {"window": 20}},
+    "a window beside": {"pattern": ["gqa", {"mechanism": "sliding_window", "options": {"window": 20}}]},
+}
+
+
+def packed(fields, kernel="amx_bfloat16_rounded", sick=()):
+    """A model; the embeddings of the tokens `sick` are no numbers."""
+    torch.manual_seed(11)
+    model = Decoder(DecoderConfig.from_plain(LLAMA | fields)).eval()
+    with torch.no_grad():
+        model.embedding.weight[list(sick)] = float("nan")
+    pack_weights(model, "bfloat16", kernel=kernel)
+    return model
+
+
+def rows_of(model, chunks, tokens, dtype="float32", cache="paged"):
+    """Hidden rows of requests, each of which computes the next `chunks[i][r]` tokens in step i."""
+    size = StoreSize(tokens=1024, requests=8, dtype=dtype)
+    store = installed().caches.get(cache).create(model.state_specs(), size)
+    done, found = [0] * len(tokens), [[] for _ in tokens]
+    for request in range(len(tokens)):
+        assert store.admit(request)
+    for lengths in chunks:
+        rows = [r for r, length in enumerate(lengths) if length]
+        for r in rows:
+            assert store.reserve(r, done[r] + lengths[r])
+        rows = store.order(rows)
+        batch = RaggedBatch.of([lengths[r] for r in rows], [done[r] for r in rows], torch.tensor)
+        fed = torch.cat([tokens[r, done[r] : done[r] + lengths[r]] for r in rows])
+        with torch.no_grad():
+            hidden = model.step(fed, batch, store.view(batch, rows)).split([lengths[r] for r in rows])
+        for r, part in zip(rows, hidden, strict=True):
+            found[r].append(part)
+            done[r] += lengths[r]
+    return [torch.cat(parts) for parts in found]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, cache, dtype):
+    """Tiles of many rows, of few and of one, over whole blocks of keys and parts of them."""
+    model, tokens = packed(BLOCKS[name]), torch.arange(90)[None] * 7 % 61
+    (whole,) = rows_of(model, [[90]], tokens, dtype, cache)
+    for chunks in ([1] * 90, [3, 40, 1, 5, 4, 37], [64, 2, 24]):
+        assert torch.equal(rows_of(model, [[n] for n in chunks], tokens, dtype, cache)[0], whole)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(name):
+    """Requests of one token stand beside one another in memory, too, and must not be taken for one."""
+    model = packed(BLOCKS[name])
+    tokens = torch.arange(4 * 50).view(4, 50) * 5 % 61
+    plan = [[1, 1, 1, 1], [40, 1, 33, 6], [1, 1, 1, 1], [3, 30, 1, 1]]
+    crowd = rows_of(model, plan, tokens)
+    for request in range(4):
+        (alone,) = rows_of(model, [[step[request]] for step in plan], tokens[request][None])
+        assert torch.equal(crowd[request], alone)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_rounding_to_bfloat16_is_all_that_is_lost(name):
+    """Beside the same weights without rounding; one rounding is 2^-9, and a block has a dozen of them."""
+    tokens = torch.arange(90)[None] * 7 % 61
+    (rounded,) = rows_of(packed(BLOCKS[name]), [[90]], tokens)
+    (exact,) = rows_of(packed(BLOCKS[name], "amx_bfloat16"), [[90]], tokens)
+    assert 0 < (rounded - exact).norm() / exact.norm() < 0.01
+
+
+def test_what_is_no_number_stays_behind_the_token_that_brought_it():
+    """The tokens before it, whose states others may share, and the other requests of the step get their own bits."""
+    tokens = torch.arange(3 * 40).view(3, 40) % 60
+    expected = rows_of(packed({}), [[40, 40, 40]], tokens)
+    tokens[1, 20] = 60
+    found = rows_of(packed({}, sick=[60]), [[40, 40, 40]], tokens)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[2], expected[2])
+    assert torch.equal(found[1][:20], expected[1][:20])
+    assert found[1][20:].isnan().all()
