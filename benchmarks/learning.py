@@ -1,8 +1,10 @@
 """Do two heads solve what one cannot, and does a decoder recover from sharing its key/value heads?
 
-`heads`: a block of attention and feed-forward reads symbols and must name, at every place, the two symbols that stand
-2 and 5 places before it, in their order, with as many weights whatever the number of its heads. Reported is the share
-of new places that it names rightly, while it learns.
+`heads`: a block of attention and feed-forward must find two things at once, with as many weights whatever the number
+of its heads. In the task "places" it names, at every place, the two symbols that stand 2 and 5 places before it; in the
+task "dictionary" it has read 6 words, each with one of 4 meanings that differ from text to text, and names the meanings
+of two words that it is asked for together, in their order. Reported is the share of new answers that are right, while
+it learns.
 
 `pooling`: a decoder with 8 heads learns the characters of Shakespeare; then its 8 key/value heads become 2, as means of
 neighbours, as the first of each four, or drawn anew, and it learns on for 5 % of the steps (Ainslie et al. 2023, arXiv
@@ -16,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,7 @@ from torch import Tensor
 from torch.nn import functional
 
 SYMBOLS, PLACES, NEAR, FAR = 16, 20, 2, 5
+NAMES, MEANINGS, QUESTIONS_ASKED = 6, 4, 6
 WIDTH, HEADS = 16, (1, 2)
 SHAKESPEARE = ModelSpec(width=64, layers=2, heads=8, context=64, mechanism="mha", positions="rotary")
 PART = 0.05
@@ -50,39 +55,71 @@ SHARED = 2
 BATCHES = 40
 
 
-def lookups(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Symbols [batch, places], and from the place `FAR` on what must be named, [batch, places - FAR]."""
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What must be found: `draw` gives tokens [batch, places], and from the place `first` on the answers, as tokens."""
+
+    draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+    first: int
+    vocabulary: int
+    places: int
+    positions: str
+
+
+def near_and_far(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Symbols, and for each but the first the two that stand before it."""
     symbols = torch.randint(SYMBOLS, (batch, PLACES), generator=generator)
     return symbols, symbols[:, FAR - NEAR : -NEAR] * SYMBOLS + symbols[:, :-FAR]
 
 
+def two_meanings(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Words with their meanings, a token a pair and in any order, then questions, a token each, for two words."""
+    words = torch.rand(batch, NAMES, generator=generator).argsort(1)
+    meanings = torch.randint(MEANINGS, (batch, NAMES), generator=generator)
+    of_word = torch.zeros_like(meanings).scatter(1, words, meanings)
+    one, other = (torch.randint(NAMES, (batch, QUESTIONS_ASKED), generator=generator) for _ in range(2))
+    tokens = torch.cat([words * MEANINGS + meanings, NAMES * MEANINGS + one * NAMES + other], dim=1)
+    return tokens, of_word.gather(1, one) * MEANINGS + of_word.gather(1, other)
+
+
+TASKS = {
+    "places": Task(draw=near_and_far, first=FAR, vocabulary=SYMBOLS**2, places=PLACES, positions="learned"),
+    "dictionary": Task(
+        draw=two_meanings,
+        first=NAMES,
+        vocabulary=NAMES * (MEANINGS + NAMES),
+        places=NAMES + QUESTIONS_ASKED,
+        positions="none",
+    ),
+}
+
+
 def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
-    """A row for each number of heads and seed: the share of places named rightly, by steps."""
-    for seed in range(seeds):
-        for heads in HEADS:
-            torch.manual_seed(seed)
-            config = {"vocabulary": SYMBOLS**2, "context": PLACES, "width": WIDTH, "layers": 1, "heads": heads}
-            model = Decoder(DecoderConfig.from_plain(config))
-            optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-            generator = torch.Generator().manual_seed(derived(seed, "batches"))
-            right = {}
-            for step in range(1, steps + 1):
-                symbols, wanted = lookups(32, generator)
-                loss = functional.cross_entropy(model(symbols)[:, FAR:].flatten(0, 1), wanted.flatten())
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                if step % (steps // 6) == 0:
-                    right[step] = named(model)
-            parameters = sum(parameter.numel() for parameter in model.parameters())
-            yield {"heads": heads, "seed": seed, "parameters": parameters, "right": right}
+    """A row for each task, seed and number of heads: the share of answers that are right, by steps."""
+    for (name, task), seed, heads in product(TASKS.items(), range(seeds), HEADS):
+        torch.manual_seed(seed)
+        sizes = {"vocabulary": task.vocabulary, "context": task.places, "width": WIDTH, "layers": 1, "heads": heads}
+        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tied": False}))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
+        generator = torch.Generator().manual_seed(derived(seed, "batches"))
+        right = {}
+        for step in range(1, steps + 1):
+            tokens, wanted = task.draw(32, generator)
+            loss = functional.cross_entropy(model(tokens)[:, task.first :].flatten(0, 1), wanted.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step % (steps // 6) == 0:
+                right[step] = share_right(model, task)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        yield {"task": name, "heads": heads, "seed": seed, "parameters": parameters, "right": right}
 
 
-def named(model: Decoder) -> float:
-    """The share of the places of new sequences that a model names rightly."""
-    symbols, wanted = lookups(500, torch.Generator().manual_seed(99))
+def share_right(model: Decoder, task: Task) -> float:
+    """The share of new answers that are right."""
+    tokens, wanted = task.draw(500, torch.Generator().manual_seed(99))
     with torch.inference_mode():
-        return (model(symbols)[:, FAR:].argmax(-1) == wanted).float().mean().item()
+        return (model(tokens)[:, task.first :].argmax(-1) == wanted).float().mean().item()
 
 
 def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
@@ -128,7 +165,7 @@ def loss_of(model: Decoder, text: TextTokens, spec: TrainingSpec) -> float:
     return float("nan") if loss is None else loss
 
 
-QUESTIONS = {"heads": (two_lookups, 600), "pooling": (pooling, 1000)}
+QUESTIONS = {"heads": (two_lookups, 900), "pooling": (pooling, 1000)}
 
 
 def main() -> None:
