@@ -92,3 +92,15 @@ async def test_a_rule_takes_no_other_tokens_than_its_words(server, submit):
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError, match="a rule makes words"):
             await submit(stub, spec, "bad")
+
+
+async def test_a_decoder_learns_from_a_task_too(server, wire_spec, submit, watch):
+    wire_spec.data.name, wire_spec.data.most_pairs, wire_spec.model.context_length = "reverse", 60, 24
+    wire_spec.optimizer.steps = 4
+    async with server() as stub:
+        await submit(stub, wire_spec, "decoder")
+        await watch(stub, "decoder")
+        done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="decoder"))).job
+    assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
+    assert 0 <= done.last_metrics["answers_right"] <= 1
+    assert load_model(done.model_path).family == "decoder"
