@@ -14,7 +14,6 @@ from torch import Tensor
 from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.library import BlockStruct, MemoryStruct, StepStruct, library
 
-
 TILE = 32
 """Elements of a head that are multiplied in one tile."""
 
