@@ -1,4 +1,13 @@
+from attn_core import Rotary
 from attn_testing import MechanismLaws
+
+FEW = (
+    {"width": 16, "heads": 4},
+    {"width": 12, "heads": 3, "bias": True},
+    {"width": 16, "heads": 4, "key_value_heads": 2},
+    {"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
+)
+"""For what the layer of every spec computes, changed at one place."""
 
 
 class TestT5Bias(MechanismLaws):
@@ -29,19 +38,23 @@ class TestDependency(MechanismLaws):
 class TestDependencyDepth(MechanismLaws):
     mechanism = "dependency_depth"
     options = {"parse": (2, 2, 3, -1, 6, 6, 3, 3)}
+    settings = FEW
 
 
 class TestAddedPositions(MechanismLaws):
     mechanism = "positions_added"
+    settings = FEW
 
 
 class TestConcatenatedPositions(MechanismLaws):
     mechanism = "positions_concatenated"
+    settings = FEW
 
 
 class TestPath(MechanismLaws):
     mechanism = "path"
     options = {"rank": 6, "taps": 2, "block": 4}
+    settings = FEW
 
 
 class TestSoftCap(MechanismLaws):
@@ -56,6 +69,7 @@ class TestQkNorm(MechanismLaws):
 class TestQkL2Norm(MechanismLaws):
     mechanism = "qk_l2_norm"
     options = {"length": 20}
+    settings = FEW
 
 
 class TestGemma(MechanismLaws):
