@@ -1,29 +1,15 @@
-"""Is `triton_attend` right on this GPU, and how fast is it beside torch's own, in the same process?
-
-    benchmarks/gpu/run.sh
-
-Ratios are times of others divided by ours: above 1 we are faster. Flops count the pairs that a mask leaves.
-"""
+"""How fast attention of the softmax family is beside torch's own. Flops count the pairs that a mask leaves."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-import triton
 from attn_core import BigBird, Causal, Full, Prefix, Segments, Window
 from attn_kernels_triton.attention.attend import attend
-from cases import RIGHT, SMALL, Case
-from correctness import verdicts
+from cases import Case
 from peers import BACKENDS, flex, sdpa
-from report import RESULTS, write_report
 from timing import forward_and_backward
 
 LENGTHS = (1024, 4096, 8192, 16384)
@@ -33,7 +19,7 @@ TOKENS = 16384
 DOCUMENTS = (900, 100, 2048, 3000, 500, 1644)
 
 
-def dense(small: bool) -> list[Case]:  # noqa: FBT001 -- the switch of the command line
+def dense(*, small: bool) -> list[Case]:
     """Full and causal attention over equal lengths."""
     lengths = (32,) if small else LENGTHS
     size = 16 if small else 128
@@ -52,7 +38,7 @@ def dense(small: bool) -> list[Case]:  # noqa: FBT001 -- the switch of the comma
     ]
 
 
-def patterns(small: bool) -> list[Case]:  # noqa: FBT001 -- the switch of the command line
+def patterns(*, small: bool) -> list[Case]:
     """Masks that leave a part, over 8192 tokens."""
     length, size, heads = (64, 16, (2, 2)) if small else (8192, 128, (16, 4))
     masks = {
@@ -65,18 +51,11 @@ def patterns(small: bool) -> list[Case]:  # noqa: FBT001 -- the switch of the co
     return [Case(name=name, mask=mask, **same) for name, mask in masks.items()]
 
 
-def rows(device: str, small: bool) -> Iterator[dict[str, Any]]:  # noqa: FBT001 -- the switch of the command line
-    """Verdicts; if all are right, times."""
-    wrong = 0
-    for verdict in verdicts(SMALL if small else RIGHT, device):
-        wrong += not verdict["right"]
-        yield verdict
-    if wrong:
-        yield {"stopped": f"{wrong} results are wrong; times of wrong results mean nothing"}
-        return
-    for case in dense(small):
+def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Times of dense attention beside torch's backends, and of masks beside FlexAttention."""
+    for case in dense(small=small):
         yield {**timed(case, device), **beside(case, device)}
-    for case in patterns(small):
+    for case in patterns(small=small):
         yield {**timed(case, device), **beside_flex(case, device)}
 
 
@@ -118,36 +97,3 @@ def ratios(case: Case, other: Any) -> dict[str, float] | str:
         return f"refused: {str(error).splitlines()[0]}"
     ours = forward_and_backward(lambda given: attend(case.spec, given), operands, "cuda")
     return {"forward": theirs[0] / ours[0], "backward": theirs[1] / ours[1]}
-
-
-def facts(device: str) -> dict[str, Any]:
-    """Device, versions and clocks."""
-    found = {"question": __doc__, "torch": torch.__version__, "triton": triton.__version__, "device": device}
-    if device != "cuda":
-        return found
-    properties = torch.cuda.get_device_properties(0)
-    return {**found, "device": properties.name, "bytes": properties.total_memory, "clock_mhz": torch.cuda.clock_rate()}
-
-
-def main() -> int:
-    """Measure and write; 1 where something is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--small", action="store_true", help="sizes for Triton's interpreter")
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    name = "interpreted" if options.device == "cpu" else "h200"
-    out = options.out or RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
-    found: list[dict[str, Any]] = []
-
-    def kept() -> Iterator[dict[str, Any]]:
-        for row in rows(options.device, options.small):
-            found.append(row)
-            yield row
-
-    write_report(name, facts(options.device), kept(), out)
-    return int(any("stopped" in row for row in found))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

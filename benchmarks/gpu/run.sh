@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One call: every kernel against float64 first, and only if all are right the tables; writes benchmarks/results/h200-DATE.json.
-# Needs torch with CUDA, triton, pluggy and packaging; nothing of this tree need be installed. Under ten minutes on an H200.
+# Needs torch with CUDA, triton, pluggy and packaging; nothing of this tree need be installed; fla-core is a peer where it is. Under ten minutes on an H200.
 # Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` goes the same way through Triton's interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -14,4 +14,4 @@ if [ "$device" = cpu ]; then
 else
     nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,clocks.max.sm --format=csv || true
 fi
-exec "${PYTHON:-python3}" benchmarks/gpu/attention.py --device "$device" "$@"
+exec "${PYTHON:-python3}" benchmarks/gpu/everything.py --device "$device" "$@"

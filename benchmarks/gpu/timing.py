@@ -17,6 +17,9 @@ CACHE_BYTES = 256 << 20
 """More than the cache of the chip, written between calls so that none finds its operands there."""
 
 
+COPIED = 1 << 30
+
+
 def seconds(call: Callable[[], Any], device: str, repeats: int = REPEATS) -> float:
     """The median time of a call, after warming up."""
     for _ in range(3 if device == "cuda" else 0):
@@ -37,6 +40,14 @@ def one(call: Callable[[], Any], device: str) -> float:
     stop.record()
     torch.cuda.synchronize()
     return start.elapsed_time(stop) / 1e3
+
+
+def copied_per_second(device: str) -> float:
+    """Bytes that are read and written in a second by copying a tensor that no cache holds."""
+    size = COPIED if device == "cuda" else COPIED >> 6
+    source = torch.ones(size, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    return 2 * size / seconds(lambda: target.copy_(source), device)
 
 
 def forward_and_backward(run: Callable[[Operands], Tensor], operands: Operands, device: str) -> tuple[float, float]:

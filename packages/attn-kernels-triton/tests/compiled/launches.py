@@ -14,19 +14,24 @@ CAUSAL = Causal()
 
 
 def launches(
-    size: int, dtype: torch.dtype = torch.bfloat16, mask: Mask = CAUSAL, value_size: int = 0, **parts
+    size: int,
+    dtype: torch.dtype = torch.bfloat16,
+    mask: Mask = CAUSAL,
+    value_size: int = 0,
+    heads: tuple[int, int] = (8, 2),
+    **parts,
 ) -> dict[str, Launch]:
-    """The programs of one attention by name."""
-    heads = Heads(query=8, key_value=2, key_size=size, value_size=value_size or size)
-    spec = AttentionSpec(heads=heads, mask=mask, **{"distribution": Softmax(), **parts})
+    """The programs of one attention by name; heads are of queries and of keys."""
+    layout = Heads(query=heads[0], key_value=heads[1], key_size=size, value_size=value_size or size)
+    spec = AttentionSpec(heads=layout, mask=mask, **{"distribution": Softmax(), **parts})
 
     def rows(count: int, width: int) -> torch.Tensor:
         return torch.empty(1, LENGTH, count, width, dtype=dtype)
 
     operands = Operands(
-        query=rows(8, size),
-        key=rows(2, size),
-        value=rows(2, heads.value_size),
+        query=rows(heads[0], size),
+        key=rows(heads[1], size),
+        value=rows(heads[1], layout.value_size),
         parameters={name: torch.zeros(shape) for name, shape in spec.weights.items()},
     )
     plan, inputs = plan_of(spec, operands), inputs_of(operands)

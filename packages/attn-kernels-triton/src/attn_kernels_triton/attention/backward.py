@@ -12,7 +12,7 @@ from attn_kernels_triton.attention.forward import Attended, Inputs
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.tiles import Choice, choice_of, tile_of
 from attn_kernels_triton.launch import Launch, rows
-from attn_kernels_triton.programs.arguments import Backward
+from attn_kernels_triton.programs.arguments import NO_BLOCKS, Backward
 from attn_kernels_triton.programs.backward_key import gradient_to_keys
 from attn_kernels_triton.programs.backward_query import attend_delta, gradient_to_queries
 
@@ -73,7 +73,7 @@ def call_of(plan: Plan, work: Backwards, choice: Choice) -> Backward:
         shape=plan.shape,
         rule=plan.rule,
         places=plan.places,
-        blocks=None,
+        blocks=NO_BLOCKS,
         tile=tile_of(choice, plan.sizes),
     )
 

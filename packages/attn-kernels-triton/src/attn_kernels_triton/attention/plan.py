@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of
 from attn_kernels_triton.attention.tiles import Sizes
-from attn_kernels_triton.programs.arguments import Blocks, Places, Rule, Shape
+from attn_kernels_triton.programs.arguments import NO_BLOCKS, Blocks, Places, Rule, Shape
 
 EVERYTHING = Band(None, None)
 LARGE_BLOCK, SMALL_BLOCK = 128, 64
@@ -35,14 +35,14 @@ class Plan:
     sink: Tensor | None
 
     @property
-    def by_query(self) -> Blocks | None:
+    def by_query(self) -> Blocks:
         """Lists for programs that own queries."""
-        return None if self.lists is None else constant(self.lists.by_query)
+        return NO_BLOCKS if self.lists is None else constant(self.lists.by_query)
 
     @property
-    def by_key(self) -> Blocks | None:
+    def by_key(self) -> Blocks:
         """Lists for programs that own keys."""
-        return None if self.lists is None else constant(self.lists.by_key)
+        return NO_BLOCKS if self.lists is None else constant(self.lists.by_key)
 
 
 def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:

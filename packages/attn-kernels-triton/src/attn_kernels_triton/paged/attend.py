@@ -19,15 +19,15 @@ from attn_kernels_triton.paged.memory import check, memory_of
 from attn_kernels_triton.paged.prepared import Portion, Prepared, prepared
 from attn_kernels_triton.programs.arguments import Rows, Rule
 from attn_kernels_triton.programs.paged import attend_paged, merge_paged
-from attn_kernels_triton.programs.paged_arguments import Memory, Merge, Paged, PagedTile
+from attn_kernels_triton.programs.paged_arguments import NO_MEMORY, Memory, Merge, Paged, PagedTile
 
 
 class Met(NamedTuple):
     """What queries meet: keys, their second part, values, and the size of the first part of keys."""
 
     key: Memory
-    rest: Memory | None
-    value: Memory | None
+    rest: Memory
+    value: Memory
     first: int
 
 
@@ -66,9 +66,9 @@ def met_of(spec: AttentionSpec, operands: PagedOperands) -> Met:
     if "latent" in operands.rows.fields:
         latent = memory_of(operands, "latent", 1, heads.value_size)
         rest = memory_of(operands, "rotary_key", 1, heads.key_size - heads.value_size)
-        return Met(latent, rest, None, heads.value_size)
+        return Met(latent, rest, NO_MEMORY, heads.value_size)
     key = memory_of(operands, "key", heads.key_value, heads.key_size)
-    return Met(key, None, memory_of(operands, "value", heads.key_value, heads.value_size), heads.key_size)
+    return Met(key, NO_MEMORY, memory_of(operands, "value", heads.key_value, heads.value_size), heads.key_size)
 
 
 def attend_launch(
@@ -77,7 +77,7 @@ def attend_launch(
     """The program that meets rows, for tiles of one kind."""
     (spec, operands, out), (met, rule) = call, asked
     query, value_size = operands.query, out.shape[2]
-    rest = 0 if met.rest is None else spec.heads.key_size - met.first
+    rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
     choice = choice_of(portion.tile, query.dtype, met.first, value_size)
     sizes = (met.first, value_size, rest)
     tile = PagedTile(*map(tl.constexpr, (portion.tile, choice.keys, *sizes, *map(power_of_two, sizes))))

@@ -1,4 +1,8 @@
-"""What programs are given. A field that is None is known to be so when a program is compiled, and costs nothing."""
+"""What programs are given. A field that is None is known to be so when a program is compiled, and costs nothing.
+
+Programs ask fields of tuples whether they are None, never tuples, which Triton 3.6 takes apart before it compares them;
+where a tuple is absent, `NO_ROWS` and the like stand for it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ class Rows(NamedTuple):
     batch: Any
     row: Any
     head: Any
+
+
+NO_ROWS = Rows(None, None, None, None)
 
 
 class Shape(NamedTuple):
@@ -75,6 +82,9 @@ class Blocks(NamedTuple):
     size: Any
 
 
+NO_BLOCKS = Blocks(None, None, None, None, None, None, None, None, None)
+
+
 class Tile(NamedTuple):
     """Constants of a program: how many queries and keys it takes at once, and the sizes of heads, as they are and as
     powers of two."""
@@ -98,7 +108,7 @@ class Forward(NamedTuple):
     shape: Shape
     rule: Rule
     places: Places
-    blocks: Blocks | None
+    blocks: Blocks
     tile: Tile
 
 
@@ -117,5 +127,5 @@ class Backward(NamedTuple):
     shape: Shape
     rule: Rule
     places: Places
-    blocks: Blocks | None
+    blocks: Blocks
     tile: Tile

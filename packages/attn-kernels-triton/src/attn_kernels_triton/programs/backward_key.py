@@ -35,7 +35,7 @@ def gradient_to_keys(call):
     # what is loaded ahead would stop between them.
     start, count = met(call, owner, block)
     steps = count
-    if call.blocks is None or call.blocks.turns is None:
+    if call.blocks.size is None or call.blocks.turns is None:
         steps = count * shape.group
     for step in range(steps):
         first, slot, turn = visited(call, start, count, step)
@@ -49,7 +49,7 @@ def gradient_to_keys(call):
 @triton.jit
 def met(call, owner, block):
     """The first tile of queries that a tile of keys meets, and how many in a row; of a list, as steps through it."""
-    if call.blocks is None:
+    if call.blocks.size is None:
         first = block * call.tile.keys - (call.shape.keys - call.shape.queries)
         reach = (call.rule.right, call.rule.left) if call.places.key is None else (None, None)
         last = first + call.tile.keys - 1
@@ -65,7 +65,7 @@ def met(call, owner, block):
 @triton.jit
 def visited(call, start, count, step):
     """The first query of the tile of a step, the slot of its bits, and the turn of which head it is."""
-    if call.blocks is None:
+    if call.blocks.size is None:
         turn = step // count
         first = (start + step - turn * count) * call.tile.queries
         slot = 0

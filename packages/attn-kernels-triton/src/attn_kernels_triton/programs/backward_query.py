@@ -56,9 +56,10 @@ def gradient_to_queries(call):
     # A query that sees nothing has -inf; from +inf all its weights become zero.
     lse = tl.where(lse == float("-inf"), float("inf"), lse)
     delta = tl.load(call.delta + sums + rows, mask=rows < shape.queries, other=0.0)
-    here = (query, change, lse, delta, batch, head, rows, at)
+    # Where each head has keys of its own the group is a constant, which Triton 3.6 loses inside of the loop.
+    here = (query, change, lse, delta, batch, head, head // shape.group, rows, at)
     summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)
-    if call.blocks is None:
+    if call.blocks.size is None:
         first = block * call.tile.queries + shape.keys - shape.queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
         span = spans(call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys)
@@ -93,7 +94,7 @@ def walk(call, here, summed, span, ask: tl.constexpr):
             step = start + index
             step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         slot = 0
-        if call.blocks is None:
+        if call.blocks.size is None:
             tile = step
         elif ask:
             tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)
@@ -107,11 +108,11 @@ def walk(call, here, summed, span, ask: tl.constexpr):
 @triton.jit
 def meet(call, here, summed, there, ask: tl.constexpr):
     """Meet one tile of keys."""
-    query, change, lse, delta, batch, head, rows, at = here
+    query, change, lse, delta, batch, head, owner, rows, at = here
     shape, places = call.shape, call.places
     keys = there[0] + tl.arange(0, call.tile.keys)
-    start_key = start_of(call.key, batch, head // shape.group)
-    start_value = start_of(call.value, batch, head // shape.group)
+    start_key = start_of(call.key, batch, owner)
+    start_value = start_of(call.value, batch, owner)
     if ask:
         key = read(call.key, start_key, keys, shape.keys, call.tile.key_size, call.tile.key_width)
         value = read(call.value, start_value, keys, shape.keys, call.tile.value_size, call.tile.value_width)

@@ -36,7 +36,7 @@ def attend_forward(call):
         top = tl.zeros([call.tile.queries], tl.float32) + tl.load(call.rule.sinks + head) * LOG2_E
     running = (tl.zeros([call.tile.queries, call.tile.value_width], tl.float32), total, top)
 
-    if call.blocks is None:
+    if call.blocks.size is None:
         first = block * call.tile.queries + shape.keys - shape.queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
         span = spans(call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys)
@@ -70,7 +70,7 @@ def walk(call, here, running, span, ask: tl.constexpr):
             step = start + index
             step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         slot = 0
-        if call.blocks is None:
+        if call.blocks.size is None:
             tile = step
         elif ask:
             tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)

@@ -26,7 +26,7 @@ def attend_paged(call):
     at = tl.load(call.positions + token).to(tl.int32)
     query = read_query(call, token, head, real, 0, call.tile.key_size, call.tile.key_width)
     rest = query
-    if call.rest is not None:
+    if call.rest.data is not None:
         rest = read_query(call, token, head, real, call.tile.key_size, call.tile.rest_size, call.tile.rest_width)
     numbers = call.numbers + tl.cast(request, tl.int64) * call.stride - tl.load(call.firsts + request)
     here = (query, rest, head, at, owner, numbers, stop)
@@ -76,7 +76,7 @@ def meet(call, here, running, start):
     number = tl.load(numbers + keys, mask=inside, other=0)
     key = read_memory(call.key, number, owner, inside, call.tile.key_size, call.tile.key_width, query.dtype)
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if call.rest is not None:
+    if call.rest.data is not None:
         other = read_memory(call.rest, number, owner, inside, call.tile.rest_size, call.tile.rest_width, query.dtype)
         products = tl.dot(rest, tl.trans(other), products, input_precision="ieee")
     if call.key.step is not None and call.key.low is None:
@@ -92,7 +92,7 @@ def meet(call, here, running, start):
     shares = tl.exp2(powers - base[:, None])
     faded = tl.exp2(top - base)
     total = total * faded + tl.sum(shares, 1)
-    if call.value is None:
+    if call.value.data is None:
         value = key
     else:
         value = read_memory(call.value, number, owner, inside, call.tile.value_size, call.tile.value_width, query.dtype)

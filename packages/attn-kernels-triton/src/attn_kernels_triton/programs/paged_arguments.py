@@ -22,6 +22,9 @@ class Memory(NamedTuple):
     low: Any = None
 
 
+NO_MEMORY = Memory(None, None, None)
+
+
 class PagedTile(NamedTuple):
     """Constants: how many rows of queries and how many keys are taken at once, sizes, and these as powers of two.
 
@@ -41,17 +44,17 @@ class PagedTile(NamedTuple):
 class Paged(NamedTuple):
     """Everything for the program that meets rows in pages.
 
-    `query` and `out` [1, token, head, size]. `value` is None where values are the first part of keys, `rest` where keys
-    have no second part. `numbers` [request, place] are rows in memory from position `firsts[request]` on, `stride` its
-    stride. `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key, last key
-    (exclusive), and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse` [slot,
-    rows], float32, to the base 2, hold partial results.
+    `query` and `out` [1, token, head, size]. `value` is `NO_MEMORY` where values are the first part of keys, `rest`
+    where keys have no second part. `numbers` [request, place] are rows in memory from position `firsts[request]` on,
+    `stride` its stride. `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key,
+    last key (exclusive), and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse`
+    [slot, rows], float32, to the base 2, hold partial results.
     """
 
     query: Rows
     key: Memory
-    rest: Memory | None
-    value: Memory | None
+    rest: Memory
+    value: Memory
     out: Rows
     numbers: Any
     stride: Any

@@ -74,7 +74,7 @@ def hidden(call, powers, who, pairs, places):
         inside = (rows < call.shape.queries) & (keys < call.shape.keys)
         pair = tl.load(start + tl.cast(rows, tl.int64) * call.shape.keys + keys, mask=inside, other=0)
         powers = tl.where(pair != 0, powers, never)
-    if call.blocks is not None:
+    if call.blocks.size is not None:
         words = call.blocks.size // 32
         row, column = rows % call.blocks.size, keys % call.blocks.size
         start = call.blocks.bits + tl.cast(slot, tl.int64) * (call.blocks.size * words)

@@ -73,15 +73,15 @@ def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice)
     return Unscan(
         scan=scan_of(given, work, choice),
         out=by_token(found.out),
-        after=None if found.after is None else by_channel(found.after),
+        after=by_channel(found.after),
         states=by_channel(found.states),
         news=by_token(found.news),
-        before=None if found.before is None else by_channel(found.before),
+        before=by_channel(found.before),
         query=by_token(found.query),
         key=by_token(found.key),
         value=by_token(found.value),
-        decay=None if found.decay is None else by_token(found.decay),
-        strength=None if found.strength is None else by_token(found.strength),
+        decay=by_token(found.decay),
+        strength=by_token(found.strength),
     )
 
 

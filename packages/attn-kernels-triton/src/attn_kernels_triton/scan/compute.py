@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from attn_kernels_triton.scan.backward import backward
 from attn_kernels_triton.scan.checks import check_steps
 from attn_kernels_triton.scan.forward import decode_launch, forward_launches
-from attn_kernels_triton.scan.work import Given, between, dense
+from attn_kernels_triton.scan.work import Given, between, dense, spaced
 
 
 class ByChunks(torch.autograd.Function):
@@ -59,7 +59,7 @@ def given_of(steps: Steps, before: Tensor | None) -> Given:
     """The tensors of a call, checked."""
     check_steps(steps, before)
     if steps.strength is not None:
-        steps = steps._replace(strength=steps.strength[..., None])
+        steps = steps._replace(strength=spaced(steps.strength[..., None]))
     return Given(*(None if part is None else dense(part) for part in (*steps, before)))  # type: ignore[arg-type]
 
 

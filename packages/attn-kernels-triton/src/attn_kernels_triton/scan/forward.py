@@ -14,7 +14,7 @@ from attn_kernels_triton.programs.scan.decode import go_through
 from attn_kernels_triton.programs.scan.forward import recall, remember
 from attn_kernels_triton.programs.scan.rows import sum_decays
 from attn_kernels_triton.scan.tiles import DECODE_WARPS, DECODED, FADED, ScanChoice, ScanSizes, scan_choice, scan_tile
-from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token
+from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token, spaced
 
 
 def memory_launches(given: Given, work: Between) -> list[Launch]:
@@ -55,14 +55,14 @@ def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
         query=by_token(given.query),
         key=by_token(given.key),
         value=by_token(given.value),
-        faded=None if work.faded is None else by_token(work.faded),
-        strength=None if given.strength is None else by_token(given.strength),
-        solved=None if work.solved is None else by_token(work.solved),
-        told=None if work.told is None else by_token(work.told),
-        inverse=None if work.inverse is None else by_token(work.inverse),
+        faded=by_token(work.faded),
+        strength=by_token(given.strength),
+        solved=by_token(work.solved),
+        told=by_token(work.told),
+        inverse=by_token(work.inverse),
         news=by_token(given.value if work.news is None else work.news),
         states=by_channel(work.states),
-        before=None if given.before is None else by_channel(given.before),
+        before=by_channel(given.before),
         after=by_channel(work.after),
         out=by_token(work.out),
         heads=given.key.shape[2],
@@ -89,9 +89,9 @@ def decode_launch(given: Given, out: Tensor, after: Tensor) -> Launch:
         query=by_token(given.query),
         key=by_token(given.key),
         value=by_token(given.value),
-        decay=None if given.decay is None else by_token(given.decay),
-        strength=None if given.strength is None else by_token(given.strength),
-        before=None if given.before is None else by_channel(given.before),
+        decay=by_token(given.decay if given.decay is None or given.sizes.channels else spaced(given.decay)),
+        strength=by_token(given.strength),
+        before=by_channel(given.before),
         after=by_channel(after),
         out=by_token(out),
         heads=heads,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attn_kernels_triton.programs.arguments import Rows
+from attn_kernels_triton.programs.arguments import NO_ROWS, Rows
 from attn_kernels_triton.scan.tiles import ScanSizes
 
 
@@ -63,7 +63,8 @@ def between(given: Given) -> Between:
     corrects, sizes = given.strength is not None, given.sizes
     faded = None
     if given.decay is not None:
-        faded = torch.empty(given.decay.shape, dtype=torch.float32, device=given.key.device)
+        faded = torch.empty_like(given.decay, dtype=torch.float32, memory_format=torch.contiguous_format)
+        faded = faded if sizes.channels else spaced(faded)
     return Between(
         faded=faded,
         solved=given.rows(sizes.value_size) if corrects else None,
@@ -76,16 +77,30 @@ def between(given: Given) -> Between:
     )
 
 
-def by_token(tensor: Tensor) -> Rows:
-    """The view of a tensor [batch or 1, token, head, size], or [batch, token, head]."""
+def by_token(tensor: Tensor | None) -> Rows:
+    """The view of a tensor [batch or 1, token, head, size], `NO_ROWS` for None."""
+    if tensor is None:
+        return NO_ROWS
     batch, row, head = tensor.stride()[:3]
     return Rows(tensor, 0 if tensor.shape[0] == 1 else batch, row, head)
 
 
-def by_channel(tensor: Tensor) -> Rows:
-    """The view of a tensor [batch, head, channel, size]."""
+def by_channel(tensor: Tensor | None) -> Rows:
+    """The view of a tensor [batch, head, channel, size], `NO_ROWS` for None."""
+    if tensor is None:
+        return NO_ROWS
     batch, head, row, _ = tensor.stride()
     return Rows(tensor, batch, row, head)
+
+
+def spaced(tensor: Tensor) -> Tensor:
+    """One number a head, [batch, tokens, heads, 1], copied so that heads lie two elements apart.
+
+    A stride of 1 is a constant to Triton, and 3.6 loses constants of tuples inside of loops.
+    """
+    wide = tensor.new_empty(*tensor.shape[:3], 2)
+    wide[..., :1] = tensor
+    return wide[..., :1]
 
 
 def dense(tensor: Tensor) -> Tensor:

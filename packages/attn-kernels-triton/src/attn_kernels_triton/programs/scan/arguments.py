@@ -36,23 +36,23 @@ class Scan(NamedTuple):
 
     `faded` [..., K or 1], float32, are sums of log decays from the start of the chunk, to the base 2; `strength` β
     [..., 1]. By the delta rule `solved` is X [..., V], `told` Y [..., K], `inverse` (I + βB)^-1 [..., C] with the
-    products B of keys, and `news` E [..., V]; else `news` are the values and the others None. `states` [batch,
-    chunk · K, head, V] are S before every chunk, `before` and `after` [batch, K, head, V] the first S, None for an
-    empty one, and the last.
+    products B of keys, and `news` E [..., V]; else `news` are the values and the others `NO_ROWS`. `states` [batch,
+    chunk · K, head, V] are S before every chunk, `before` and `after` [batch, K, head, V] the first S, `NO_ROWS` for
+    an empty one, and the last.
     """
 
     query: Rows
     key: Rows
     value: Rows
-    faded: Rows | None
-    strength: Rows | None
-    solved: Rows | None
-    told: Rows | None
-    inverse: Rows | None
+    faded: Rows
+    strength: Rows
+    solved: Rows
+    told: Rows
+    inverse: Rows
     news: Rows
     states: Rows
-    before: Rows | None
-    after: Rows | None
+    before: Rows
+    after: Rows
     out: Rows
     heads: Any
     tokens: Any
@@ -62,21 +62,21 @@ class Scan(NamedTuple):
 class Unscan(NamedTuple):
     """Everything for the backward programs: a forward one, gradients that are given, and those that are written.
 
-    `out` to the output, `after` to the last memory, None for none; `states` to S after every chunk, `news` to N;
-    `decay` [..., K or parts of K] to log decays, None where nobody asks.
+    `out` to the output, `after` to the last memory, `NO_ROWS` for none; `states` to S after every chunk, `news` to N;
+    `decay` [..., K or parts of K] to log decays, `NO_ROWS` where nobody asks.
     """
 
     scan: Scan
     out: Rows
-    after: Rows | None
+    after: Rows
     states: Rows
     news: Rows
-    before: Rows | None
+    before: Rows
     query: Rows
     key: Rows
     value: Rows
-    decay: Rows | None
-    strength: Rows | None
+    decay: Rows
+    strength: Rows
 
 
 class Fade(NamedTuple):
@@ -97,9 +97,9 @@ class Decode(NamedTuple):
     query: Rows
     key: Rows
     value: Rows
-    decay: Rows | None
-    strength: Rows | None
-    before: Rows | None
+    decay: Rows
+    strength: Rows
+    before: Rows
     after: Rows
     out: Rows
     heads: Any

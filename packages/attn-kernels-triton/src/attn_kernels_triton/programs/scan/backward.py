@@ -46,7 +46,7 @@ def unremember(call):
         0, call.scan.tile.values_at_once
     )
     memory = tl.zeros([call.scan.tile.key_width, call.scan.tile.values_at_once], tl.float32)
-    if call.after is not None:
+    if call.after.data is not None:
         memory += read_memory(call.after, who, channels, columns, call.scan.tile)
     chunks = tl.cdiv(call.scan.tokens, call.scan.tile.chunk)
     for step in range(chunks):
@@ -62,14 +62,14 @@ def unremember(call):
         query = read_part(call.scan.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
         query = early(call.scan, query, who, rows, channels)
         change = read_part(call.out, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
-        if call.scan.faded is not None:
+        if call.scan.faded.data is not None:
             memory *= tl.exp2(fading(call.scan, who, chunk, channels))[:, None]
         memory = product(call.scan.tile.split, tl.trans(query), change, memory)
-        if call.scan.strength is not None:
+        if call.scan.strength.data is not None:
             told = read_part(call.scan.told, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
             news = (news * -read_strength(call.scan, who, rows)[:, None]).to(held.dtype)
             memory = product(call.scan.tile.split, tl.trans(told), news, memory)
-    if call.before is not None:
+    if call.before.data is not None:
         write_part(call.before, who, channels, call.scan.tile.key_size, columns, call.scan.tile.value_size, memory)
 
 

@@ -29,7 +29,7 @@ def gradient_to_channels(call):
     query = read_part(call.scan.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
     key = read_part(call.scan.key, who, rows, call.scan.tokens, channels, call.scan.tile.key_size)
     to_query, to_corrected = to_early
-    if call.scan.faded is not None:
+    if call.scan.faded.data is not None:
         faded, whole = faded_at(call.scan, who, rows, channels), fading(call.scan, who, chunk, channels)
         to_query *= tl.exp2(faded)
         to_corrected *= tl.exp2(faded)
@@ -39,13 +39,13 @@ def gradient_to_channels(call):
     to_query += through
     to_later = to_corrected
     to_earlier += to_late
-    if call.scan.strength is not None:
+    if call.scan.strength.data is not None:
         through, among = through_pairs(call.scan, met[1], (key, key), who, (rows, channels))
         to_later += through
         to_earlier += among
     write_part(call.query, who, rows, call.scan.tokens, channels, call.scan.tile.key_size, to_query)
     write_part(call.key, who, rows, call.scan.tokens, channels, call.scan.tile.key_size, to_later + to_earlier)
-    if call.decay is not None:
+    if call.decay.data is not None:
         # Everything depends on sums of decays by way of queries and keys that they scale, so the gradient does too.
         to_decay = query * to_query + key * (to_later - to_earlier)
         if call.scan.tile.channels:
@@ -79,7 +79,7 @@ def through_memory(call, who, at):
         to_query = product(call.scan.tile.split, change, tl.trans(before), to_query)
         to_late = product(call.scan.tile.split, news, tl.trans(after), to_late)
         held += tl.sum(before.to(tl.float32) * after.to(tl.float32), 1)
-        if call.scan.strength is not None:
+        if call.scan.strength.data is not None:
             told = read_part(call.value, who, rows, call.scan.tokens, columns, call.scan.tile.value_size)
             among = product(call.scan.tile.split, told, tl.trans(news), among)
             to_corrected = product(call.scan.tile.split, told, tl.trans(before), to_corrected)

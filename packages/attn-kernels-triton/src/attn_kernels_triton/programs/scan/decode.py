@@ -19,19 +19,19 @@ def go_through(call):
         0, call.tile.values_at_once
     )
     memory = tl.zeros([call.tile.key_width, call.tile.values_at_once], tl.float32)
-    if call.before is not None:
+    if call.before.data is not None:
         memory += read_memory(call.before, who, channels, columns, call.tile)
     for token in range(call.tokens):
         key = row_of(call.key, who, token, channels, call.tile.key_size)
         value = row_of(call.value, who, token, columns, call.tile.value_size)
-        if call.decay is not None:
+        if call.decay.data is not None:
             if call.tile.channels:
                 left = row_of(call.decay, who, token, channels, call.tile.key_size)
                 memory *= tl.exp2(left * LOG2_E)[:, None]
             else:
                 left = tl.load(start_of(call.decay, who[0], who[1]) + token * call.decay.row).to(tl.float32)
                 memory *= tl.exp2(left * LOG2_E)
-        if call.strength is not None:
+        if call.strength.data is not None:
             strength = tl.load(start_of(call.strength, who[0], who[1]) + token * call.strength.row).to(tl.float32)
             value = strength * (value - tl.sum(key[:, None] * memory, 0))
         memory += key[:, None] * value[None, :]

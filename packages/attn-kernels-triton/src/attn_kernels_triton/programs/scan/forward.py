@@ -32,13 +32,13 @@ def remember(scan):
         0, scan.tile.values_at_once
     )
     memory = tl.zeros([scan.tile.key_width, scan.tile.values_at_once], tl.float32)
-    if scan.before is not None:
+    if scan.before.data is not None:
         memory += read_memory(scan.before, who, channels, columns, scan.tile)
     for chunk in range(tl.cdiv(scan.tokens, scan.tile.chunk)):
         rows = chunk * scan.tile.chunk + tl.arange(0, scan.tile.chunk)
         held = memory.to(scan.states.data.dtype.element_ty)
         write_state(scan, scan.states, who, chunk, (channels, columns), held)
-        if scan.strength is None:
+        if scan.strength.data is None:
             news = read_part(scan.value, who, rows, scan.tokens, columns, scan.tile.value_size)
         else:
             told = read_part(scan.told, who, rows, scan.tokens, channels, scan.tile.key_size)
@@ -48,7 +48,7 @@ def remember(scan):
             news = (news * read_strength(scan, who, rows)[:, None]).to(held.dtype)
         key = read_part(scan.key, who, rows, scan.tokens, channels, scan.tile.key_size)
         key = late(scan, key, who, chunk, rows, channels)
-        if scan.faded is not None:
+        if scan.faded.data is not None:
             memory *= tl.exp2(fading(scan, who, chunk, channels))[:, None]
         memory = product(scan.tile.split, tl.trans(key), news, memory)
     write_part(scan.after, who, channels, scan.tile.key_size, columns, scan.tile.value_size, memory)

@@ -35,7 +35,7 @@ def pairs(scan, left, right, who, chunk):
 def between(scan, who, rows):
     """What fades between two tokens of a chunk whose channels fade alike, [C, C]; 1 where the second is later."""
     found = 1.0
-    if scan.faded is not None:
+    if scan.faded.data is not None:
         faded = faded_at(scan, who, rows, rows)
         found = tl.exp2(tl.minimum(faded - tl.trans(faded), 0.0))
     return found

@@ -99,7 +99,7 @@ def fading(scan, who, chunk, columns):
 def early(scan, content, who, rows, columns):
     """Rows times what is left, at their token, of the memory before the chunk; in their type."""
     found = content
-    if scan.faded is not None:
+    if scan.faded.data is not None:
         found = (content * tl.exp2(faded_at(scan, who, rows, columns))).to(content.dtype)
     return found
 
@@ -108,7 +108,7 @@ def early(scan, content, who, rows, columns):
 def late(scan, content, who, chunk, rows, columns):
     """Rows times what will be left of them at the end of the chunk; in their type."""
     found = content
-    if scan.faded is not None:
+    if scan.faded.data is not None:
         left = fading(scan, who, chunk, columns)[None, :] - faded_at(scan, who, rows, columns)
         found = (content * tl.exp2(left)).to(content.dtype)
     return found
@@ -118,7 +118,7 @@ def late(scan, content, who, chunk, rows, columns):
 def news_of(scan, who, rows, columns):
     """What tokens write, [rows, columns], in the type of the values."""
     found = read_part(scan.news, who, rows, scan.tokens, columns, scan.tile.value_size)
-    if scan.strength is not None:
+    if scan.strength.data is not None:
         found = (found * read_strength(scan, who, rows)[:, None]).to(found.dtype)
     return found
 

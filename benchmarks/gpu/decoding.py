@@ -1,0 +1,126 @@
+"""Decoding over pages: whether it is right on this GPU, and at which share of the copying speed rows are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from attn_core import AttentionSpec, Causal, Heads, Operands, PagedOperands, RaggedBatch, RowsInPlace
+from attn_kernels_triton.paged.attend import attend_rows
+from attn_variants.kernels.plain import Plain
+from timing import copied_per_second, seconds
+from torch import Tensor
+
+FACTOR, ROUNDINGS = 1.25, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A step of requests that compute so many tokens each after so many; latents where keys and values differ."""
+
+    name: str
+    lengths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    heads: tuple[int, int] = (32, 8)
+    sizes: tuple[int, int] = (128, 128)
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def latent(self) -> bool:
+        """Whether rows are latents and rotary keys."""
+        return self.sizes[0] != self.sizes[1]
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The attention."""
+        (query, shared), (key, value) = self.heads, self.sizes
+        heads = Heads(query=query, key_value=shared, key_size=key, value_size=value)
+        return AttentionSpec(heads=heads, mask=Causal())
+
+    def operands(self, device: str) -> PagedOperands:
+        """Random rows, each request's scattered over memory."""
+        generator = torch.Generator(device).manual_seed(0)
+        held = [past + new for past, new in zip(self.contexts, self.lengths, strict=True)]
+        pool, longest = sum(held), max(held)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=device).to(self.dtype)
+
+        (query, shared), (key, value) = self.heads, self.sizes
+        if self.latent:
+            fields = {"latent": normal(pool, value), "rotary_key": normal(pool, key - value)}
+        else:
+            fields = {"key": normal(pool, shared, key), "value": normal(pool, shared, value)}
+        numbers = torch.zeros(len(held), longest, dtype=torch.int64, device=device)
+        for request, part in enumerate(torch.randperm(pool, generator=generator, device=device).split(held)):
+            numbers[request, : len(part)] = part
+        batch = RaggedBatch.of(self.lengths, self.contexts, partial(torch.tensor, device=device))
+        rows = RowsInPlace(fields, numbers, numbers, (0,) * len(held), "plain")
+        asked = tuple(range(len(held)))
+        return PagedOperands(query=normal(sum(self.lengths), query, key), batch=batch, rows=rows, requests=asked)
+
+
+RIGHT = [
+    Step(name="tokens that decode", lengths=(1, 1, 1), contexts=(3000, 5, 700)),
+    Step(name="chunks of prompts beside tokens", lengths=(1, 200, 37), contexts=(900, 0, 300), sizes=(64, 64)),
+    Step(name="float32", lengths=(1, 9), contexts=(500, 60), heads=(4, 2), sizes=(64, 64), dtype=torch.float32),
+    Step(name="latents of 16 heads", lengths=(1, 1), contexts=(2000, 77), heads=(16, 1), sizes=(576, 512)),
+    Step(name="latents of 128 heads", lengths=(1, 3), contexts=(400, 77), heads=(128, 1), sizes=(576, 512)),
+]
+SMALL = [Step(name="small", lengths=(1, 3), contexts=(20, 5), heads=(2, 1), sizes=(16, 16), dtype=torch.float32)]
+LATENTS: dict[str, Any] = {"lengths": (1,) * 64, "contexts": (8191,) * 64, "sizes": (576, 512)}
+TIMED = [
+    Step(name="32 of 4096", lengths=(1,) * 32, contexts=(4095,) * 32),
+    Step(name="64 of 4096, a head each", lengths=(1,) * 64, contexts=(4095,) * 64, heads=(8, 8)),
+    Step(name="4 of 65536", lengths=(1,) * 4, contexts=(65535,) * 4),
+    Step(name="1 of 4096", lengths=(1,), contexts=(4095,)),
+    *(Step(name=f"latents, {heads} heads, 64 of 8192", heads=(heads, 1), **LATENTS) for heads in (16, 32, 128)),
+]
+
+
+def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """For each step the relative error against float64, and whether it is right and the same each time."""
+    for step in SMALL if small else RIGHT:
+        operands = step.operands(device)
+        found, again = (attend_rows(step.spec, operands) for _ in range(2))
+        exact, usual = gathered(step, operands, torch.float64), gathered(step, operands, step.dtype)
+        size = float(torch.linalg.vector_norm(exact))
+        error, own = (float(torch.linalg.vector_norm(part.double() - exact)) / size for part in (found, usual))
+        allowed, same = FACTOR * own + ROUNDINGS * torch.finfo(step.dtype).eps, torch.equal(found, again)
+        right = error <= allowed and same
+        name = f"over pages: {step.name}"
+        yield {"case": name, "what": "output", "error": error, "allowed": allowed, "same": same, "right": right}
+
+
+def gathered(step: Step, operands: PagedOperands, dtype: torch.dtype) -> Tensor:
+    """The plain computation, request by request, of rows that are gathered first."""
+    fields, outs = operands.rows.fields, []
+    for request, span in enumerate(operands.batch.spans()):
+        places = operands.rows.numbers[request, : step.contexts[request] + step.lengths[request]]
+        if step.latent:
+            value = fields["latent"][places, None]
+            key = torch.cat([value, fields["rotary_key"][places, None]], dim=-1)
+        else:
+            key, value = fields["key"][places], fields["value"][places]
+        query = operands.query[span.start : span.stop]
+        given = Operands(**{n: t[None].to(dtype) for n, t in (("query", query), ("key", key), ("value", value))})
+        outs.append(Plain().run(step.spec, given)[0])
+    return torch.cat(outs)
+
+
+def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Times, and the share of the copying speed at which what is remembered was read."""
+    copied = copied_per_second(device)
+    for step in SMALL if small else TIMED:
+        operands = step.operands(device)
+        took = seconds(lambda given=operands, spec=step.spec: attend_rows(spec, given), device)
+        read = sum(field.nbytes for field in operands.rows.fields.values())
+        yield {
+            "case": f"over pages: {step.name}",
+            "ms": 1e3 * took,
+            "cache_bytes": read,
+            "share_of_copy": read / took / copied,
+        }
