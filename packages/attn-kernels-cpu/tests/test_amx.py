@@ -10,7 +10,7 @@ from attn_kernels_cpu.chip import TILES, without
 
 pytestmark = pytest.mark.usefixtures("_tiles")
 
-KERNELS = ["amx_bfloat16", "amx_bfloat16_rounded"]
+KERNELS = ["amx_bfloat16", "amx_bfloat16_rounded", "amx_int8"]
 SIZES = [(16, 32), (80, 64), (33, 96), (7, 70), (65, 33)]
 """Outputs and inputs: whole tiles, and parts of them on either side."""
 
@@ -41,6 +41,27 @@ def test_rounded_inputs_lose_their_own_rounding_only(outputs, inputs, rows):
     weight, x = torch.randn(outputs, inputs).bfloat16(), torch.randn(rows, inputs)
     exact = x.bfloat16().double() @ weight.double().T
     assert relative(packed("amx_bfloat16_rounded", weight)(x), exact) < 3e-7
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 33])
+@pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+def test_whole_numbers_are_multiplied_without_any_error(outputs, inputs, rows):
+    """Weights and inputs that eight and sixteen bits hold exactly: what is left is rounding of float32."""
+    torch.manual_seed(rows)
+    weight, x = torch.randint(-127, 128, (outputs, inputs)), torch.randint(-32512, 32513, (rows, inputs))
+    weight[:, 0], x[:, 0] = 127, 32512
+    found = packed("amx_int8", weight.float(), torch.ones(outputs))(x.float())
+    assert relative(found, x.double() @ weight.double().T + 1) < 3e-7
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_int8_weights_lose_their_own_rounding_only(size):
+    """Inputs in sixteen bits add nothing that could be seen beside it."""
+    torch.manual_seed(1)
+    weight, x = torch.randn(64, 96), torch.randn(3, 96) * size
+    steps = weight.abs().amax(1, keepdim=True) / 127
+    exact = x.double() @ ((weight / steps).round() * steps).double().T
+    assert relative(packed("amx_int8", weight)(x), exact) < 1e-4
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -76,14 +97,14 @@ def test_rows_of_any_size_keep_their_bits():
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_no_number_stays_in_its_row(name, value):
-    """Infinity times one is infinity, and NaN, whatever its payload, never becomes a number."""
+    """Infinity times one is infinity but for int8, whose step it would be; NaN, whatever its payload, stays NaN."""
     x = torch.ones(4, 33)
     x[2, 7] = value
     if value != value:
         x.view(torch.int32)[2, 7] = 0x7F800001
     out = packed(name, torch.ones(40, 33))(x)
     assert torch.equal(out[[0, 1, 3]], torch.full((3, 40), 33.0))
-    assert torch.equal(out[2].isnan(), torch.full((40,), value != value))
+    assert torch.equal(out[2].isnan(), torch.full((40,), value != value or name == "amx_int8"))
     assert not out[2].isfinite().any()
 
 
@@ -98,7 +119,7 @@ def test_what_an_earlier_call_left_in_memory_is_not_read(name, inputs):
 
 def test_a_chip_without_tiles_is_told_what_it_lacks():
     """The reason names the instruction sets."""
-    assert without(TILES, frozenset({"avx512f", "amx_tile"})) == "the processor has no amx_bf16, avx512_bf16"
+    assert without(TILES, frozenset({"avx512f", "amx_tile"})) == "the processor has no amx_bf16, amx_int8, avx512_bf16"
 
 
 def test_a_kernel_asked_for_by_name_refuses_where_its_instructions_would_end_the_process(monkeypatch):

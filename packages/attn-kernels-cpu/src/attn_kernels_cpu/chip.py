@@ -9,7 +9,7 @@ from pathlib import Path
 
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c")
 """Instruction sets that the kernels use, as Linux calls them."""
-TILES = ("amx_tile", "amx_bf16", "avx512_bf16")
+TILES = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16")
 """Those of products of whole tiles of bfloat16, which are used where they are."""
 
 

@@ -11,9 +11,10 @@ PANEL = 16
 class Form:
     """One layout: its number (`Format` of native/simd.hpp), and the bytes of a weight, steps apart.
 
-    Inputs and outputs are filled up with zeros to multiples. `parts` is how many bfloat16 numbers an input becomes
-    where both sides are multiplied as bfloat16: three add up to a float32 exactly. `source` is the element type that
-    weights have to come in, None for any.
+    Inputs and outputs are filled up with zeros to multiples. `parts` is how many numbers an input becomes where both
+    sides are multiplied in tiles: of bfloat16 three add up to a float32 exactly, of int8 two are a whole number of
+    1/32512 of the largest of a row. `source` is the element type that weights have to come in, None for any; `steps`
+    says that each output has a step, `rounds` that attention between such layers is to be rounded to bfloat16, too.
     """
 
     number: int
@@ -22,6 +23,8 @@ class Form:
     outputs: int = PANEL
     parts: int = 0
     source: str | None = None
+    steps: bool = False
+    rounds: bool = False
 
     def size(self, outputs: int, inputs: int) -> int:
         """Bytes of weights [outputs, inputs]."""
@@ -35,8 +38,9 @@ class Form:
 FORMS = {
     "float32": Form(number=0, bytes=4.0, source="float32"),
     "bfloat16": Form(number=1, bytes=2.0, source="bfloat16"),
-    "int8": Form(number=2, bytes=1.0),
+    "int8": Form(number=2, bytes=1.0, steps=True),
+    "int8_tiles": Form(number=5, bytes=1.0, inputs=64, outputs=32, parts=2, steps=True, rounds=True),
     "int4": Form(number=3, bytes=0.5),
     "bfloat16_exact": Form(number=4, bytes=2.0, inputs=32, outputs=32, parts=3, source="bfloat16"),
-    "bfloat16_rounded": Form(number=4, bytes=2.0, inputs=32, outputs=32, parts=1, source="bfloat16"),
+    "bfloat16_rounded": Form(number=4, bytes=2.0, inputs=32, outputs=32, parts=1, source="bfloat16", rounds=True),
 }

@@ -69,9 +69,7 @@ class CpuBfloat16(CpuLinear):
 
 
 class AmxLinear(CpuLinear):
-    """Weights in bfloat16, multiplied in tiles of bfloat16 on chips with AMX; sums are float32."""
-
-    weights: ClassVar[str] = "bfloat16"
+    """Products of whole tiles, on chips with AMX."""
 
     def available(self) -> str | None:
         """Why the kernels, or products of tiles, cannot run here, or None."""
@@ -100,6 +98,7 @@ class AmxBfloat16(AmxLinear):
 
     name = "amx_bfloat16"
     summary = "bfloat16 weights and float32 inputs, neither of them rounded, on chips with AMX"
+    weights: ClassVar[str] = "bfloat16"
     layout: ClassVar[str] = "bfloat16_exact"
     float32: ClassVar[bool] = True
     price = 0.14
@@ -110,8 +109,19 @@ class AmxRoundedBfloat16(AmxLinear):
 
     name = "amx_bfloat16_rounded"
     summary = "bfloat16 weights, inputs rounded to bfloat16, on chips with AMX"
+    weights: ClassVar[str] = "bfloat16"
     layout: ClassVar[str] = "bfloat16_rounded"
     price = 0.08
+
+
+class AmxInt8(AmxLinear):
+    """Weights as int8 with a step for each output; inputs as whole numbers of 1/32512 of their row's largest."""
+
+    name = "amx_int8"
+    summary = "int8 weights with a step per output, inputs in 16 bits with a step per row, on chips with AMX"
+    weights: ClassVar[str] = "int8"
+    layout: ClassVar[str] = "int8_tiles"
+    price = 0.06
 
 
 class QuantizedCpuLinear(CpuLinear):

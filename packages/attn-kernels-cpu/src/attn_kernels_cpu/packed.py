@@ -33,14 +33,14 @@ class PackedLinear(nn.Module):
     def __init__(self, form: str, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.form = form
-        self.rounded = FORMS[form].parts == 1
+        self.rounded = FORMS[form].rounds
         self.outputs, self.inputs = weight.shape
         layout = FORMS[form]
         padded = layout.padded(self.outputs)
         self.register_buffer("weights", _aligned(layout.size(self.outputs, self.inputs)), persistent=False)
         scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if form == "int4" else None
         self.register_buffer("scales", scales, persistent=False)
-        self.register_buffer("steps", torch.empty(padded) if form == "int8" else None, persistent=False)
+        self.register_buffer("steps", torch.empty(padded) if layout.steps else None, persistent=False)
         room = None
         if bias is not None:
             room = torch.zeros(padded)

@@ -1,4 +1,4 @@
-// Products of rows in bfloat16 parts with panels of bfloat16 weights, by the tile registers of AMX.
+// Products of rows in bfloat16 or int8 parts with panels of such weights, by the tile registers of AMX.
 // Every output is summed over its inputs in one fixed order, whatever the number of rows.
 #pragma once
 #include <omp.h>
@@ -9,11 +9,26 @@
 
 constexpr int PAIR = 2 * 16;  // outputs of two panels
 
+static inline bool in_tiles(const Linear& l) { return l.format == BFLOAT16_PAIRS || l.format == INT8_FOURS; }
+
 #ifdef TILE_REGISTERS
-// One tile of rows, or two, with two panels: sums [tiles, 2, 16, 16].
-template <int TILES>
-static inline void pair_sums(const uint16_t* rows, size_t next, const uint16_t* panel, size_t other, int blocks,
-                             float* sums) {
+struct Bfloat16Dots {
+  static void zero_zero() { _tile_dpbf16ps(0, 4, 6); }
+  static void zero_one() { _tile_dpbf16ps(1, 4, 7); }
+  static void one_zero() { _tile_dpbf16ps(2, 5, 6); }
+  static void one_one() { _tile_dpbf16ps(3, 5, 7); }
+};
+
+struct Int8Dots {
+  static void zero_zero() { _tile_dpbssd(0, 4, 6); }
+  static void zero_one() { _tile_dpbssd(1, 4, 7); }
+  static void one_zero() { _tile_dpbssd(2, 5, 6); }
+  static void one_one() { _tile_dpbssd(3, 5, 7); }
+};
+
+// One tile of rows, or two, with two panels: sums [tiles, 2, 16, 16]. Tiles of any type are 1 KB.
+template <class Dots, int TILES>
+static inline void sums_of(const uint16_t* rows, size_t next, const uint16_t* panel, size_t other, int blocks, float* sums) {
   written();
   _tile_zero(0);
   _tile_zero(1);
@@ -25,12 +40,12 @@ static inline void pair_sums(const uint16_t* rows, size_t next, const uint16_t* 
     _tile_loadd(4, rows + k * TILE, 64);
     _tile_loadd(6, panel + k * TILE, 64);
     _tile_loadd(7, panel + other + k * TILE, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    Dots::zero_zero();
+    Dots::zero_one();
     if (TILES == 2) {
       _tile_loadd(5, rows + next + k * TILE, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
+      Dots::one_zero();
+      Dots::one_one();
     }
   }
   _tile_stored(0, sums, 64);
@@ -40,22 +55,36 @@ static inline void pair_sums(const uint16_t* rows, size_t next, const uint16_t* 
     _tile_stored(3, sums + 768, 64);
   }
 }
+
+template <int TILES>
+static inline void pair_sums(const Linear& l, const uint16_t* rows, size_t next, const uint16_t* panel, size_t other,
+                             int blocks, float* sums) {
+  if (l.format == INT8_FOURS) return sums_of<Int8Dots, TILES>(rows, next, panel, other, blocks, sums);
+  sums_of<Bfloat16Dots, TILES>(rows, next, panel, other, blocks, sums);
+}
 #else
 template <int TILES>
-static inline void pair_sums(const uint16_t*, size_t, const uint16_t*, size_t, int, float*) {}
+static inline void pair_sums(const Linear&, const uint16_t*, size_t, const uint16_t*, size_t, int, float*) {}
 #endif
 
-static inline __m512 whole(const float* sums, int parts) {
-  __m512 first = _mm512_load_ps(sums);
-  if (parts == 1) return first;
-  return _mm512_add_ps(first, _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_load_ps(sums + 32)));
-}
-
-// Rows of one layer in tiles: `per` rows each, `blocks` tiles side by side.
+// Rows of one layer in tiles: `per` rows each, `blocks` tiles side by side; of int8, the step of each row.
 struct RowTiles {
   const uint16_t* at;
+  const float* steps;
   int rows, per, blocks;
 };
+
+// What the parts of one row add up to with sixteen outputs.
+static inline __m512 whole(const Linear& l, const RowTiles& x, int row, int panel, const float* sums) {
+  if (l.format == INT8_FOURS) {
+    __m512 upper = _mm512_cvtepi32_ps(_mm512_load_si512(sums)), lower = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 16));
+    __m512 dots = _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0f), lower);
+    return _mm512_mul_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.steps[row])), _mm512_loadu_ps(l.steps + panel * 16));
+  }
+  __m512 first = _mm512_load_ps(sums);
+  if (l.parts == 1) return first;
+  return _mm512_add_ps(first, _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_load_ps(sums + 32)));
+}
 
 // Neighbouring panels of a layer in twos, and where their sums go.
 struct Neighbours {
@@ -65,9 +94,9 @@ struct Neighbours {
   int count() const { return (l.outputs + PAIR - 1) / PAIR; }
   int panel(int pair) const { return 2 * pair; }
   int apart() const { return 1; }
-  void finish(int pair, int row, const float* sums) const {
+  void finish(const RowTiles& x, int pair, int row, const float* sums) const {
     for (int p = 0; p < 2 && (2 * pair + p) * 16 < l.outputs; p++)
-      ::finish(l, to, row, 2 * pair + p, whole(sums + p * 256, l.parts));
+      ::finish(l, to, row, 2 * pair + p, whole(l, x, row, 2 * pair + p, sums + p * 256));
   }
 };
 
@@ -79,8 +108,8 @@ struct Gated {
   int count() const { return l.outputs / PAIR; }
   int panel(int pair) const { return pair; }
   int apart() const { return count(); }
-  void finish(int pair, int row, const float* sums) const {
-    __m512 gate = whole(sums, l.parts), up = whole(sums + 256, l.parts);
+  void finish(const RowTiles& x, int pair, int row, const float* sums) const {
+    __m512 gate = whole(l, x, row, pair, sums), up = whole(l, x, row, pair + apart(), sums + 256);
     if (l.bias) {
       gate = _mm512_add_ps(gate, _mm512_loadu_ps(l.bias + pair * 16));
       up = _mm512_add_ps(up, _mm512_loadu_ps(l.bias + (pair + apart()) * 16));
@@ -92,7 +121,7 @@ struct Gated {
 template <class Pairs>
 static inline void finish_tile(const Pairs& pairs, const RowTiles& x, int tile, int pair, const float* sums) {
   int first = tile * x.per, last = std::min(first + x.per, x.rows);
-  for (int row = first; row < last; row++) pairs.finish(pair, row, sums + (row - first) * pairs.l.parts * 16);
+  for (int row = first; row < last; row++) pairs.finish(x, pair, row, sums + (row - first) * pairs.l.parts * 16);
 }
 
 // Tiles `first` to `last` - 1 of rows with two panels.
@@ -103,12 +132,12 @@ static void multiply_pair(const Pairs& pairs, const RowTiles& x, int first, int 
   const uint16_t* weights = (const uint16_t*)pairs.l.weights + pairs.panel(pair) * row;
   int tile = first;
   for (; tile + 2 <= last; tile += 2) {
-    pair_sums<2>(x.at + tile * row, row, weights, other, x.blocks, sums);
+    pair_sums<2>(pairs.l, x.at + tile * row, row, weights, other, x.blocks, sums);
     finish_tile(pairs, x, tile, pair, sums);
     finish_tile(pairs, x, tile + 1, pair, sums + 512);
   }
   for (; tile < last; tile++) {
-    pair_sums<1>(x.at + tile * row, row, weights, other, x.blocks, sums);
+    pair_sums<1>(pairs.l, x.at + tile * row, row, weights, other, x.blocks, sums);
     finish_tile(pairs, x, tile, pair, sums);
   }
 }
@@ -116,18 +145,29 @@ static void multiply_pair(const Pairs& pairs, const RowTiles& x, int first, int 
 // `rows` in tiles, made from floats.
 static RowTiles tiles_of_rows(const Linear& l, const float* x, int rows, int threads) {
   static thread_local std::vector<uint16_t> room;
-  int per = 16 / l.parts, blocks = (l.inputs + DEPTH - 1) / DEPTH, tiles = (rows + per - 1) / per;
+  static thread_local std::vector<float> row_steps;
+  bool int8 = l.format == INT8_FOURS;
+  int per = 16 / l.parts, depth = int8 ? INT8_DEPTH : DEPTH;
+  int blocks = (l.inputs + depth - 1) / depth, tiles = (rows + per - 1) / per;
   size_t row = (size_t)blocks * TILE;
   room.resize(tiles * row + 32);
+  row_steps.resize(rows);
   uint16_t* at = (uint16_t*)(((uintptr_t)room.data() + 63) / 64 * 64);
+  float* steps = row_steps.data();
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tiles > 1)
   for (int t = 0; t < tiles; t++) {
     int here = std::min(per, rows - t * per);
     if (here * l.parts < 16) std::memset(at + t * row, 0, row * 2);
-    for (int r = 0; r < here; r++)
-      split_row(x + (size_t)(t * per + r) * l.inputs, l.inputs, l.parts, at + t * row + r * l.parts * DEPTH);
+    for (int r = 0; r < here; r++) {
+      const float* from = x + (size_t)(t * per + r) * l.inputs;
+      uint16_t* to = at + t * row + r * l.parts * DEPTH;  // a row of a tile has as many bytes in both types
+      if (int8)
+        steps[t * per + r] = whole_row(from, l.inputs, (uint8_t*)to);
+      else
+        split_row(from, l.inputs, l.parts, to);
+    }
   }
-  return {at, rows, per, blocks};
+  return {at, steps, rows, per, blocks};
 }
 
 constexpr int NEAR_TILES = 768;  // tiles of rows (1 KB each) that stay in the second cache while panels pass by

@@ -61,7 +61,7 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
 
 // silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` is room for these.
 static void gate(const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
-  if (both.format == BFLOAT16_PAIRS) return multiply_tiles(Gated{both, out}, x, tokens, threads);
+  if (in_tiles(both)) return multiply_tiles(Gated{both, out}, x, tokens, threads);
   int inner = both.outputs / 2;
   multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)

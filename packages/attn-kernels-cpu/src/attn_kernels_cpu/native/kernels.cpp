@@ -11,9 +11,11 @@ void attn_pack(const void* weights, int bfloat16, Linear* l, int threads) {
   if (l->format == BFLOAT16_PAIRS)
     return pack_pairs((const uint16_t*)weights, l->outputs, l->inputs, (uint16_t*)l->weights, threads);
   uint8_t* packed = (uint8_t*)l->weights;
-  if (l->format == INT8) {
-    if (bfloat16) return pack_int8((const uint16_t*)weights, l->outputs, l->inputs, packed, (float*)l->steps, threads);
-    return pack_int8((const float*)weights, l->outputs, l->inputs, packed, (float*)l->steps, threads);
+  if (l->format == INT8 || l->format == INT8_FOURS) {
+    bool plain = l->format == INT8;
+    int zero = plain ? 128 : 0, depth = plain ? 4 : INT8_DEPTH, together = plain ? 1 : 2;
+    if (bfloat16) return pack_int8((const uint16_t*)weights, *l, zero, depth, together, threads);
+    return pack_int8((const float*)weights, *l, zero, depth, together, threads);
   }
   if (bfloat16) return pack_int4((const uint16_t*)weights, l->outputs, l->inputs, packed, (uint16_t*)l->scales, threads);
   pack_int4((const float*)weights, l->outputs, l->inputs, packed, (uint16_t*)l->scales, threads);

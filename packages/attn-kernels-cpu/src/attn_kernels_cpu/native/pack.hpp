@@ -37,22 +37,26 @@ static void pack_pairs(const uint16_t* w, int outputs, int inputs, uint16_t* pac
       }
 }
 
-// Panels [inputs / 4, 16, 4] of w / step + 128, step the largest magnitude of an output's weights over 127.
+// Panels [inputs / 4, 16, 4] of w / step + zero, step the largest magnitude of an output's weights over 127. Inputs and
+// panels are filled up to multiples of `depth` and `together`.
 template <class Element>
-static void pack_int8(const Element* w, int outputs, int inputs, uint8_t* packed, float* steps, int threads) {
-  int panels = (outputs + 15) / 16;
+static void pack_int8(const Element* w, const Linear& l, int zero, int depth, int together, int threads) {
+  int outputs = l.outputs, inputs = l.inputs, padded = (inputs + depth - 1) / depth * depth;
+  int panels = ((outputs + 15) / 16 + together - 1) / together * together;
+  uint8_t* packed = (uint8_t*)l.weights;
+  float* steps = (float*)l.steps;
 #pragma omp parallel for num_threads(threads)
   for (int output = 0; output < panels * 16; output++) {
     const Element* row = w + (size_t)output * inputs;
-    uint8_t* to = packed + (size_t)(output / 16) * inputs * 16 + (output % 16) * 4;
+    uint8_t* to = packed + (size_t)(output / 16) * padded * 16 + (output % 16) * 4;
     float largest = 0;
     if (output < outputs)
       for (int k = 0; k < inputs; k++) largest = std::max(largest, std::fabs(weight_of(row + k)));
     float step = largest / 127.0f, inverse = step > 0 ? 1.0f / step : 0.0f;
     steps[output] = step;
-    for (int k = 0; k < inputs; k++) {
-      float value = output < outputs ? weight_of(row + k) * inverse : 0.0f;
-      to[(k / 4) * 64 + k % 4] = (uint8_t)((int)std::nearbyint(value) + 128);
+    for (int k = 0; k < padded; k++) {
+      float value = output < outputs && k < inputs ? weight_of(row + k) * inverse : 0.0f;
+      to[(k / 4) * 64 + k % 4] = (uint8_t)((int)std::nearbyint(value) + zero);
     }
   }
 }

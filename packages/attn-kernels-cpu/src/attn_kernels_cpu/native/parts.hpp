@@ -1,11 +1,14 @@
-// Rows of float32 as sums of bfloat16 numbers, in tiles of sixteen rows by thirty-two inputs (1 KB), as AMX multiplies them.
+// Rows of float32 as sums of bfloat16 or int8 numbers, in tiles of sixteen rows by 64 bytes, as AMX multiplies them.
 #pragma once
 #include <algorithm>
+#include <limits>
 
 #include "simd.hpp"
 
 constexpr int DEPTH = 32;            // inputs of a tile
 constexpr int TILE = 16 * DEPTH;     // elements of a tile
+constexpr int INT8_DEPTH = 64;       // inputs of a tile of int8
+constexpr float MOST_STEPS = 32512;  // 127 * 256: what two int8 numbers, of which one counts 256 times, hold on both sides
 constexpr uint32_t UPPER = 0xffff0000;
 
 // The first sixteen bits, which are a bfloat16 near x, and what is left of x: zero of what is not finite.
@@ -41,4 +44,33 @@ static inline void split_row(const float* x, int inputs, int parts, uint16_t* ti
     else
       store16(at, values);
   }
+}
+
+static inline __m512 some(const float* x, int left) {
+  return _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0, x);
+}
+
+// A row of floats as whole numbers of a step, each 256 times one int8 number and another: two rows of tiles. The step;
+// NaN where the row holds what is no number.
+static inline float whole_row(const float* x, int inputs, uint8_t* tiles) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i top = _mm512_setzero_si512();
+  // As integers the magnitudes of floats keep their order, and NaN comes last.
+  for (int k = 0; k < inputs; k += 16)
+    top = _mm512_max_epi32(top, _mm512_and_si512(_mm512_castps_si512(some(x + k, inputs - k)), magnitude));
+  int most = _mm512_reduce_max_epi32(top);
+  float largest;
+  std::memcpy(&largest, &most, 4);
+  bool finite = most < 0x7f800000;
+  float step = largest / MOST_STEPS;
+  const __m512 inverse = _mm512_set1_ps(finite && step > 1e-36f ? 1.0f / step : 0.0f);
+  for (int k = 0; k < (inputs + INT8_DEPTH - 1) / INT8_DEPTH * INT8_DEPTH; k += 16) {
+    __m512i steps = _mm512_setzero_si512();
+    if (finite) steps = _mm512_cvtps_epi32(_mm512_mul_ps(some(x + k, inputs - k), inverse));
+    __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(steps, _mm512_set1_epi32(128)), 8);
+    uint8_t* at = tiles + (size_t)(k / INT8_DEPTH) * TILE * 2 + k % INT8_DEPTH;
+    _mm_storeu_si128((__m128i*)at, _mm512_cvtepi32_epi8(upper));
+    _mm_storeu_si128((__m128i*)(at + INT8_DEPTH), _mm512_cvtepi32_epi8(_mm512_sub_epi32(steps, _mm512_slli_epi32(upper, 8))));
+  }
+  return finite ? step : std::numeric_limits<float>::quiet_NaN();
 }

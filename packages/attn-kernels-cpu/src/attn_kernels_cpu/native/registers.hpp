@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__)
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AMX_TILE__) && defined(__AVX512BF16__) && defined(__linux__)
 #define TILE_REGISTERS
 #include <immintrin.h>
 #include <sys/syscall.h>

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_PAIRS = 4 };
+enum Format : int32_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BFLOAT16_PAIRS = 4, INT8_FOURS = 5 };
 
 static inline __m512 load16(const float* at) { return _mm512_loadu_ps(at); }
 

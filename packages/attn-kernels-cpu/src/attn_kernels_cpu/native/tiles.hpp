@@ -5,7 +5,7 @@
 
 struct Linear {
   int32_t format, inputs, outputs;
-  int32_t parts;           // bfloat16 pairs: how many bfloat16 numbers an input becomes
+  int32_t parts;           // of tiles: how many bfloat16 or int8 numbers an input becomes
   const void* weights;     // panels of sixteen outputs; see pack.hpp
   const uint16_t* scales;  // int4: half floats [panel, group, 2, 16], step and least value
   const float* steps;      // int8: [outputs rounded up to 16]
