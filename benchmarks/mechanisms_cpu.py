@@ -6,9 +6,10 @@ same fused kernel, where it is a spec with a mask; `peer` is another package's l
 
     python benchmarks/mechanisms_cpu.py sliding_window bigbird=block:64,random:3 --lengths 1024 4096
 
-Every measurement has a process of its own. Seconds are medians of the repeats after one call to warm up; memory is what
-the first call adds to the process at its peak. `ratio` is the seconds of `dense` by those of the system: above 1 is
-faster. The result, with the machine and its load before and after, goes to benchmarks/results/.
+Every measurement has a process of its own; systems take turns, so that a busy moment hits all alike. Seconds are
+medians of the repeats of all turns after one call to warm up; memory is what the first call adds to the process at its
+peak. `ratio` is the seconds of `dense` by those of the system: above 1 is faster. The result, with the machine and its
+load before and after, goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ MECHANISMS = (
     "fixed",
     "linear",
     "forgetting",
+    "nsa",
+    "moba",
 )
 SYSTEMS = ("attn", "dense", "masked", "peer")
 
@@ -53,6 +56,7 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--heads", type=int, default=8)
     p.add_argument("--batch", type=int, default=1)
     p.add_argument("--repeats", type=int, default=5)
+    p.add_argument("--turns", type=int, default=2, help="processes of each system, which take turns")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     p.add_argument("--training", action="store_true", help="measure a forward and a backward, not a forward alone")
     p.add_argument("--out", type=Path, help="where the result goes; by default a new file in benchmarks/results")
@@ -94,7 +98,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any] | None:
         start = time.perf_counter()
         call()
         seconds.append(time.perf_counter() - start)
-    return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "peak_bytes": added}
+    return {"times": seconds, "peak_bytes": added}
 
 
 def peak_bytes() -> int:
@@ -194,11 +198,23 @@ def forgetting(config: Any) -> Callable[..., Any]:
     return call
 
 
+def nsa(config: Any) -> Callable[..., Any]:
+    """The layer of native-sparse-attention-pytorch without Triton, of the same sizes."""
+    from native_sparse_attention_pytorch import SparseAttention
+
+    sizes = {"dim": config.width, "dim_head": config.width // config.heads, "heads": config.heads, "causal": True}
+    blocks = {"compress_block_size": config.compress, "compress_block_sliding_stride": config.stride}
+    chosen = {"selection_block_size": config.select, "num_selected_blocks": config.top}
+    layer: Callable[..., Any] = SparseAttention(sliding_window_size=config.window, **sizes, **blocks, **chosen).eval()
+    return layer
+
+
 PEERS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "longformer": longformer,
     "bigbird": bigbird,
     "block_local": block_local,
     "forgetting": forgetting,
+    "nsa": nsa,
 }
 
 
@@ -218,14 +234,27 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for said in args.mechanisms:
         name, options = parsed(said)
         for length in args.lengths:
-            found = {}
-            for system in dict.fromkeys(("dense", *args.systems)):
-                task = shared | {"name": name, "options": options, "length": length, "system": system}
-                found[system] = in_own_process(task)
+            task = shared | {"name": name, "options": options, "length": length}
+            systems = tuple(dict.fromkeys(("dense", *args.systems)))
+            turns = [
+                {system: in_own_process(task | {"system": system}) for system in systems} for _ in range(args.turns)
+            ]
+            found = {system: pooled([turn[system] for turn in turns]) for system in systems}
             for system, row in found.items():
                 if row is not None:
                     where = {"mechanism": name, "options": options, "length": length, "system": system}
                     yield where | row | compared(row, found["dense"])
+
+
+def pooled(rows: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """One row of those of several processes: the median of all times, their spread, and the most memory."""
+    measured = [row for row in rows if row is not None]
+    failed = [row for row in measured if "failed" in row]
+    if failed or not measured:
+        return failed[0] if failed else None
+    seconds = [time for row in measured for time in row["times"]]
+    peak = max(row["peak_bytes"] for row in measured)
+    return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "peak_bytes": peak}
 
 
 def compared(row: dict[str, Any], dense: dict[str, Any] | None) -> dict[str, float]:

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -149,6 +150,7 @@ def main() -> None:
     before = os.getloadavg()
     rows = [row for length in args.lengths for row in measure(args, length)]
     result = {
+        "command": ["python", *sys.argv],
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
         "load": {"before": before, "after": os.getloadavg()},

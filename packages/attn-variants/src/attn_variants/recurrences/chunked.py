@@ -64,7 +64,7 @@ def _additive(part: Chunk, before: Tensor | None) -> tuple[Tensor, Tensor]:
         left = part.faded[..., -1, :].exp()[..., None]
         start, until = _memories(left, own, before, torch.mul)
     reach = faded_pairs(part.query, part.key, part.faded)
-    return torch.matmul(reach, part.value) + torch.matmul(_early(part.query, part), start), until[:, -1]
+    return torch.matmul(reach, part.value).add_(torch.matmul(_early(part.query, part), start)), until[:, -1]
 
 
 def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor
     start, until = _memories(left - effect[..., size:], effect[..., :size], before, torch.matmul)
     news = written - torch.matmul(corrected, start)
     reach = faded_pairs(part.query, part.key, part.faded)
-    return torch.matmul(reach, news) + torch.matmul(_early(part.query, part), start), until[:, -1]
+    return torch.matmul(reach, news).add_(torch.matmul(_early(part.query, part), start)), until[:, -1]
 
 
 def _memories(left: Tensor, own: Tensor, before: Tensor | None, product: Product) -> tuple[Tensor, Tensor]:

@@ -14,12 +14,12 @@ from torch import Tensor
 def faded_pairs(query: Tensor, key: Tensor, faded: Tensor | None) -> Tensor:
     """Entry [i, j] is Σ_c q_ic k_jc e^(faded_ic - faded_jc) for j ≤ i and zero for j > i."""
     if faded is None or query.shape[-2] == 0:
-        return torch.matmul(query, key.transpose(-1, -2)).tril()
+        return torch.matmul(query, key.transpose(-1, -2)).tril_()
     if faded.shape[-1] > 1:
         return by_halves(query, key, faded)
     # Later keys, whose exponent is above 0, are set aside before the exponential, which could be infinite there.
     left = (faded - faded.transpose(-1, -2)).clamp(max=0).exp()
-    return (torch.matmul(query, key.transpose(-1, -2)) * left).tril()
+    return torch.matmul(query, key.transpose(-1, -2)).tril_() * left
 
 
 def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:

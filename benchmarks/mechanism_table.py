@@ -1,0 +1,86 @@
+"""The tables of docs/mechanism-speed.md, from results of `mechanisms_cpu.py` and `recurrences_cpu.py`.
+
+    python benchmarks/mechanism_table.py benchmarks/results/mechanisms-cpu*.json benchmarks/results/recurrences-cpu.json
+
+replaces what stands between the two markers of the page: a table for each file, in their order.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent.parent / "docs" / "mechanism-speed.md"
+BEGIN, END = "<!-- tables of the benchmarks -->", "<!-- end of the tables -->"
+MEGABYTE = 1 << 20
+
+
+def times(low: float, middle: float, high: float) -> str:
+    """A median and its spread, in milliseconds."""
+    return f"{middle:.0f} ({low:.0f} to {high:.0f})"
+
+
+def of_mechanisms(result: dict[str, Any]) -> list[str]:
+    """A row for each mechanism, length and system."""
+    lines = ["| mechanism | tokens | system | ms | dense / system | MB at the peak |", "|---|---|---|---|---|---|"]
+    for row in result["rows"]:
+        options = "".join(f" {name}={value}" for name, value in row["options"].items())
+        where = f"| {row['mechanism']}{options} | {row['length']} | {row['system']} "
+        if "failed" in row:
+            lines.append(f"{where}| did not run | | |")
+            continue
+        spread = times(*(1000 * row[name] for name in ("min", "seconds", "max")))
+        lines.append(f"{where}| {spread} | {row['ratio']:.2f} | {row['peak_bytes'] / MEGABYTE:.0f} |")
+    return lines
+
+
+def of_recurrences(result: dict[str, Any]) -> list[str]:
+    """A row for each kind of recurrence and length, ours beside the other package's."""
+    found: dict[tuple[int, str, bool], dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        found.setdefault((row["length"], row["kind"], row["backward"]), {})[row["system"]] = row
+    lines = ["| recurrence | tokens | pass | ours, ms | fla-core, ms | fla-core / ours |", "|---|---|---|---|---|---|"]
+    for (length, kind, backward), systems in found.items():
+        if "ours" not in systems:
+            continue
+        ours, other = systems["ours"], systems["fla"]
+        cells = [times(row["range"][0], row["milliseconds"], row["range"][1]) for row in (ours, other)]
+        what = "forward and backward" if backward else "forward"
+        ratio = other["milliseconds"] / ours["milliseconds"]
+        lines.append(f"| {kind} | {length} | {what} | {cells[0]} | {cells[1]} | {ratio:.2f} |")
+    return lines
+
+
+def said_of(result: dict[str, Any]) -> str:
+    """The command, the machine and its load."""
+    machine = result["machine"]
+    before = result.get("load", {}).get("before", [machine.get("load", 0.0)])[0]
+    after = result.get("load", {}).get("after", [result.get("load_after", 0.0)])[0]
+    threads = result.get("threads", machine.get("threads"))
+    command = shlex.join(result.get("command", ["python", "benchmarks/recurrences_cpu.py"]))
+    when = result.get("time", result.get("when"))
+    return f"`{command}`, {when}, {threads} thread(s), load {before:.1f} before and {after:.1f} after:"
+
+
+def tables(results: Iterable[dict[str, Any]]) -> str:
+    """What is said of each result, and its table."""
+    written = []
+    for result in results:
+        rows = of_recurrences(result) if "milliseconds" in result["rows"][0] else of_mechanisms(result)
+        written.append("\n".join([said_of(result), "", *rows]))
+    return "\n\n".join(written)
+
+
+def main() -> None:
+    results = [json.loads(Path(path).read_text(encoding="utf-8")) for path in sys.argv[1:]]
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    _, after = rest.split(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{tables(results)}\n\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
