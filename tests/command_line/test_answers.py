@@ -85,7 +85,7 @@ def test_who_would_meet_rows_where_a_cache_keeps_them_is_answered_too(answer: An
         (("show", "mha", "--width", "10", "--heads", "3"), "10"),
         (("cost", "llama-3-70b", "--dtype", "bf17"), "bf16"),
         (("cost", "llama-3-70b", "--lenders", "cla:x"), "cla:N"),
-        (("explain", "linear"), "own way"),
+        (("explain", "lstmn"), "own way"),
         (("explain", "gqa", "--rows", "int3"), "int4"),
         (("explain", "gqa", "--rows", "int4", "--training"), "serving"),
     ],

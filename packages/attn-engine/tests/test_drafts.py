@@ -6,31 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attn_core import StoreSize, installed
 from attn_core.errors import InvalidValue
-from attn_engine import Beams, Draft, Engine, EngineLimits, Request, Sampling, Scoring, build_engine
+from attn_engine import Beams, Engine, EngineLimits, Request, Sampling, Scoring, build_engine
+from drafting import DRAFTS, draft_of, similar
 from serving import assert_empty, make_engine, run_all, some_requests
-from small_models import KINDS, LETTERS, VOCABULARY, Linear, SmallModel, Softmax, small_model
+from small_models import LETTERS, VOCABULARY, Linear, Softmax, small_model
 from test_guesses import CHI_SQUARE_999_OF_26, exact, ids_of, plainly
-
-DRAFTS = {name: layers for name, layers in KINDS.items() if name not in ("source", "hybrid")}
-
-
-def draft_of(model, cache="contiguous", tokens=96 * 8, requests=8):
-    store = (
-        installed()
-        .caches.get(cache)
-        .create(model.state_specs(), StoreSize(tokens=tokens, requests=requests, dtype="float64"))
-    )
-    return Draft(model, store, step_tokens=64)
-
-
-def similar(model, layers):
-    """A smaller model that shares the embeddings of another, so that it often says the same."""
-    torch.manual_seed(3)
-    draft = SmallModel(*layers()).double().eval()
-    draft.embed, draft.place, draft.head = model.embed, model.place, model.head
-    return draft
 
 
 def guessing(model, count=5, seed=0):

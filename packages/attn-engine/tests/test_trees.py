@@ -10,11 +10,11 @@ from attn_core.errors import InvalidValue
 from attn_engine import EngineLimits, Request, Sampling
 from attn_engine.lookup import Lookup
 from attn_engine.token_tree import Growth, TokenTree
+from drafting import DRAFTS, draft_of, similar
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import assert_empty, make_engine, run_all
 from small_models import KINDS, VOCABULARY, Softmax, small_model
-from test_drafts import DRAFTS, draft_of, similar
 from test_guesses import CHI_SQUARE_999_OF_26, exact, ids_of, plainly, repeating, wordy
 
 BRANCHING = ("paged", "window", "source", "replay")
