@@ -142,8 +142,9 @@ static void multiply_pair(const Pairs& pairs, const RowTiles& x, int first, int 
   }
 }
 
-// `rows` in tiles, made from floats.
-static RowTiles tiles_of_rows(const Linear& l, const float* x, int rows, int threads) {
+// `rows` in tiles, made from floats: `rows_at(row, space)` says where a row lies, which may be in `space`.
+template <class From>
+static RowTiles tiles_of_rows(const Linear& l, From rows_at, int rows, int threads) {
   static thread_local std::vector<uint16_t> room;
   static thread_local std::vector<float> row_steps;
   bool int8 = l.format == INT8_FOURS;
@@ -156,10 +157,12 @@ static RowTiles tiles_of_rows(const Linear& l, const float* x, int rows, int thr
   float* steps = row_steps.data();
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tiles > 1)
   for (int t = 0; t < tiles; t++) {
+    static thread_local std::vector<float> space;
+    space.resize(l.inputs);
     int here = std::min(per, rows - t * per);
     if (here * l.parts < 16) std::memset(at + t * row, 0, row * 2);
     for (int r = 0; r < here; r++) {
-      const float* from = x + (size_t)(t * per + r) * l.inputs;
+      const float* from = rows_at(t * per + r, space.data());
       uint16_t* to = at + t * row + r * l.parts * DEPTH;  // a row of a tile has as many bytes in both types
       if (int8)
         steps[t * per + r] = whole_row(from, l.inputs, (uint8_t*)to);
@@ -172,9 +175,9 @@ static RowTiles tiles_of_rows(const Linear& l, const float* x, int rows, int thr
 
 constexpr int NEAR_TILES = 768;  // tiles of rows (1 KB each) that stay in the second cache while panels pass by
 
-template <class Pairs>
-static void multiply_tiles(const Pairs& pairs, const float* x, int rows, int threads) {
-  RowTiles tiled = tiles_of_rows(pairs.l, x, rows, threads);
+template <class Pairs, class From>
+static void multiply_tiles(const Pairs& pairs, From from, int rows, int threads) {
+  RowTiles tiled = tiles_of_rows(pairs.l, from, rows, threads);
   int tiles = (rows + tiled.per - 1) / tiled.per, many = std::max(2, NEAR_TILES / tiled.blocks / 2 * 2);
   int parts = (tiles + many - 1) / many, count = pairs.count();
   int share = parts == 1 ? (count + threads - 1) / threads : std::min(count, 4), shares = (count + share - 1) / share;

@@ -5,6 +5,7 @@
 
 constexpr int FEWEST = 4;             // neighbours that are worth turning keys for
 constexpr int MOST = 32;              // tokens of a tile
+constexpr int MOST_ROUNDED = 64;
 constexpr int WEIGHTS = 128 * 1024;  // floats that the weights of a tile may fill, to stay in the second cache
 
 // New rows of queries [tokens, query heads, size], rows `width` apart, and where their outputs go, one after another.
@@ -23,6 +24,7 @@ static std::vector<Tile> tiles_of(const Seen& seen, int tokens, int queries, boo
   std::vector<Tile> tiles;
   for (int t = 0; t < tokens;) {
     int last = t + 1, most = std::max(FEWEST, std::min(MOST, WEIGHTS / (queries * (seen.count[t] + MOST + 32))));
+    if (aligned) most = MOST_ROUNDED;
     for (; last < tokens && last - t < most; last++) {
       int64_t moved = seen.start[last] - seen.start[last - 1];
       if ((moved != 0 && (moved != 1 || aligned)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;

@@ -19,7 +19,21 @@ struct Step {
   Seen seen;
 };
 
+static inline __m512 turned16(__m512 x, __m512 partner, const float* cosines, const float* sines) {
+  return _mm512_fmadd_ps(partner, _mm512_loadu_ps(sines), _mm512_mul_ps(x, _mm512_loadu_ps(cosines)));
+}
+
+// Elements i and i + half for sixteen i at a time.
+static inline void rotate_halves(float* x, const float* cosines, const float* sines, int half) {
+  for (int i = 0; i < half; i += 16) {
+    __m512 first = _mm512_loadu_ps(x + i), second = _mm512_loadu_ps(x + i + half);
+    _mm512_storeu_ps(x + i, turned16(first, second, cosines + i, sines + i));
+    _mm512_storeu_ps(x + i + half, turned16(second, first, cosines + i + half, sines + i + half));
+  }
+}
+
 static inline void rotate_head(float* x, const float* cosines, const float* sines, int rotated, bool interleaved) {
+  if (!interleaved && rotated % 32 == 0) return rotate_halves(x, cosines, sines, rotated / 2);
   float turned[512];
   int half = rotated / 2;
   for (int i = 0; i < rotated; i++) {
@@ -59,11 +73,30 @@ static void norm_rows(const float* x, int tokens, int width, const float* gain, 
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
-// silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` is room for these.
-static void gate(const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
+// Rows of what comes in, normed as they are asked for.
+struct Normed {
+  const float *x, *gain;
+  int width;
+  float eps;
+
+  const float* operator()(int row, float* space) const {
+    rms_norm_row(x + (size_t)row * width, width, gain, eps, space);
+    return space;
+  }
+};
+
+static void multiply_normed(const Linear& l, const Normed& x, int tokens, float* normed, Into to, int threads) {
+  if (in_tiles(l)) return multiply_tiles(Neighbours{l, to}, x, tokens, threads);
+  norm_rows(x.x, tokens, x.width, x.gain, x.eps, normed, threads);
+  multiply(l, normed, tokens, to, threads);
+}
+
+// silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` and `normed` are room.
+static void gate(const Linear& both, const Normed& x, int tokens, float* normed, float* rows, float* out, int threads) {
   if (in_tiles(both)) return multiply_tiles(Gated{both, out}, x, tokens, threads);
   int inner = both.outputs / 2;
-  multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
+  norm_rows(x.x, tokens, x.width, x.gain, x.eps, normed, threads);
+  multiply(both, normed, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
   for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
 }
@@ -77,13 +110,13 @@ static void run_block(const Block& b, const Step& s, float* hidden) {
   wide.resize((size_t)tokens * std::max(projected, 2 * inner));
   mixed.resize((size_t)tokens * std::max(attended, inner));
   float *rows = wide.data(), *out = mixed.data();
-  norm_rows(hidden, tokens, width, b.attention_gain, b.eps, normed.data(), threads);
-  multiply(*b.projections, normed.data(), tokens, Into{rows, (size_t)projected, false}, threads);
+  Normed entering{hidden, b.attention_gain, width, b.eps};
+  multiply_normed(*b.projections, entering, tokens, normed.data(), Into{rows, (size_t)projected, false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
   for (int t = 0; t < tokens; t++) place_token(rows + (size_t)t * projected, b, s, t);
   attend(Rows{rows, projected, out}, s.key, s.value, b.heads, s.seen, tokens, b.scale, b.rounded && tiles_allowed(), threads);
   multiply(*b.output, out, tokens, Into{hidden, (size_t)width, true}, threads);
-  norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
-  gate(*b.both, normed.data(), tokens, rows, out, threads);
+  Normed between{hidden, b.feed_forward_gain, width, b.eps};
+  gate(*b.both, between, tokens, normed.data(), rows, out, threads);
   multiply(*b.down, out, tokens, Into{hidden, (size_t)width, true}, threads);
 }
