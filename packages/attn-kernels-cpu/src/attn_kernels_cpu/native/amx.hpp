@@ -56,15 +56,11 @@ static inline void sums_of(const uint16_t* rows, size_t next, const uint16_t* pa
   }
 }
 
-template <int TILES>
-static inline void pair_sums(const Linear& l, const uint16_t* rows, size_t next, const uint16_t* panel, size_t other,
-                             int blocks, float* sums) {
-  if (l.format == INT8_FOURS) return sums_of<Int8Dots, TILES>(rows, next, panel, other, blocks, sums);
-  sums_of<Bfloat16Dots, TILES>(rows, next, panel, other, blocks, sums);
-}
 #else
-template <int TILES>
-static inline void pair_sums(const Linear&, const uint16_t*, size_t, const uint16_t*, size_t, int, float*) {}
+struct Bfloat16Dots {};
+struct Int8Dots {};
+template <class Dots, int TILES>
+static inline void sums_of(const uint16_t*, size_t, const uint16_t*, size_t, int, float*) {}
 #endif
 
 // Rows of one layer in tiles: `per` rows each, `blocks` tiles side by side; of int8, the step of each row.
@@ -74,16 +70,33 @@ struct RowTiles {
   int rows, per, blocks;
 };
 
-// What the parts of one row add up to with sixteen outputs.
-static inline __m512 whole(const Linear& l, const RowTiles& x, int row, int panel, const float* sums) {
-  if (l.format == INT8_FOURS) {
+// What the parts of a row add up to, by the form of both sides.
+struct OnePart {
+  using Dots = Bfloat16Dots;
+  static constexpr int PARTS = 1;
+  static __m512 whole(const RowTiles&, int, const float* sums, __m512) { return _mm512_load_ps(sums); }
+};
+
+struct ThreeParts {
+  using Dots = Bfloat16Dots;
+  static constexpr int PARTS = 3;
+  static __m512 whole(const RowTiles&, int, const float* sums, __m512) {
+    return _mm512_add_ps(_mm512_load_ps(sums), _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_load_ps(sums + 32)));
+  }
+};
+
+struct WholeNumbers {
+  using Dots = Int8Dots;
+  static constexpr int PARTS = 2;
+  static __m512 whole(const RowTiles& x, int row, const float* sums, __m512 steps) {
     __m512 upper = _mm512_cvtepi32_ps(_mm512_load_si512(sums)), lower = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 16));
     __m512 dots = _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0f), lower);
-    return _mm512_mul_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.steps[row])), _mm512_loadu_ps(l.steps + panel * 16));
+    return _mm512_mul_ps(_mm512_mul_ps(dots, _mm512_set1_ps(x.steps[row])), steps);
   }
-  __m512 first = _mm512_load_ps(sums);
-  if (l.parts == 1) return first;
-  return _mm512_add_ps(first, _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_load_ps(sums + 32)));
+};
+
+static inline __m512 of_panel(const float* values, int panel) {
+  return values ? _mm512_loadu_ps(values + panel * 16) : _mm512_setzero_ps();
 }
 
 // Neighbouring panels of a layer in twos, and where their sums go.
@@ -94,9 +107,22 @@ struct Neighbours {
   int count() const { return (l.outputs + PAIR - 1) / PAIR; }
   int panel(int pair) const { return 2 * pair; }
   int apart() const { return 1; }
-  void finish(const RowTiles& x, int pair, int row, const float* sums) const {
-    for (int p = 0; p < 2 && (2 * pair + p) * 16 < l.outputs; p++)
-      ::finish(l, to, row, 2 * pair + p, whole(l, x, row, 2 * pair + p, sums + p * 256));
+
+  // Rows `first` to `last` - 1, whose sums lie in one tile.
+  template <class Parts>
+  void finish(const RowTiles& x, int pair, int first, int last, const float* sums) const {
+    for (int p = 0; p < 2 && (2 * pair + p) * 16 < l.outputs; p++, sums += 256) {
+      int panel = 2 * pair + p, left = l.outputs - panel * 16;
+      const __mmask16 mask = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
+      const __m512 bias = of_panel(l.bias, panel), steps = of_panel(l.steps, panel);
+      float* at = to.out + first * to.stride + panel * 16;
+      for (int row = first; row < last; row++, at += to.stride) {
+        __m512 value = Parts::whole(x, row, sums + (row - first) * Parts::PARTS * 16, steps);
+        if (l.bias) value = _mm512_add_ps(value, bias);
+        if (to.add) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(mask, at));
+        _mm512_mask_storeu_ps(at, mask, value);
+      }
+    }
   }
 };
 
@@ -108,37 +134,42 @@ struct Gated {
   int count() const { return l.outputs / PAIR; }
   int panel(int pair) const { return pair; }
   int apart() const { return count(); }
-  void finish(const RowTiles& x, int pair, int row, const float* sums) const {
-    __m512 gate = whole(l, x, row, pair, sums), up = whole(l, x, row, pair + apart(), sums + 256);
-    if (l.bias) {
-      gate = _mm512_add_ps(gate, _mm512_loadu_ps(l.bias + pair * 16));
-      up = _mm512_add_ps(up, _mm512_loadu_ps(l.bias + (pair + apart()) * 16));
+
+  template <class Parts>
+  void finish(const RowTiles& x, int pair, int first, int last, const float* sums) const {
+    const int width = l.outputs / 2, other = pair + apart();
+    const __m512 biases[2] = {of_panel(l.bias, pair), of_panel(l.bias, other)};
+    const __m512 steps[2] = {of_panel(l.steps, pair), of_panel(l.steps, other)};
+    float* at = out + (size_t)first * width + pair * 16;
+    for (int row = first; row < last; row++, at += width, sums += Parts::PARTS * 16) {
+      __m512 gate = Parts::whole(x, row, sums, steps[0]), up = Parts::whole(x, row, sums + 256, steps[1]);
+      if (l.bias) {
+        gate = _mm512_add_ps(gate, biases[0]);
+        up = _mm512_add_ps(up, biases[1]);
+      }
+      _mm512_storeu_ps(at, silu_gate(gate, up));
     }
-    _mm512_storeu_ps(out + (size_t)row * (l.outputs / 2) + pair * 16, silu_gate(gate, up));
   }
 };
 
-template <class Pairs>
-static inline void finish_tile(const Pairs& pairs, const RowTiles& x, int tile, int pair, const float* sums) {
-  int first = tile * x.per, last = std::min(first + x.per, x.rows);
-  for (int row = first; row < last; row++) pairs.finish(x, pair, row, sums + (row - first) * pairs.l.parts * 16);
-}
-
 // Tiles `first` to `last` - 1 of rows with two panels.
-template <class Pairs>
+template <class Parts, class Pairs>
 static void multiply_pair(const Pairs& pairs, const RowTiles& x, int first, int last, int pair) {
   alignas(64) float sums[4 * 256];
   size_t row = (size_t)x.blocks * TILE, other = pairs.apart() * row;
   const uint16_t* weights = (const uint16_t*)pairs.l.weights + pairs.panel(pair) * row;
+  auto finish = [&](int tile, const float* own) {
+    pairs.template finish<Parts>(x, pair, tile * x.per, std::min((tile + 1) * x.per, x.rows), own);
+  };
   int tile = first;
   for (; tile + 2 <= last; tile += 2) {
-    pair_sums<2>(pairs.l, x.at + tile * row, row, weights, other, x.blocks, sums);
-    finish_tile(pairs, x, tile, pair, sums);
-    finish_tile(pairs, x, tile + 1, pair, sums + 512);
+    sums_of<typename Parts::Dots, 2>(x.at + tile * row, row, weights, other, x.blocks, sums);
+    finish(tile, sums);
+    finish(tile + 1, sums + 512);
   }
   for (; tile < last; tile++) {
-    pair_sums<1>(pairs.l, x.at + tile * row, row, weights, other, x.blocks, sums);
-    finish_tile(pairs, x, tile, pair, sums);
+    sums_of<typename Parts::Dots, 1>(x.at + tile * row, row, weights, other, x.blocks, sums);
+    finish(tile, sums);
   }
 }
 
@@ -175,10 +206,9 @@ static RowTiles tiles_of_rows(const Linear& l, From rows_at, int rows, int threa
 
 constexpr int NEAR_TILES = 768;  // tiles of rows (1 KB each) that stay in the second cache while panels pass by
 
-template <class Pairs, class From>
-static void multiply_tiles(const Pairs& pairs, From from, int rows, int threads) {
-  RowTiles tiled = tiles_of_rows(pairs.l, from, rows, threads);
-  int tiles = (rows + tiled.per - 1) / tiled.per, many = std::max(2, NEAR_TILES / tiled.blocks / 2 * 2);
+template <class Parts, class Pairs>
+static void multiply_parts(const Pairs& pairs, const RowTiles& x, int threads) {
+  int tiles = (x.rows + x.per - 1) / x.per, many = std::max(2, NEAR_TILES / x.blocks / 2 * 2);
   int parts = (tiles + many - 1) / many, count = pairs.count();
   int share = parts == 1 ? (count + threads - 1) / threads : std::min(count, 4), shares = (count + share - 1) / share;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -186,7 +216,15 @@ static void multiply_tiles(const Pairs& pairs, From from, int rows, int threads)
     int tile = task / shares * many, first = task % shares * share;
     configure_tiles();
     for (int pair = first; pair < std::min(count, first + share); pair++)
-      multiply_pair(pairs, tiled, tile, std::min(tiles, tile + many), pair);
+      multiply_pair<Parts>(pairs, x, tile, std::min(tiles, tile + many), pair);
     release_tiles();
   }
+}
+
+template <class Pairs, class From>
+static void multiply_tiles(const Pairs& pairs, From from, int rows, int threads) {
+  RowTiles tiled = tiles_of_rows(pairs.l, from, rows, threads);
+  if (pairs.l.parts == OnePart::PARTS) return multiply_parts<OnePart>(pairs, tiled, threads);
+  if (pairs.l.parts == ThreeParts::PARTS) return multiply_parts<ThreeParts>(pairs, tiled, threads);
+  multiply_parts<WholeNumbers>(pairs, tiled, threads);
 }
