@@ -4,9 +4,18 @@ from attn_core import configure
 from attn_gated_deltanet import GatedDeltaNet
 from attn_testing import Agreement
 from transformers import Qwen3NextConfig
+from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
 WIDTH, HEADS, KEY, VALUE = 16, 6, 4, 6
+
+
+@pytest.fixture(autouse=True)
+def _plain_torch(monkeypatch):
+    """Their own functions: fla's, which take over where it is installed, want a GPU."""
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        function = getattr(modeling_qwen3_next, name)
+        monkeypatch.setattr(modeling_qwen3_next, name, getattr(function, "__wrapped__", function))
 
 
 def pair(key_heads, eps):

@@ -1,12 +1,22 @@
 """Layers with the weights of the package `transformers` compute what its layers do."""
 
+import pytest
 import torch
 from attn_core import configure, installed
 from transformers import KimiLinearConfig, MiniMaxConfig
+from transformers.models.kimi_linear import modeling_kimi_linear
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
 
 WIDTH, HEADS, SIZE = 16, 2, 4
+
+
+@pytest.fixture(autouse=True)
+def _plain_torch(monkeypatch):
+    """Their own functions: fla's, which take over where it is installed, want a GPU."""
+    for name in ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention"):
+        function = getattr(modeling_kimi_linear, name)
+        monkeypatch.setattr(modeling_kimi_linear, name, getattr(function, "__wrapped__", function))
 
 
 def built(name, **options):
