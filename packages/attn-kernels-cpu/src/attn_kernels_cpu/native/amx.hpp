@@ -176,15 +176,14 @@ static void multiply_pair(const Pairs& pairs, const RowTiles& x, int first, int 
 // `rows` in tiles, made from floats: `rows_at(row, space)` says where a row lies, which may be in `space`.
 template <class From>
 static RowTiles tiles_of_rows(const Linear& l, From rows_at, int rows, int threads) {
-  static thread_local std::vector<uint16_t> room;
+  static thread_local TileMemory room;
   static thread_local std::vector<float> row_steps;
   bool int8 = l.format == INT8_FOURS;
   int per = 16 / l.parts, depth = int8 ? INT8_DEPTH : DEPTH;
   int blocks = (l.inputs + depth - 1) / depth, tiles = (rows + per - 1) / per;
   size_t row = (size_t)blocks * TILE;
-  room.resize(tiles * row + 32);
   row_steps.resize(rows);
-  uint16_t* at = (uint16_t*)(((uintptr_t)room.data() + 63) / 64 * 64);
+  uint16_t* at = room.of(tiles * row);
   float* steps = row_steps.data();
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tiles > 1)
   for (int t = 0; t < tiles; t++) {

@@ -19,15 +19,6 @@ static inline __m512i rounded_two(const uint16_t* first, const uint16_t* second)
   return _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)second), 1);
 }
 
-// Memory that grows and begins with a cache line.
-struct TileMemory {
-  std::vector<uint16_t> room;
-  uint16_t* of(size_t elements) {
-    if (room.size() < elements + 32) room.resize(elements + 32);
-    return (uint16_t*)(((uintptr_t)room.data() + 63) / 64 * 64);
-  }
-};
-
 // What one task works on: `rows` rows of queries, in `tiles` tiles, and `blocks` blocks of keys.
 struct Roomed {
   uint16_t *queries, *keys, *weights, *values;

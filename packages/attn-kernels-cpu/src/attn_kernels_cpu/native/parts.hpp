@@ -1,7 +1,7 @@
 // Rows of float32 as sums of bfloat16 or int8 numbers, in tiles of sixteen rows by 64 bytes, as AMX multiplies them.
 #pragma once
-#include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "simd.hpp"
 
@@ -10,6 +10,15 @@ constexpr int TILE = 16 * DEPTH;     // elements of a tile
 constexpr int INT8_DEPTH = 64;       // inputs of a tile of int8
 constexpr float MOST_STEPS = 32512;  // 127 * 256: what two int8 numbers, of which one counts 256 times, hold on both sides
 constexpr uint32_t UPPER = 0xffff0000;
+
+// Memory that grows and begins with a cache line.
+struct TileMemory {
+  std::vector<uint16_t> room;
+  uint16_t* of(size_t elements) {
+    if (room.size() < elements + 32) room.resize(elements + 32);
+    return (uint16_t*)(((uintptr_t)room.data() + 63) / 64 * 64);
+  }
+};
 
 // The first sixteen bits, which are a bfloat16 near x, and what is left of x: zero of what is not finite.
 static inline __m512i upper_part(__m512& x) {
@@ -33,21 +42,21 @@ static inline void three_parts(__m512 x, uint16_t* at) {
   for (int part = 0; part < 3; part++) put_upper(at + part * DEPTH, upper_part(x));
 }
 
+// The first `left` of sixteen floats, the others zero.
+static inline __m512 some(const float* x, int left) {
+  return _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0, x);
+}
+
 // A row of `inputs` floats as `parts` rows of tiles that lie TILE elements apart; inputs past the last are zero.
 static inline void split_row(const float* x, int inputs, int parts, uint16_t* tiles) {
   for (int k = 0; k < (inputs + DEPTH - 1) / DEPTH * DEPTH; k += 16) {
-    int left = std::max(0, inputs - k);
-    __m512 values = _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1), x + k);
+    __m512 values = some(x + k, inputs - k);
     uint16_t* at = tiles + (size_t)(k / DEPTH) * TILE + k % DEPTH;
     if (parts == 3)
       three_parts(values, at);
     else
       store16(at, values);
   }
-}
-
-static inline __m512 some(const float* x, int left) {
-  return _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0, x);
 }
 
 // A row of floats as whole numbers of a step, each 256 times one int8 number and another: two rows of tiles. The step;
