@@ -8,7 +8,8 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_train.captions import HELD, NUMBERS, caption_pairs, digits
-from attn_train.loop.continuations import PADDED, ContinuationLessons, collated, continuations
+from attn_train.loop.continuations import ContinuationLessons, collated, continuations
+from attn_train.loop.padded import PADDED
 from attn_train.synthetic import synthetic_pairs
 from torch import nn
 

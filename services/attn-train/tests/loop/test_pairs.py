@@ -10,7 +10,8 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 from attn_train.data import load_material
 from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.pair_lessons import PADDED, PairLessons
+from attn_train.loop.padded import PADDED
+from attn_train.loop.pair_lessons import PairLessons
 from attn_train.loop.pairs import tokenise_pairs
 from attn_train.loop.report import Silence
 from attn_train.loop.stop import StopFlag

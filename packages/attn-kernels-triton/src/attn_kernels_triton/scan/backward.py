@@ -11,7 +11,7 @@ from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.programs.scan.arguments import Unscan
 from attn_kernels_triton.programs.scan.backward import uncorrect, unrecall, unremember
 from attn_kernels_triton.programs.scan.backward_key import gradient_to_channels
-from attn_kernels_triton.scan.forward import count, memory_launches, scan_of
+from attn_kernels_triton.scan.forward import launch_of, memory_launches, scan_of
 from attn_kernels_triton.scan.tiles import ScanChoice, scan_choice
 from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token, dense
 
@@ -62,9 +62,7 @@ def backward_launches(given: Given, work: Between, found: Gradients) -> list[Lau
     launches = memory_launches(given, work)
     for program in programs:
         choice = scan_choice(program.__name__, given.sizes)
-        call = unscan_of(given, work, found, choice)
-        number = count(program.__name__, given, choice)
-        launches.append(Launch(program=program, programs=number, call=call, warps=choice.warps, stages=choice.stages))
+        launches.append(launch_of(program, unscan_of(given, work, found, choice), given, choice))
     return launches
 
 

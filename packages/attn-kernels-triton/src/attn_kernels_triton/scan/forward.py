@@ -34,7 +34,11 @@ def forward_launches(given: Given, work: Between) -> list[Launch]:
 
 def scan_launch(program: Any, given: Given, work: Between, choice: ScanChoice) -> Launch:
     """One of the programs that are given a `Scan`."""
-    call = scan_of(given, work, choice)
+    return launch_of(program, scan_of(given, work, choice), given, choice)
+
+
+def launch_of(program: Any, call: Any, given: Given, choice: ScanChoice) -> Launch:
+    """A program with what it is given, as often as its choice asks for."""
     programs = count(program.__name__, given, choice)
     return Launch(program=program, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
 

@@ -16,15 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.loop.lessons import VALIDATION_SEED, Done
+from attn_train.loop.lessons import Done
+from attn_train.loop.padded import PADDED, validation_mean
 from attn_train.loop.pairs import TextPair
 from attn_train.loop.seeds import derived
 from attn_train.spec import TrainingSpec
 
 EQUALS = "="
 """The word between what is given and what is to be written."""
-PADDED = -100
-"""Targets that no loss looks at."""
 ANSWERS = 100
 """Validation texts that are answered when training is over."""
 
@@ -95,22 +94,15 @@ class ContinuationLessons:
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
-        held = list(self._texts.validation)
-        if not held:
-            return None
-        order = torch.randperm(len(held), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
-        training, total, tokens = model.training, 0.0, 0
-        model.eval()
-        device = next(model.parameters()).device
-        with torch.inference_mode():
-            for start in range(0, min(len(held), batches * self._batch), self._batch):
-                batch = collated([held[place] for place in order[start : start + self._batch]])
-                count = int((batch[1] != PADDED).sum())
-                total += _loss(model, tuple(part.to(device) for part in batch)).item() * count
-                tokens += count
-                done()
-        model.train(training)
-        return total / tokens
+        return validation_mean(
+            model,
+            self._texts.validation,
+            collated,
+            lambda batch: _loss(model, batch),
+            batch=self._batch,
+            batches=batches,
+            done=done,
+        )
 
     def final_values(self, model: nn.Module, done: Done) -> Mapping[str, float]:
         """The share of the first validation texts that are written without a mistake, by the engine that serves."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.loop.lessons import VALIDATION_SEED, Done
+from attn_train.loop.lessons import Done
+from attn_train.loop.padded import PADDED, validation_mean
 from attn_train.loop.pairs import PairTokens, TokenPair
 from attn_train.loop.seeds import derived
 from attn_train.loop.translation import bleu, translate
@@ -18,8 +19,6 @@ from attn_train.spec import TrainingSpec
 
 NEAR = 8
 """A batch is drawn from as many batches of pairs that are about as long."""
-PADDED = -100
-"""Targets that no loss looks at."""
 
 
 class PairLessons:
@@ -54,22 +53,15 @@ class PairLessons:
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The mean over at most `batches` batches kept for validation, not smoothed."""
-        held = list(self._pairs.validation)
-        if not held:
-            return None
-        order = torch.randperm(len(held), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
-        training, total, tokens = model.training, 0.0, 0
-        model.eval()
-        device = next(model.parameters()).device
-        with torch.inference_mode():
-            for start in range(0, min(len(held), batches * self._batch), self._batch):
-                batch = collated([held[place] for place in order[start : start + self._batch]])
-                count = int((batch[3] != PADDED).sum())
-                total += _loss(model, tuple(part.to(device) for part in batch), 0.0).item() * count
-                tokens += count
-                done()
-        model.train(training)
-        return total / tokens
+        return validation_mean(
+            model,
+            list(self._pairs.validation),
+            collated,
+            lambda batch: _loss(model, batch, 0.0),
+            batch=self._batch,
+            batches=batches,
+            done=done,
+        )
 
     def final_values(self, model: nn.Module, done: Done) -> Mapping[str, Any]:
         """BLEU over the first validation sources, where asked for."""
