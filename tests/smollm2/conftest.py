@@ -31,6 +31,17 @@ PROMPTS = [
     "How far away is the moon?",
 ]
 
+PROSE = """\
+The lighthouse stood at the end of a narrow spit of sand, and for most of the year nobody went there but the keeper and
+his dog. In winter the sea came over the road twice a day, so that whoever had business with them waited for the ebb and
+walked back before it turned. The keeper did not mind. He wrote down the weather at six, at noon and at six again, he
+cleaned the lamp, and in the evening he read the newspapers of the week before, which the baker brought him with the
+bread. When the harbour was given an electric light, the council thanked him for thirty-one years of service and asked
+him what he would like to have as a token of their gratitude. He asked for the old lamp. They carried it up to his
+daughter's house in the town, where it fills half of the front room, and on the anniversary of his retirement he lights
+it, and the neighbours on the other side of the street draw their curtains and say to each other that it is May again.
+"""
+
 
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
@@ -53,3 +64,10 @@ def prompts(smollm2) -> list[tuple[int, ...]]:
     """Twenty conversations as token ids."""
     assert smollm2.tokenizer is not None
     return [tuple(smollm2.tokenizer.encode_chat([{"role": "user", "content": text}])) for text in PROMPTS]
+
+
+@pytest.fixture(scope="session")
+def passage(smollm2) -> tuple[int, ...]:
+    """A few hundred tokens of prose."""
+    assert smollm2.tokenizer is not None
+    return tuple(smollm2.tokenizer.encode(PROSE))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from attn_engine import EngineLimits, Request, Sampling, build_engine
+from attn_engine import EngineLimits, Request, Sampling, Scoring, build_engine
 
 NEW_TOKENS = 64
 ROOM = 160  # tokens of the longest prompt and its continuation
@@ -87,3 +89,17 @@ def test_attention_maps_are_those_of_transformers(smollm2, peer, prompts):
         peer.set_attn_implementation("sdpa")
     for layer in layers:
         torch.testing.assert_close(maps[layer], theirs[layer][0], rtol=0, atol=1e-5)
+
+
+def test_a_text_has_the_perplexity_that_transformers_gives_it_to_four_digits(smollm2, peer, passage):
+    engine = build_engine(smollm2.model, requests=1, tokens=len(passage), limits=EngineLimits(step_tokens=100))
+    engine.submit(Request(id="text", token_ids=passage, task=Scoring()))
+    said: list[float] = []
+    while not engine.idle:
+        for event in engine.step():
+            said += [token.logprob for token in event.tokens if token.logprob is not None]
+    tokens = torch.tensor([passage])
+    with torch.inference_mode():
+        theirs = peer(tokens, labels=tokens).loss.exp().item()
+    assert len(said) == len(passage) - 1
+    assert math.exp(-sum(said) / len(said)) == pytest.approx(theirs, rel=5e-5)

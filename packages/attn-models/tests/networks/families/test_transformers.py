@@ -236,6 +236,21 @@ def test_a_checkpoint_of_transformers_gives_its_logits_whole_and_in_steps(peer, 
             torch.testing.assert_close(stepped, whole, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_rows_of_a_padded_batch_of_transformers_are_ours_without_padding(peer, side, tmp_path):
+    peer.save_pretrained(tmp_path)
+    model = load_model(tmp_path).model
+    prompts, longest = [torch.randint(61, (length,)) for length in (12, 1, 7)], 12
+    tokens, keep = torch.zeros(3, longest, dtype=torch.int64), torch.zeros(3, longest, dtype=torch.int64)
+    places = [slice(longest - len(prompt), None) if side == "left" else slice(len(prompt)) for prompt in prompts]
+    for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
+        tokens[row, place], keep[row, place] = prompt, 1
+    with torch.no_grad():
+        theirs = peer(tokens, attention_mask=keep, position_ids=(keep.cumsum(1) - 1).clamp(min=0)).logits
+        for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
+            torch.testing.assert_close(model(prompt[None])[0], theirs[row, place], rtol=0, atol=1e-5)
+
+
 def test_transformers_reads_what_is_written_in_its_layout(peer, tmp_path):
     peer.save_pretrained(tmp_path / "theirs")
     loaded = load_model(tmp_path / "theirs")
