@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attn_cli.commands.compare import with_powers_of_two
 from attn_cli.pictures import as_text
 from attn_cli.sample import sample_grid
 from attn_core import Mechanism, configure, installed
@@ -41,6 +42,20 @@ def test_curves_and_masks_are_drawn_as_pictures(attn: Run, tmp_path: Path) -> No
         done = attn(*words, "--draw", str(path))
         assert done.returncode == 0, done.stderr
         assert path.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("given", "drawn"),
+    [
+        ([5], [5]),
+        ([8, 64], [8, 16, 32, 64]),
+        ([7, 9], [7, 8, 9]),
+        ([100, 3000], [100, 128, 256, 512, 1024, 2048, 3000]),
+    ],
+    ids=str,
+)
+def test_curves_have_a_point_at_each_power_of_two_between_their_ends(given: list[int], drawn: list[int]) -> None:
+    assert with_powers_of_two(given) == drawn
 
 
 @pytest.mark.parametrize(

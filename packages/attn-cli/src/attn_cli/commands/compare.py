@@ -41,13 +41,19 @@ def compare_command(
     """
     lengths = parse_lengths(seq)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
-    rows = [row(name, sizes, length, dtype_name(dtype)) for name in dict.fromkeys(names) for length in lengths]
+    rows = priced(names, sizes, lengths, dtype_name(dtype))
     if draw is not None:
-        draw_curves(curves(rows), lengths, draw)
+        dense = with_powers_of_two(lengths)
+        draw_curves(curves(priced(names, sizes, dense, dtype_name(dtype))), dense, draw)
     if json:
         print_json(rows)
     else:
         print_table([readable(facts) for facts in rows], "no mechanism was named")
+
+
+def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> list[dict[str, Any]]:
+    """A row for each mechanism and length."""
+    return [row(name, sizes, length, dtype) for name in dict.fromkeys(names) for length in lengths]
 
 
 def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
@@ -80,6 +86,12 @@ def readable(facts: dict[str, Any]) -> dict[str, Any]:
     counted = {short: human_count(facts[key]) for short, key in COUNTS.items()}
     sized = {short: human_bytes(facts[key]) for short, key in SIZES.items()}
     return {"name": facts["name"], "tokens": facts["tokens"]} | counted | sized
+
+
+def with_powers_of_two(lengths: list[int]) -> list[int]:
+    """The lengths and the powers of two between them, so that a curve bends where its mechanism's price does."""
+    powers = [2**power for power in range(lengths[0].bit_length(), lengths[-1].bit_length())]
+    return sorted({*lengths, *(power for power in powers if power < lengths[-1])})
 
 
 def parse_lengths(text: str) -> list[int]:
