@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from attn_core import Registry
+from attn_core import Paper, Registry
 from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
 
 
 @dataclass(frozen=True)
 class Thing:
     name: str
+    summary: str = ""
+    paper: Paper | None = None
 
 
 @pytest.fixture
@@ -44,6 +46,22 @@ def test_names_are_those_one_can_call(registry):
 def test_an_unknown_name_is_answered_with_near_ones(registry):
     with pytest.raises(UnknownName, match="unknown mechanism 'mah'; did you mean 'mha'"):
         registry.get("mah")
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [("reformer", ["lsh"]), ("LSH", ["lsh", "locality"]), ("kitaev", ["lsh"]), ("form", []), ("(", []), ("", [])],
+)
+def test_items_are_found_by_whole_words_of_their_papers_too(word, names):
+    registry = Registry("mechanism")
+    paper = Paper("Reformer: The Efficient Transformer", "Kitaev, Kaiser, Levskaya", 2020)
+    registry.register(Thing("locality", summary="like lsh"), "attn-one")
+    registry.register(Thing("lsh", summary="hashed", paper=paper), "attn-one")
+    registry.register(Thing("mha"), "attn-one")
+    assert registry.speaking_of(word) == names
+    if names:
+        with pytest.raises(UnknownName, match=f"did you mean '{names[0]}'"):
+            registry.get(word)
 
 
 def test_an_empty_registry_says_that_nothing_is_installed():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Self
 
 
@@ -65,10 +65,10 @@ class UnknownName(UserError):
     reason = "UNKNOWN_NAME"
 
     @classmethod
-    def of(cls, kind: str, name: str, known: Iterable[str]) -> Self:
-        """The error for a `kind` called `name`, with the nearest of the `known` names."""
+    def of(cls, kind: str, name: str, known: Iterable[str], meant: Sequence[str] = ()) -> Self:
+        """The error for a `kind` called `name`: perhaps one of `meant` was, else the nearest of the `known` names."""
         names = sorted(known)
-        near = near_names(name, names)
+        near = meant or near_names(name, names)
         if near:
             hint = f"did you mean {' or '.join(repr(n) for n in near)}?"
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
@@ -52,11 +53,19 @@ class Registry(Generic[Item]):
             return owners[0]
         if owners:
             raise AmbiguousName.of(self.kind, name, owners)
-        raise UnknownName.of(self.kind, name, self.names())
+        raise UnknownName.of(self.kind, name, self.names(), self.speaking_of(name))
 
     def get(self, name: str) -> Item:
         """The item of a short or full name."""
         return self._items[self.full_name(name)]
+
+    def speaking_of(self, word: str) -> list[str]:
+        """At most three names of items whose name, summary or paper has the word: the paper of `lsh` has "Reformer"."""
+        whole = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
+        if not word.strip():
+            return []
+        found = [name for name in self.names() if whole.search(f"{name} {words_about(self.get(name))}")]
+        return sorted(found, key=lambda name: name.lower() != word.lower())[:3]
 
     def names(self) -> list[str]:
         """How each item can be called, sorted: its short name, or in full where that has several owners."""
@@ -66,3 +75,10 @@ class Registry(Generic[Item]):
     def owner(self, name: str) -> str:
         """The distribution that owns the item of this name."""
         return self.full_name(name).rpartition("/")[0]
+
+
+def words_about(item: Named) -> str:
+    """The summary of an item, and title and authors of its paper, where it has them."""
+    paper = getattr(item, "paper", None)
+    parts = (getattr(item, "summary", ""), getattr(paper, "title", ""), getattr(paper, "authors", ""))
+    return " ".join(parts)
