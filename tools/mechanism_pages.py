@@ -23,6 +23,7 @@ from attn_core import (
     Mechanism,
     MechanismConfig,
     Shape,
+    WholeCall,
     configure,
     installed,
     option_fields,
@@ -69,8 +70,7 @@ def page(mechanism: Mechanism) -> str:
         "## Price\n\n" + price(mechanism, config),
         "## Weights\n\n" + f"{weights_statement(mechanism)[:1].upper()}{weights_statement(mechanism)[1:]}.",
     ]
-    if spec is not None:
-        parts.append("## Kernels\n\n" + kernels(mechanism, config))
+    parts.append("## Kernels\n\n" + kernels(mechanism, config))
     if spec is not None:
         parts.append("## Mask\n\n" + mask_text(spec, config))
     parts.append("## Proof\n\n" + proof_page.section(mechanism.name, proof_records.load()))
@@ -124,9 +124,11 @@ def price(mechanism: Mechanism, config: MechanismConfig) -> str:
 
 def kernels(mechanism: Mechanism, config: MechanismConfig) -> str:
     """Which kernel computes it on a CPU in float32, and why the others refuse."""
-    rows = verdicts(mechanism, config, dtype="float32", device="cpu", gradients=False, padded=False)
-    table = "\n".join(f"| `{row['name']}` | {row['verdict']} | {row['reasons'].replace('|', '/')} |" for row in rows)
-    return f"On a CPU in float32.\n\n| kernel | | |\n|---|---|---|\n{table}"
+    rows = verdicts(mechanism, config, WholeCall(dtype="float32", tokens=TOKENS))
+    table = "\n".join(
+        f"| {row['part']} | {row['name']} | {row['verdict']} | {row['reasons'].replace('|', '/')} |" for row in rows
+    )
+    return f"On a CPU in float32, {TOKENS} tokens.\n\n| computes | | | |\n|---|---|---|---|\n{table}"
 
 
 def mask_text(spec: AttentionSpec, config: MechanismConfig) -> str:

@@ -70,9 +70,17 @@ def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: An
 
 
 def test_who_would_meet_rows_where_a_cache_keeps_them_is_answered_too(answer: Answer) -> None:
-    refused = {row["name"]: row["reasons"] for row in answer("explain", "gqa", "--kv-heads", "2", "--rows", "int8")}
-    assert "attend_paged" in refused["plain"]
-    assert refused["triton_paged"]
+    *kernels, others = answer("explain", "gqa", "--kv-heads", "2", "--rows", "int8")
+    assert {row["name"]: row["reasons"] for row in kernels}["triton_paged"]
+    assert "not attend_paged" in others["reasons"]
+    assert "torch_sdpa" in others["reasons"]
+
+
+def test_a_mechanism_that_computes_itself_says_so_and_for_which_part(answer: Answer) -> None:
+    (alone,) = answer("explain", "path")
+    assert (alone["part"], alone["name"], alone["verdict"]) == ("attention", "its own module", "runs")
+    runs = {row["part"]: row["name"] for row in answer("explain", "nsa") if row["verdict"] == "runs"}
+    assert runs == {"window": "torch_sdpa", "compressed and selected blocks": "its own module"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_who_would_meet_rows_where_a_cache_keeps_them_is_answered_too(answer: An
         (("show", "mha", "--width", "10", "--heads", "3"), "10"),
         (("cost", "llama-3-70b", "--dtype", "bf17"), "bf16"),
         (("cost", "llama-3-70b", "--lenders", "cla:x"), "cla:N"),
-        (("explain", "lstmn"), "own way"),
+        (("explain", "lstmn", "--rows", "plain"), "gather"),
         (("explain", "gqa", "--rows", "int3"), "int4"),
         (("explain", "gqa", "--rows", "int4", "--training"), "serving"),
     ],

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import MISSING
 from typing import Any
 
 from attn_core import (
+    AttentionSpec,
     Capability,
+    Computation,
     Mechanism,
     MechanismConfig,
-    RecurrenceKernel,
+    Problem,
     Shape,
-    Verdict,
-    attend_problem,
+    WholeCall,
     explain,
     installed,
     option_fields,
     paged_problem,
-    recurrence_problem,
     state_bytes,
 )
 from attn_core.errors import InvalidValue
@@ -61,47 +62,58 @@ def price(mechanism: Mechanism, config: MechanismConfig, tokens: int, dtype: str
     }
 
 
-def verdicts(mechanism: Mechanism, config: MechanismConfig, **problem: Any) -> list[dict[str, Any]]:
-    """A row per kernel, the chosen one first; none where the mechanism computes its own way."""
-    spec = mechanism.spec(config)
-    if spec is None:
-        return recurrence_verdicts(mechanism, config, **problem)
-    return said(explain(installed().kernels, attend_problem(spec, **problem)))
-
-
-def recurrence_verdicts(mechanism: Mechanism, config: MechanismConfig, **problem: Any) -> list[dict[str, Any]]:
-    """A row per kernel that computes linear recurrences; none where the mechanism asks for no kernel."""
-    asked = mechanism.recurrence(config)
-    if asked is None:
-        return []
-    kernels = [kernel for kernel in installed().kernels if isinstance(kernel, RecurrenceKernel)]
-    known = {name: problem[name] for name in ("dtype", "device", "gradients")}
-    return said(explain(kernels, recurrence_problem(asked, **known, tokens=problem.get("queries", 0))))
+def verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> list[dict[str, Any]]:
+    """A row per kernel and part of the layer, the chosen one first."""
+    rows = []
+    for computation in mechanism.computations(config, call.tokens):
+        rows += [own(computation)] if computation.asked is None else said(computation, computation.problem(call))
+    return rows
 
 
 def paged_verdicts(
     mechanism: Mechanism, config: MechanismConfig, *, dtype: str, device: str, rows: str
 ) -> list[dict[str, Any]]:
-    """A row per kernel for a step over rows where a cache keeps them, in this form.
+    """A row per kernel for a step over rows where a cache keeps them, in this form; none where the step gathers them.
 
     Where all refuse, rows are gathered, and `verdicts` says who computes.
     """
-    spec = mechanism.spec(config)
     if rows not in ROW_FORMS:
         raise InvalidValue.of("--rows", rows, ", ".join(ROW_FORMS))
-    if spec is None:
+    computation = mechanism.paged_computation(config)
+    if computation is None or rows not in computation.rows or not isinstance(computation.asked, AttentionSpec):
         return []
-    return said(explain(installed().kernels, paged_problem(spec, dtype=dtype, device=device, rows=rows)))
+    return said(computation, paged_problem(computation.asked, dtype=dtype, device=device, rows=rows))
 
 
-def said(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """The verdicts as rows of a table."""
-    rows = []
-    for place, verdict in enumerate(verdicts):
-        word = "refuses" if not verdict.accepted else "runs" if place == 0 else "would accept"
+def own(computation: Computation) -> dict[str, Any]:
+    """The row of a part that the mechanism's own module computes."""
+    cost = "" if computation.asked is None else f"{computation.below:g}"
+    reasons = "asks no kernel" if computation.asked is None else "no kernel costs less"
+    return row_of(computation, "its own module", "runs", cost=cost, reasons=reasons)
+
+
+def said(computation: Computation, problem: Problem) -> list[dict[str, Any]]:
+    """What every kernel says of one part of a layer, a row each; those of other operations in one row."""
+    kernels = list(installed().kernels)
+    verdicts = explain([kernel for kernel in kernels if kernel.operation == problem.operation], problem)
+    cheap = [verdict for verdict in verdicts if verdict.cost is not None and verdict.cost < computation.below]
+    rows = [] if cheap or math.isinf(computation.below) else [own(computation)]
+    for verdict in verdicts:
+        word = "refuses" if not verdict.accepted else "runs" if verdict in cheap[:1] else "would accept"
         cost = "" if verdict.cost is None else f"{verdict.cost:g}"
-        rows.append({"name": verdict.kernel.name, "verdict": word, "cost": cost, "reasons": "; ".join(verdict.reasons)})
+        rows.append(row_of(computation, verdict.kernel.name, word, cost=cost, reasons="; ".join(verdict.reasons)))
+    others = [kernel for kernel in kernels if kernel.operation != problem.operation]
+    if others:
+        operations = ", ".join(sorted({kernel.operation for kernel in others}))
+        names = ", ".join(sorted(kernel.name for kernel in others))
+        reasons = f"compute {operations}, not {problem.operation}: {names}"
+        rows.append(row_of(computation, f"{len(others)} others", "refuse", reasons=reasons))
     return rows
+
+
+def row_of(computation: Computation, name: str, verdict: str, *, cost: str = "", reasons: str = "") -> dict[str, Any]:
+    """One row of the table."""
+    return {"part": computation.part, "name": name, "verdict": verdict, "cost": cost, "reasons": reasons}
 
 
 def weights_statement(mechanism: Mechanism) -> str:

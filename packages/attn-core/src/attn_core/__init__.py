@@ -17,6 +17,7 @@ from attn_core.batch import (
 from attn_core.block import AttentionParts, BlockKernel, BlockParts, BlockStep, GatedParts
 from attn_core.capability import Capability
 from attn_core.catalog import Catalog, installed
+from attn_core.computation import Computation, WholeCall
 from attn_core.config import MechanismConfig, configure, option_fields, parse_options
 from attn_core.cost import Cost, Shape
 from attn_core.declared import DeclaredMechanism
@@ -143,6 +144,7 @@ __all__ = [
     "Chunked",
     "CodedInPlaceView",
     "Command",
+    "Computation",
     "ComputedMechanism",
     "Concat",
     "Condition",
@@ -255,6 +257,7 @@ __all__ = [
     "TreeStore",
     "Usage",
     "Verdict",
+    "WholeCall",
     "Window",
     "Yarn",
     "attend_problem",

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from attn_core.computation import Computation
 from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
 from attn_core.heads import Heads
@@ -14,6 +15,9 @@ from attn_core.mask.runs import size
 from attn_core.mechanism import Mechanism
 from attn_core.spec import AttentionSpec
 from attn_core.state import Field, Paged, Source, StateSpecs
+
+IN_PLACE = ("plain", "int8", "int4")
+"""Forms of rows that a step of a spec meets where a cache keeps them."""
 
 
 def allowed_pairs(spec: AttentionSpec, shape: Shape) -> int:
@@ -44,6 +48,17 @@ class DeclaredMechanism(Mechanism):
     def inner(self, config: MechanismConfig) -> InnerAttention | None:  # noqa: ARG002 -- most need none
         """A fresh module that computes what the spec alone does not say; None where it says all."""
         return None
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- see the base
+        """The attention of the spec; to be overridden where `inner` does without."""
+        return (Computation(asked=self.spec(config)),)
+
+    def paged_computation(self, config: MechanismConfig) -> Computation | None:
+        """The attention of the spec, where nothing but the spec is computed."""
+        spec = self.spec(config)
+        if spec.cross or self.inner(config) is not None:
+            return None
+        return Computation(asked=spec, rows=IN_PLACE)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:  # noqa: ARG002 -- most need none
         """What the inner module remembers of a token besides its key and value."""

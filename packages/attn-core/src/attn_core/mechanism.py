@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.batch import Fields, LayerState, RaggedBatch
 from attn_core.capability import Capability
+from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape
 from attn_core.inputs import checked
@@ -108,6 +109,16 @@ class Mechanism(ABC):
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """The linear recurrence that a layer asks kernels to compute, or None where it asks for none."""
+        return None
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """Who computes whole sequences of `tokens` tokens in evaluation: kernels, or the layer's own module."""
+        found = self.recurrence(config)
+        return (Computation() if found is None else Computation(part="recurrence", asked=found),)
+
+    def paged_computation(self, config: MechanismConfig) -> Computation | None:
+        """What its step asks of kernels that meet remembered rows where a cache keeps them; None where it never
+        does."""
         return None
 
     def can(self, *capabilities: Capability) -> bool:

@@ -37,7 +37,7 @@ class Differential(DeclaredMechanism):
         r" V\right),\quad \lambda = e^{\lambda_{q_1} \cdot \lambda_{k_1}} - e^{\lambda_{q_2} \cdot \lambda_{k_2}}"
         r" + \lambda_\mathrm{init}"
     )
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.NORMALISED}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.NORMALISED, Capability.CHOOSES}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

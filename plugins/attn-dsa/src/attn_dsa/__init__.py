@@ -9,6 +9,7 @@ from attn_core import (
     AttentionSpec,
     Capability,
     Causal,
+    Computation,
     Cost,
     DeclaredMechanism,
     Field,
@@ -57,6 +58,12 @@ class Dsa(DeclaredMechanism):
         from attn_dsa.chosen import ChosenTokens
 
         return ChosenTokens(self.spec(config), DsaConfig.of(config))
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """Causal attention up to `top` tokens, of which all are chosen; beyond, tokens are chosen and read here."""
+        if tokens <= DsaConfig.of(config).top:
+            return super().computations(config, tokens)
+        return (Computation(part="indexer and attention"),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """One index key, shared by the heads of the indexer."""

@@ -9,6 +9,7 @@ from attn_core import (
     AttentionSpec,
     Capability,
     Causal,
+    Computation,
     Cost,
     DeclaredMechanism,
     Field,
@@ -42,7 +43,12 @@ class Forgetting(DeclaredMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + D + M\right) V,\quad"
         r" D_{ij} = \sum_{l=j+1}^{i} \log f_l,\quad f_l = \sigma(w_f^\top x_l + b_f)"
     )
-    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.BORROWS}
+    capabilities = frozenset(Capability) - {
+        Capability.CROSS,
+        Capability.BIDIRECTIONAL,
+        Capability.BORROWS,
+        Capability.CHOOSES,
+    }
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal softmax attention that forgets; raises `InvalidValue` where the config is not causal."""
@@ -55,6 +61,10 @@ class Forgetting(DeclaredMechanism):
         from attn_forgetting.gates import ForgetGates
 
         return ForgetGates(self.spec(config), config.width)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Its own module: the gates' bias is computed here, whole sequences by torch's fused function."""
+        return (Computation(),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """The logarithm of the gate of every head, in float32: sums of thousands of them decide a weight."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from attn_core import (
     Capability,
+    Computation,
     ComputedMechanism,
     Cost,
     Field,
@@ -124,6 +126,10 @@ class GatedDeltaNet(ComputedMechanism):
         heads, _, key, value = self.Config.of(config).sizes
         layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
         return RecurrenceSpec(heads=layout, decay="head", corrects=True)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """The recurrence, where a kernel costs less than the layer's own plain computation."""
+        return tuple(dataclasses.replace(call, below=1.0) for call in super().computations(config, tokens))
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""

@@ -40,7 +40,7 @@ class Gated(DeclaredMechanism):
         arxiv="2505.06708",
     )
     equation = r"O = \sigma(X W_g) \odot \left(\mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V\right)"
-    capabilities = frozenset(Capability) - {Capability.CROSS}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.CHOOSES}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

@@ -9,6 +9,7 @@ from attn_core import (
     AttentionSpec,
     Capability,
     Causal,
+    Computation,
     Cost,
     DeclaredMechanism,
     Mechanism,
@@ -70,6 +71,10 @@ class Moba(DeclaredMechanism):
 
         block, top = sizes(config)
         return BlockMixture(self.spec(config), block=block, top=top)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Its own module: blocks are chosen and read here."""
+        return (Computation(),)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, one score per past block, and the pairs of every query and `top` blocks."""

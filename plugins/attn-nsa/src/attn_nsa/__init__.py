@@ -8,6 +8,7 @@ from attn_core import (
     AttentionSpec,
     Capability,
     Causal,
+    Computation,
     Cost,
     DeclaredMechanism,
     Field,
@@ -67,6 +68,10 @@ class Nsa(DeclaredMechanism):
         from attn_nsa.branches import Branches
 
         return Branches(self.spec(config), NsaConfig.of(config))
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """The branch of the window asks a kernel; the two others are computed here."""
+        return Computation(part="window", asked=self.spec(config)), Computation(part="compressed and selected blocks")
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of all tokens, if its own: a later query may select any block."""

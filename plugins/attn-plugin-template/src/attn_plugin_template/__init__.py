@@ -45,7 +45,7 @@ class Kerple(DeclaredMechanism):
         arxiv="2205.09921",
     )
     equation = r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} - r_1 \log(1 + r_2 |i - j|) + M\right) V"
-    capabilities = frozenset(Capability) - {Capability.CROSS}
+    capabilities = frozenset(Capability) - {Capability.CROSS, Capability.CHOOSES}
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):

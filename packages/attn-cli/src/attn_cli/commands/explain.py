@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from attn_core import installed, parse_options
+from attn_core import WholeCall, installed, parse_options
 from attn_core.dtype import dtype_name
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -45,21 +45,22 @@ def explain_command(
 ) -> None:
     """Say which kernel computes a mechanism here, and why each of the others refuses.
 
-    The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time.
+    The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
+    mechanism's own module computes, wholly or in part, asks no kernel and says so.
     """
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
     config = sizes.config(mechanism, parse_options(option))
-    if mechanism.spec(config) is None and (rows or mechanism.recurrence(config) is None):
-        message = f"mechanism {name!r} computes its own way; kernels are chosen for specs and linear recurrences"
-        raise Incompatible(message, mechanism=name)
-    call = {"dtype": dtype_name(dtype), "device": device, "gradients": training, "padded": padded}
+    call = WholeCall(dtype=dtype_name(dtype), device=device, gradients=training, padded=padded, tokens=seq)
     if rows is None:
-        found = verdicts(mechanism, config, **call, queries=seq, keys=seq)
+        found = verdicts(mechanism, config, call)
     elif training or padded:
         raise InvalidValue.of("--rows", rows, "no --training and no --padded beside it: it is a step of serving")
     else:
         found = paged_verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, rows=rows)
+        if not found:
+            message = f"the steps of mechanism {name!r} gather {rows} rows: no kernel is asked to meet them in place"
+            raise Incompatible(message, mechanism=name)
     if json:
         print_json(found)
     else:

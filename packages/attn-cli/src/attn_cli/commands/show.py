@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import Mechanism, MechanismConfig, installed, parse_options
+from attn_core import Mechanism, MechanismConfig, WholeCall, installed, parse_options
 from attn_core.dtype import dtype_name
 from attn_core.errors import Incompatible
 
@@ -54,8 +54,7 @@ def show_command(
     config = fitting(sizes, mechanism).config(mechanism, parse_options(option))
     if draw is not None:
         draw_to(draw, mechanism, config)
-    call = {"dtype": dtype_name(dtype), "device": "cpu", "gradients": False, "padded": False}
-    kernels = verdicts(mechanism, config, **call, queries=seq, keys=seq)
+    kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
     facts = describe(mechanism) | price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
     if json:
@@ -85,6 +84,6 @@ def readable(facts: dict[str, Any]) -> dict[str, Any]:
     for key in ("capabilities", "states"):
         said[key] = ", ".join(facts[key]) or "none"
     said["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
-    lines = [f"{row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
-    said["kernels"] = "\n".join(lines) or "its own computation"
+    lines = [f"{row['part']}: {row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
+    said["kernels"] = "\n".join(lines)
     return said

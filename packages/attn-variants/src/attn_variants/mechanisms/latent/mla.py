@@ -7,6 +7,7 @@ from typing import Any
 
 from attn_core import (
     Capability,
+    Computation,
     ComputedMechanism,
     Cost,
     Field,
@@ -18,6 +19,7 @@ from attn_core import (
     StateSpecs,
 )
 from attn_core.errors import InvalidValue
+from attn_core.paged import LATENT
 
 from attn_variants.latent.sizes import LatentShape, LatentSizes
 from attn_variants.mechanisms.capabilities import SELF
@@ -92,6 +94,14 @@ class MultiHeadLatentAttention(ComputedMechanism):
             norm_eps=options.norm_eps,
         )
         return LatentAttentionLayer(shape)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Multi-head attention over expanded keys and values."""
+        return (Computation(part="expanded", asked=self.sizes(config).expanded(self_mask(config))),)
+
+    def paged_computation(self, config: MechanismConfig) -> Computation:
+        """Multi-query attention over the remembered rows themselves."""
+        return Computation(part="absorbed", asked=self.sizes(config).absorbed(self_mask(config)), rows=(LATENT,))
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Latent, after its norm, and rotary key, after its turn."""

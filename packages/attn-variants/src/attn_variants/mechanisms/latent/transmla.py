@@ -8,6 +8,7 @@ from typing import Any
 from attn_core import (
     AttentionSpec,
     Capability,
+    Computation,
     ComputedMechanism,
     Cost,
     Field,
@@ -60,6 +61,10 @@ class FactorisedAttention(ComputedMechanism):
         from attn_variants.latent.factorised_layer import FactorisedLayer
 
         return FactorisedLayer(self._spec(config), width=config.width, latent=latent_of(config), bias=config.bias)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Multi-head attention over the keys and values that the latents make."""
+        return (Computation(part="expanded", asked=self._spec(config)),)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The latent."""

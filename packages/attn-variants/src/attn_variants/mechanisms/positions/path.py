@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attn_core import AttentionSpec, Capability, Cost, DeclaredMechanism, Field, MechanismConfig, Paper, Shape
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Computation,
+    Cost,
+    DeclaredMechanism,
+    Field,
+    MechanismConfig,
+    Paper,
+    Shape,
+)
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask
@@ -67,6 +77,10 @@ class PathAttention(DeclaredMechanism):
 
         own = self.Config.of(config)
         return Reflections(self.spec(config), width=config.width, rank=own.rank, taps=own.taps, block=own.block)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Its own module: every query's keys are turned on the way to it, which no kernel does."""
+        return (Computation(),)
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """A direction and, in float32 because hundreds of reflections follow one another, a strength."""

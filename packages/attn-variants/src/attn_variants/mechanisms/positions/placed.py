@@ -32,6 +32,9 @@ class AddedPositions(DeclaredMechanism):
         refuse_rotary(self.name, config)
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
 
+    def paged_computation(self, config: MechanismConfig) -> None:
+        """None: rows are remembered without positions, which must be given before they are met."""
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `AddedPlaces` with random weights."""
         from attn_variants.places.layer import AddedPlaces
@@ -63,6 +66,9 @@ class ConcatenatedPositions(DeclaredMechanism):
         own = self.projected(config)
         heads = dataclasses.replace(own, key_size=2 * own.key_size, value_size=2 * own.value_size)
         return AttentionSpec(heads=heads, mask=self_mask(config))
+
+    def paged_computation(self, config: MechanismConfig) -> None:
+        """None: rows are remembered without positions, which must be given before they are met."""
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `ConcatenatedPlaces` with random weights."""

@@ -77,6 +77,9 @@ class AttentionSinks(DeclaredMechanism):
             self.spec(config), sinks=options.sinks, window=options.window, width=config.width, bias=config.bias
         )
 
+    def paged_computation(self, config: MechanismConfig) -> None:
+        """None: sinks and window are remembered apart and must be gathered."""
+
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of the last `window` tokens, and of the first `sinks`."""
         options, heads = self.Config.of(config), config.head_layout

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from attn_core import (
     AttentionSpec,
     Capability,
+    Computation,
     Cost,
     DeclaredMechanism,
+    Full,
     GlobalTokens,
     InnerAttention,
     MechanismConfig,
@@ -70,6 +73,14 @@ class LongformerAttention(DeclaredMechanism):
 
         options = self.Config.of(config)
         return GlobalRows(self.spec(config), options.global_positions, width=config.width, bias=config.bias)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """That of all rows, and that of the global rows with projections of their own."""
+        own = super().computations(config, tokens)
+        if not self.Config.of(config).global_positions:
+            return own
+        whole = dataclasses.replace(self.spec(config), mask=Full())
+        return (*own, Computation(part="global rows", asked=whole))
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """As declared, and the global tokens' own projections and rows."""

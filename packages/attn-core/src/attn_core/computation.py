@@ -1,0 +1,58 @@
+"""Who computes a layer, said by its mechanism before any layer is built."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from attn_core.errors import InvalidValue
+from attn_core.problem import Problem, attend_problem
+from attn_core.recurrence import RecurrenceSpec, recurrence_problem
+from attn_core.spec import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeCall:
+    """A call of a layer with whole sequences of `tokens` tokens, 0 where they are not known.
+
+    `gradients` are wanted or not; `padded` sequences have different lengths.
+    """
+
+    dtype: str
+    device: str = "cpu"
+    gradients: bool = False
+    padded: bool = False
+    tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Computation:
+    """One part of what a layer computes between its projections.
+
+    `part` names it. `asked` is what a kernel is given as data, None where the mechanism's own module computes it. A
+    module that can do without takes a kernel only where one costs less than `below`, which is what it costs itself. Of
+    a step over rows where a cache keeps them, `rows` are the forms of rows that are met there; see `paged_problem`.
+    """
+
+    part: str = "attention"
+    asked: AttentionSpec | RecurrenceSpec | None = None
+    below: float = math.inf
+    rows: tuple[str, ...] = ()
+
+    def problem(self, call: WholeCall) -> Problem:
+        """The problem that kernels are asked; raises `InvalidValue` where none is."""
+        if self.asked is None:
+            raise InvalidValue.of("asked", None, "a spec: the mechanism's own module computes this part")
+        if isinstance(self.asked, RecurrenceSpec):
+            return recurrence_problem(
+                self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients, tokens=call.tokens
+            )
+        return attend_problem(
+            self.asked,
+            dtype=call.dtype,
+            device=call.device,
+            gradients=call.gradients,
+            padded=call.padded,
+            queries=call.tokens,
+            keys=call.tokens,
+        )
