@@ -54,7 +54,7 @@ def test_an_unknown_name_is_answered_with_near_ones(registry):
 )
 def test_items_are_found_by_whole_words_of_their_papers_too(word, names):
     registry = Registry("mechanism")
-    paper = Paper("Reformer: The Efficient Transformer", "Kitaev, Kaiser, Levskaya", 2020)
+    paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev, Kaiser, Levskaya", year=2020)
     registry.register(Thing("locality", summary="like lsh"), "attn-one")
     registry.register(Thing("lsh", summary="hashed", paper=paper), "attn-one")
     registry.register(Thing("mha"), "attn-one")
