@@ -3,10 +3,10 @@
 import pytest
 import torch
 from attn_core import configure, installed
-from transformers import KimiLinearConfig, MiniMaxConfig
-from transformers.models.kimi_linear import modeling_kimi_linear
-from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearDeltaAttention
-from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+transformers = pytest.importorskip("transformers")
+modeling_kimi_linear = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+modeling_minimax = pytest.importorskip("transformers.models.minimax.modeling_minimax")
 
 WIDTH, HEADS, SIZE = 16, 2, 4
 
@@ -32,8 +32,8 @@ def load(pairs):
 
 def test_kimi_delta_attention_is_that_of_kimi_linear(agrees):
     torch.manual_seed(0)
-    theirs = KimiLinearDeltaAttention(
-        KimiLinearConfig(
+    theirs = modeling_kimi_linear.KimiLinearDeltaAttention(
+        transformers.KimiLinearConfig(
             hidden_size=WIDTH,
             linear_num_heads=HEADS,
             linear_head_dim=SIZE,
@@ -70,7 +70,7 @@ def test_kimi_delta_attention_is_that_of_kimi_linear(agrees):
 
 def test_lightning_attention_is_that_of_minimax_with_its_gate_half_open(agrees):
     torch.manual_seed(0)
-    config = MiniMaxConfig(
+    config = transformers.MiniMaxConfig(
         hidden_size=WIDTH,
         num_attention_heads=HEADS,
         head_dim=SIZE,
@@ -78,7 +78,7 @@ def test_lightning_attention_is_that_of_minimax_with_its_gate_half_open(agrees):
         layer_types=["linear_attention"] * 2,
         block_size=8,
     )
-    theirs = MiniMaxLightningAttention(config, 0)
+    theirs = modeling_minimax.MiniMaxLightningAttention(config, 0)
     ours = built("lightning", chunk=16)
     query, key, value = theirs.qkv_proj.weight.unflatten(0, (HEADS, 3, SIZE)).unbind(1)
     load(
