@@ -40,7 +40,7 @@ def packed(fields, kernel="amx_bfloat16_rounded", sick=()):
     model = Decoder(DecoderConfig.from_plain(LLAMA | fields)).eval()
     with torch.no_grad():
         model.embedding.weight[list(sick)] = float("nan")
-    pack_weights(model, "bfloat16", kernel=kernel)
+    pack_weights(model, "int8" if "int8" in kernel else "bfloat16", kernel=kernel)
     return model
 
 
@@ -87,6 +87,31 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(name):
     for request in range(4):
         (alone,) = rows_of(model, [[step[request]] for step in plan], tokens[request][None])
         assert torch.equal(crowd[request], alone)
+
+
+@pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16", "amx_int8"])
+def test_the_bits_are_the_same_on_any_number_of_threads(kernel):
+    """Few rows are shared out by outputs, and many, from eight tiles a thread on, by rows."""
+    model, tokens = packed({"context": 512}, kernel), torch.arange(400)[None] * 7 % 61
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            found += [rows_of(model, [[400]], tokens)[0], rows_of(model, [[40], [350], [10]], tokens)[0]]
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
+
+
+def test_what_an_earlier_block_left_in_memory_is_not_read():
+    """Columns that fill up a tile are zero, not what lay there: 112 of 128 are in use."""
+    tokens = torch.arange(40)[None] % 60
+    (expected,) = rows_of(packed({}), [[40]], tokens)
+    rows_of(packed({"hidden": 128}, sick=[60]), [[40]], torch.full((1, 40), 60))
+    (found,) = rows_of(packed({}), [[40]], tokens)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

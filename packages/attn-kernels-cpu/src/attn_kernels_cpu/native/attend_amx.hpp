@@ -19,26 +19,33 @@ static inline __m512i rounded_two(const uint16_t* first, const uint16_t* second)
   return _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)second), 1);
 }
 
-// What one task works on: `rows` rows of queries, in `tiles` tiles, and `blocks` blocks of keys.
+// 2^x to 3e-6 of it (a polynomial of degree four, fitted to be off nowhere by more), for what is rounded to bfloat16 next; NaN stays NaN.
+static inline __m512 two_to_the(__m512 x) {
+  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
+  __m512 n = _mm512_roundscale_ps(x, 8), r = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_set1_ps(9.57010143e-3f);
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.59178603e-2f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.40247448e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.93121815e-1f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.99999261e-1f));
+  return _mm512_scalef_ps(p, n);
+}
+
+// What one task works on: tiles of sixteen rows of queries in turn, all with the same blocks of keys and values.
 struct Roomed {
-  uint16_t *queries, *keys, *weights, *values;
-  float *scores, *out;
-  int rows, tiles, blocks, size, stride;
+  uint16_t *queries, *keys, *values;  // [size / 32] tiles, blocks of [size / 32, 2] and of [size / 16]
+  float *scores, *out;                // [blocks, 16, 32], in which weights take the place of scores, and [16, size]
+  int size;
 };
 
 struct AmxRoom {
-  TileMemory queries, keys, weights, values, scores, out;
+  TileMemory queries, keys, values, scores, out;
   std::vector<int> seen;  // keys that each row sees
 
-  Roomed with(int rows, int count, int size) {
-    int tiles = (rows + 15) / 16, blocks = (count + DEPTH - 1) / DEPTH, stride = blocks * DEPTH;
-    return {queries.of((size_t)tiles * 16 * size),
-            keys.of((size_t)stride * size),
-            weights.of((size_t)tiles * 16 * stride),
-            values.of((size_t)stride * size),
-            (float*)scores.of((size_t)tiles * 16 * stride * 2),
-            (float*)out.of((size_t)tiles * 16 * size * 2),
-            rows, tiles, blocks, size, stride};
+  Roomed with(int blocks, int size) {
+    size_t each = (size_t)blocks * DEPTH * size;
+    return {queries.of(16 * size), keys.of(each), values.of(each), (float*)scores.of((size_t)blocks * TILE * 2),
+            (float*)out.of(16 * size * 2), size};
   }
 };
 
@@ -78,85 +85,124 @@ static inline bool pair_block(const Element* values, int64_t row, const int64_t*
   return broken == 0;
 }
 
-// Scores of one tile of rows with one block of keys.
-static inline void score_block(const Roomed& r, int tile, int block) {
-  const uint16_t *queries = r.queries + (size_t)tile * 16 * r.size, *keys = r.keys + (size_t)block * DEPTH * r.size;
-  written();
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int d = 0; d < r.size / DEPTH; d++) {
-    _tile_loadd(4, queries + d * TILE, 64);
-    _tile_loadd(6, keys + 2 * d * TILE, 64);
-    _tile_loadd(7, keys + (2 * d + 1) * TILE, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  float* to = r.scores + (size_t)tile * 16 * r.stride + block * DEPTH;
-  _tile_stored(0, to, r.stride * 4);
-  _tile_stored(1, to + 16, r.stride * 4);
-}
-
-// A row of scores becomes weights in bfloat16, in tiles [blocks, 16 rows, 32 keys]; keys that it does not see weigh zero.
-static inline void weigh_row(const Roomed& r, int row, int seen, float scale) {
-  float* scores = r.scores + (size_t)row * r.stride;
-  uint16_t* to = r.weights + (size_t)(row / 16) * 16 * r.stride + row % 16 * DEPTH;
+// A row of queries, scaled, as row `row` of the tiles.
+static inline void put_query(const Roomed& r, int row, const float* query, float scale) {
   const __m512 factor = _mm512_set1_ps(scale);
-  int whole = (seen + 15) / 16 * 16;
-  for (int j = 0; j < whole; j += 16) _mm512_store_ps(scores + j, _mm512_mul_ps(_mm512_load_ps(scores + j), factor));
-  softmax_row(scores, seen);
-  for (int j = whole; j < r.stride; j += 16) _mm512_store_ps(scores + j, _mm512_setzero_ps());
-  for (int b = 0; b < r.blocks; b++) _mm512_store_si512(to + b * TILE, rounded32(scores + b * DEPTH));
+  for (int d = 0; d < r.size; d += 16)
+    store16(r.queries + d / DEPTH * TILE + row * DEPTH + d % DEPTH, _mm512_mul_ps(_mm512_loadu_ps(query + d), factor));
 }
 
-// Outputs of one tile of rows over the first `blocks` blocks of keys, two panels of elements at a time.
-static inline void mix_blocks(const Roomed& r, int tile, int blocks) {
-  const uint16_t* weights = r.weights + (size_t)tile * 16 * r.stride;
-  float* to = r.out + (size_t)tile * 16 * r.size;
+// Scores of the tile of rows with the first `blocks` blocks of keys.
+static inline void score_blocks(const Roomed& r, int blocks) {
+  const uint16_t* keys = r.keys;
+  written();
+  for (int b = 0; b < blocks; b++) {
+    _tile_zero(0);
+    _tile_zero(1);
+    for (int d = 0; d < r.size; d += DEPTH, keys += 2 * TILE) {
+      _tile_loadd(4, r.queries + d * 16, 64);
+      _tile_loadd(6, keys, 64);
+      _tile_loadd(7, keys + TILE, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, r.scores + b * TILE, 2 * 64);
+    _tile_stored(1, r.scores + b * TILE + 16, 2 * 64);
+  }
+}
+
+// The first `count` of thirty-two scores; the others weigh nothing.
+struct Few {
+  __mmask16 low, high;
+  explicit Few(int count)
+      : low(count >= 16 ? 0xffff : (1u << count) - 1), high(count >= 32 ? 0xffff : count > 16 ? (1u << (count - 16)) - 1 : 0) {}
+};
+
+static inline __m512 highest(const float* scores, int seen) {
+  const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  __m512 low = lowest, high = lowest;
+  int b = 0;
+  for (; (b + 1) * DEPTH <= seen; b++) {
+    low = _mm512_max_ps(_mm512_load_ps(scores + b * TILE), low);
+    high = _mm512_max_ps(_mm512_load_ps(scores + b * TILE + 16), high);
+  }
+  if (b * DEPTH < seen) {
+    Few few(seen - b * DEPTH);
+    low = _mm512_mask_max_ps(low, few.low, _mm512_load_ps(scores + b * TILE), low);
+    high = _mm512_mask_max_ps(high, few.high, _mm512_load_ps(scores + b * TILE + 16), high);
+  }
+  return _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(low, high)));
+}
+
+// A row of scores becomes weights in bfloat16 where they lay, in the first half of each 128 bytes; keys that it does not
+// see weigh zero. What the weights sum up to.
+static inline float weigh_row(float* scores, int blocks, int seen) {
+  const __m512 top = highest(scores, seen);
+  __m512 low_total = _mm512_setzero_ps(), high_total = low_total;
+  int b = 0;
+  for (; (b + 1) * DEPTH <= seen; b++, scores += TILE) {
+    __m512 low = two_to_the(_mm512_sub_ps(_mm512_load_ps(scores), top));
+    __m512 high = two_to_the(_mm512_sub_ps(_mm512_load_ps(scores + 16), top));
+    low_total = _mm512_add_ps(low_total, low);
+    high_total = _mm512_add_ps(high_total, high);
+    _mm512_store_si512(scores, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+  if (b < blocks) {
+    Few few(seen - b++ * DEPTH);
+    __m512 low = _mm512_maskz_mov_ps(few.low, two_to_the(_mm512_sub_ps(_mm512_load_ps(scores), top)));
+    __m512 high = _mm512_maskz_mov_ps(few.high, two_to_the(_mm512_sub_ps(_mm512_load_ps(scores + 16), top)));
+    low_total = _mm512_add_ps(low_total, low);
+    high_total = _mm512_add_ps(high_total, high);
+    _mm512_store_si512(scores, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  }
+  for (; b < blocks; b++) _mm512_store_si512(scores += TILE, _mm512_setzero_si512());
+  return _mm512_reduce_add_ps(_mm512_add_ps(low_total, high_total));
+}
+
+// Outputs of the tile of rows over the first `blocks` blocks of keys, two panels of elements at a time.
+static inline void mix_blocks(const Roomed& r, int blocks) {
   written();
   for (int d = 0; d < r.size; d += 32) {
     const uint16_t* values = r.values + (size_t)d * DEPTH;
     _tile_zero(0);
     _tile_zero(1);
-    for (int b = 0; b < blocks; b++) {
-      _tile_loadd(4, weights + b * TILE, 64);
-      _tile_loadd(6, values + (size_t)b * DEPTH * r.size, 64);
-      _tile_loadd(7, values + (size_t)b * DEPTH * r.size + TILE, 64);
+    for (int b = 0; b < blocks; b++, values += DEPTH * r.size) {
+      _tile_loadd(4, r.scores + b * TILE, 2 * 64);
+      _tile_loadd(6, values, 64);
+      _tile_loadd(7, values + TILE, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
     }
-    _tile_stored(0, to + d, r.size * 4);
-    _tile_stored(1, to + d + 16, r.size * 4);
+    _tile_stored(0, r.out + d, r.size * 4);
+    _tile_stored(1, r.out + d + 16, r.size * 4);
   }
 }
 
-// Rows of queries one below another, as tiles [size / 32, 16 rows, 32 elements]; `from(row)` is where a row begins.
-template <class From>
-static inline void tile_queries(const Roomed& r, From from) {
-  if (r.rows % 16) std::memset(r.queries + (size_t)(r.tiles - 1) * 16 * r.size, 0, (size_t)32 * r.size);
-  for (int row = 0; row < r.rows; row++) {
-    uint16_t* to = r.queries + (size_t)(row / 16) * 16 * r.size + row % 16 * DEPTH;
-    for (int d = 0; d < r.size; d += DEPTH) _mm512_store_si512(to + d * 16, rounded32(from(row) + d));
-  }
-}
-
-// The rows in `r`, of which row i sees `seen[i]` keys, never fewer than the row before it; false, with nothing done, where
-// values that some rows do not see are no numbers.
+// Blocks of the keys and values `numbers[0]` to `numbers[count - 1]`; whether all values are numbers.
 template <class Element>
-static bool attend_tiled(const Roomed& r, const Element* keys, int64_t key_row, const Element* values, int64_t value_row,
-                         const int64_t* numbers, const int* seen, float scale) {
-  auto last = [&](int tile) { return seen[std::min(tile * 16 + 15, r.rows - 1)]; };
-  int count = seen[r.rows - 1];
+static bool take_blocks(const Roomed& r, const Element* keys, int64_t key_row, const Element* values, int64_t value_row,
+                        const int64_t* numbers, int count) {
   bool numbers_only = true;
-  for (int b = 0; b < r.blocks; b++) {
-    int first = b * DEPTH, here = std::min(DEPTH, count - first);
+  for (int first = 0; first < count; first += DEPTH) {
+    int here = std::min(DEPTH, count - first);
     turn_block(keys, key_row, numbers + first, here, r.size, r.keys + (size_t)first * r.size);
     numbers_only &= pair_block(values, value_row, numbers + first, here, r.size, r.values + (size_t)first * r.size);
   }
-  if (!numbers_only && seen[0] < count) return false;
-  for (int tile = 0; tile < r.tiles; tile++)
-    for (int b = 0; b * DEPTH < last(tile); b++) score_block(r, tile, b);
-  for (int row = 0; row < r.rows; row++) weigh_row(r, row, seen[row], scale);
-  for (int tile = 0; tile < r.tiles; tile++) mix_blocks(r, tile, (last(tile) + DEPTH - 1) / DEPTH);
-  return true;
+  return numbers_only;
+}
+
+// Rows of queries, of which row i lies at `from(i)` and sees `seen[i]` keys, never fewer than the row before it, with the
+// blocks in `r`; `put(i, out, share)` takes what row i gets, to be multiplied by `share`.
+template <class From, class Put>
+static void attend_tiled(const Roomed& r, From from, const int* seen, int rows, float scale, Put put) {
+  float totals[16];
+  for (int first = 0; first < rows; first += 16) {
+    int here = std::min(16, rows - first), blocks = (seen[first + here - 1] + DEPTH - 1) / DEPTH;
+    for (int i = 0; i < here; i++) put_query(r, i, from(first + i), scale * 1.44269504f);
+    score_blocks(r, blocks);
+    for (int i = 0; i < here; i++) totals[i] = weigh_row(r.scores + i * DEPTH, blocks, seen[first + i]);
+    mix_blocks(r, blocks);
+    for (int i = 0; i < here; i++) put(first + i, r.out + (size_t)i * r.size, 1.0f / totals[i]);
+  }
 }
 #endif

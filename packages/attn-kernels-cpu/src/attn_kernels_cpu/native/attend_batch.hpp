@@ -5,29 +5,47 @@
 
 constexpr int FEWEST = 4;             // neighbours that are worth turning keys for
 constexpr int MOST = 32;              // tokens of a tile
-constexpr int MOST_ROUNDED = 64;
+constexpr int MOST_ROUNDED = 128;
 constexpr int WEIGHTS = 128 * 1024;  // floats that the weights of a tile may fill, to stay in the second cache
 
-// New rows of queries [tokens, query heads, size], rows `width` apart, and where their outputs go, one after another.
+// New rows of queries [tokens, query heads, size], rows `width` apart, and where their outputs go: to rows one after
+// another, or, of rounded attention, to tiles of bfloat16 unless there are none.
 struct Rows {
   const float* query;
   int64_t width;
   float* out;
+  ToTiles tiles;
+};
+
+struct Attention {
+  Rows rows;
+  Memory key, value;
+  Heads heads;
+  Seen seen;
+  int tokens;
+  float scale;
+  bool rounded;
+
+  int group() const { return heads.query / heads.shared; }
+  const float* query(int token, int head) const { return rows.query + token * rows.width + head * heads.size; }
+  float* out(int token, int head) const { return rows.out + ((int64_t)token * heads.query + head) * heads.size; }
 };
 
 struct Tile {
   int token, tokens;
 };
 
-// Runs of tokens each of which sees one key more than the one before it, or, unless `aligned`, another window of as many.
-static std::vector<Tile> tiles_of(const Seen& seen, int tokens, int queries, bool aligned) {
+// Runs of tokens each of which sees one key more than the one before it, or, unless it is rounded, another window of as many.
+static std::vector<Tile> tiles_of(const Attention& a) {
+  const Seen& seen = a.seen;
+  const int tokens = a.tokens, queries = a.group();
   std::vector<Tile> tiles;
   for (int t = 0; t < tokens;) {
     int last = t + 1, most = std::max(FEWEST, std::min(MOST, WEIGHTS / (queries * (seen.count[t] + MOST + 32))));
-    if (aligned) most = MOST_ROUNDED;
+    if (a.rounded) most = MOST_ROUNDED;
     for (; last < tokens && last - t < most; last++) {
       int64_t moved = seen.start[last] - seen.start[last - 1];
-      if ((moved != 0 && (moved != 1 || aligned)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;
+      if ((moved != 0 && (moved != 1 || a.rounded)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;
     }
     if (last - t < FEWEST) last = t + 1;
     tiles.push_back({t, last - t});
@@ -37,82 +55,87 @@ static std::vector<Tile> tiles_of(const Seen& seen, int tokens, int queries, boo
 }
 
 template <class Element>
-static void attend_tile(const Rows& rows, const Memory& key, const Memory& value, const Heads& heads, const Seen& seen,
-                        Tile tile, int shared, float scale) {
+static void attend_tile(const Attention& a, Tile tile, int shared) {
   static thread_local TileRoom room;
-  int queries = heads.query / heads.shared, size = heads.size;
-  int64_t base = seen.start[tile.token];
-  room.queries.resize((size_t)tile.tokens * queries * size);
+  int queries = a.group(), size = a.heads.size;
+  size_t row = (size_t)queries * size;
+  int64_t base = a.seen.start[tile.token];
+  room.queries.resize(tile.tokens * row);
   room.spans.clear();
   for (int i = 0; i < tile.tokens; i++) {
-    int t = tile.token + i, first = seen.start[t] - base;
-    std::memcpy(room.queries.data() + (size_t)i * queries * size, rows.query + t * rows.width + shared * queries * size,
-                sizeof(float) * queries * size);
-    room.spans.insert(room.spans.end(), queries, Span{first, first + seen.count[t]});
+    int t = tile.token + i, first = a.seen.start[t] - base;
+    std::memcpy(room.queries.data() + i * row, a.query(t, shared * queries), sizeof(float) * row);
+    room.spans.insert(room.spans.end(), queries, Span{first, first + a.seen.count[t]});
   }
-  attend_rows<Element>(key, value, shared, seen.numbers + base, room.spans.back().last, size, scale, room);
+  attend_rows<Element>(a.key, a.value, shared, a.seen.numbers + base, room.spans.back().last, size, a.scale, room);
   for (int i = 0; i < tile.tokens; i++)
-    std::memcpy(rows.out + ((int64_t)(tile.token + i) * heads.query + shared * queries) * size,
-                room.out.data() + (size_t)i * queries * size, sizeof(float) * queries * size);
+    std::memcpy(a.out(tile.token + i, shared * queries), room.out.data() + i * row, sizeof(float) * row);
 }
 
 #ifdef TILE_REGISTERS
 template <class Element>
-static void attend_rounded(const Rows& rows, const Memory& key, const Memory& value, const Heads& heads,
-                           const Seen& seen, Tile tile, int shared, float scale) {
+static void attend_rounded(const Attention& a, Tile tile, int shared) {
   static thread_local AmxRoom room;
-  int queries = heads.query / heads.shared, size = heads.size, many = tile.tokens * queries;
-  room.seen.resize(many);
-  for (int row = 0; row < many; row++) room.seen[row] = seen.count[tile.token + row / queries];
-  Roomed r = room.with(many, room.seen.back(), size);
-  tile_queries(r, [&](int row) {
-    return rows.query + (tile.token + row / queries) * rows.width + (shared * queries + row % queries) * size;
-  });
-  bool done = attend_tiled(r, (const Element*)key.at + shared * key.head, key.row, (const Element*)value.at + shared * value.head,
-               value.row, seen.numbers + seen.start[tile.token], room.seen.data(), scale);
-  if (!done) {
-    for (int i = 0; i < tile.tokens; i++)
-      attend_rounded<Element>(rows, key, value, heads, seen, {tile.token + i, 1}, shared, scale);
+  const int queries = a.group(), size = a.heads.size, rows = tile.tokens * queries;
+  room.seen.resize(rows);
+  for (int row = 0; row < rows; row++) room.seen[row] = a.seen.count[tile.token + row / queries];
+  const int count = room.seen.back();
+  Roomed r = room.with((count + DEPTH - 1) / DEPTH, size);
+  bool numbers_only = take_blocks(r, (const Element*)a.key.at + shared * a.key.head, a.key.row,
+                                  (const Element*)a.value.at + shared * a.value.head, a.value.row,
+                                  a.seen.numbers + a.seen.start[tile.token], count);
+  if (!numbers_only && tile.tokens > 1) {
+    // What is no number must not reach the rows that do not see it, not even with a weight of zero.
+    for (int i = 0; i < tile.tokens; i++) attend_rounded<Element>(a, {tile.token + i, 1}, shared);
     return;
   }
-  for (int i = 0; i < tile.tokens; i++)
-    std::memcpy(rows.out + ((int64_t)(tile.token + i) * heads.query + shared * queries) * size,
-                r.out + (size_t)i * queries * size, sizeof(float) * queries * size);
+  auto token = [&](int row) { return tile.token + row / queries; };
+  auto head = [&](int row) { return shared * queries + row % queries; };
+  auto from = [&](int row) { return a.query(token(row), head(row)); };
+  attend_tiled(r, from, room.seen.data(), rows, a.scale, [&](int row, const float* out, float share) {
+    const __m512 factor = _mm512_set1_ps(share);
+    for (int d = 0; d < size; d += 16) {
+      __m512 values = _mm512_mul_ps(_mm512_load_ps(out + d), factor);
+      if (a.rows.tiles.x.at)
+        a.rows.tiles.put(token(row), head(row) * size + d, values);
+      else
+        _mm512_storeu_ps(a.out(token(row), head(row)) + d, values);
+    }
+  });
 }
 #endif
 
 template <class Element>
-static void attend_some(const Rows& rows, const Memory& key, const Memory& value, const Heads& heads, const Seen& seen,
-                        Tile tile, int shared, float scale, bool rounded) {
+static void attend_some(const Attention& a, Tile tile, int shared) {
 #ifdef TILE_REGISTERS
-  if (rounded) return attend_rounded<Element>(rows, key, value, heads, seen, tile, shared, scale);
+  if (a.rounded) return attend_rounded<Element>(a, tile, shared);
 #endif
-  if (tile.tokens > 1) return attend_tile<Element>(rows, key, value, heads, seen, tile, shared, scale);
+  if (tile.tokens > 1) return attend_tile<Element>(a, tile, shared);
   static thread_local std::vector<float> room;
-  int queries = heads.query / heads.shared, t = tile.token;
-  attend_group<Element>(rows.query + t * rows.width + shared * queries * heads.size, key, value, shared, queries,
-                        seen.numbers + seen.start[t], seen.count[t], heads.size, scale, room,
-                        rows.out + ((int64_t)t * heads.query + shared * queries) * heads.size);
+  int queries = a.group(), t = tile.token, head = shared * queries;
+  attend_group<Element>(a.query(t, head), a.key, a.value, shared, queries, a.seen.numbers + a.seen.start[t],
+                        a.seen.count[t], a.heads.size, a.scale, room, a.out(t, head));
 }
 
-static void attend(const Rows& rows, const Memory& key, const Memory& value, const Heads& heads, const Seen& seen,
-                   int tokens, float scale, bool rounded, int threads) {
-  std::vector<Tile> tiles = tiles_of(seen, tokens, heads.query / heads.shared, rounded);
-  int tasks = tiles.size() * heads.shared;
-  bool plain = key.format == FLOAT32;
+// What the threads of a team do of it together; their registers hold tiles where it is rounded.
+static void attend_together(const Attention& a, const std::vector<Tile>& tiles) {
+  int shared = a.heads.shared;
+  // The last tokens of a prompt see most: they come first.
+#pragma omp for schedule(dynamic, 1)
+  for (int task = (int)tiles.size() * shared - 1; task >= 0; task--) {
+    if (a.key.format == FLOAT32)
+      attend_some<float>(a, tiles[task / shared], task % shared);
+    else
+      attend_some<uint16_t>(a, tiles[task / shared], task % shared);
+  }
+}
+
+static void attend(const Attention& a, int threads) {
+  std::vector<Tile> tiles = tiles_of(a);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    if (rounded) configure_tiles();
-    // The last tokens of a prompt see most: they come first.
-#pragma omp for schedule(dynamic, 1)
-    for (int task = tasks - 1; task >= 0; task--) {
-      Tile tile = tiles[task / heads.shared];
-      int shared = task % heads.shared;
-      if (plain)
-        attend_some<float>(rows, key, value, heads, seen, tile, shared, scale, rounded);
-      else
-        attend_some<uint16_t>(rows, key, value, heads, seen, tile, shared, scale, rounded);
-    }
-    if (rounded) release_tiles();
+    if (a.rounded) configure_tiles();
+    attend_together(a, tiles);
+    if (a.rounded) release_tiles();
   }
 }

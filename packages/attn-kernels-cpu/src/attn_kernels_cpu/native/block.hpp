@@ -68,35 +68,19 @@ static inline void place_token(float* row, const Block& b, const Step& s, int t)
   }
 }
 
+static Attention attention_of(const Block& b, const Step& s, Rows rows) {
+  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, b.rounded && tiles_allowed()};
+}
+
 static void norm_rows(const float* x, int tokens, int width, const float* gain, float eps, float* out, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
   for (int t = 0; t < tokens; t++) rms_norm_row(x + (size_t)t * width, width, gain, eps, out + (size_t)t * width);
 }
 
-// Rows of what comes in, normed as they are asked for.
-struct Normed {
-  const float *x, *gain;
-  int width;
-  float eps;
-
-  const float* operator()(int row, float* space) const {
-    rms_norm_row(x + (size_t)row * width, width, gain, eps, space);
-    return space;
-  }
-};
-
-static void multiply_normed(const Linear& l, const Normed& x, int tokens, float* normed, Into to, int threads) {
-  if (in_tiles(l)) return multiply_tiles(Neighbours{l, to}, x, tokens, threads);
-  norm_rows(x.x, tokens, x.width, x.gain, x.eps, normed, threads);
-  multiply(l, normed, tokens, to, threads);
-}
-
-// silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` and `normed` are room.
-static void gate(const Linear& both, const Normed& x, int tokens, float* normed, float* rows, float* out, int threads) {
-  if (in_tiles(both)) return multiply_tiles(Gated{both, out}, x, tokens, threads);
+// silu(gate) * up of `both`, which has [gate, up] as its outputs, in `out`; `rows` is room.
+static void gate(const Linear& both, const float* x, int tokens, float* rows, float* out, int threads) {
   int inner = both.outputs / 2;
-  norm_rows(x.x, tokens, x.width, x.gain, x.eps, normed, threads);
-  multiply(both, normed, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
+  multiply(both, x, tokens, Into{rows, (size_t)(2 * inner), false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 4)
   for (int t = 0; t < tokens; t++) silu_gate_row(rows + (size_t)t * 2 * inner, inner, out + (size_t)t * inner);
 }
@@ -110,13 +94,13 @@ static void run_block(const Block& b, const Step& s, float* hidden) {
   wide.resize((size_t)tokens * std::max(projected, 2 * inner));
   mixed.resize((size_t)tokens * std::max(attended, inner));
   float *rows = wide.data(), *out = mixed.data();
-  Normed entering{hidden, b.attention_gain, width, b.eps};
-  multiply_normed(*b.projections, entering, tokens, normed.data(), Into{rows, (size_t)projected, false}, threads);
+  norm_rows(hidden, tokens, width, b.attention_gain, b.eps, normed.data(), threads);
+  multiply(*b.projections, normed.data(), tokens, Into{rows, (size_t)projected, false}, threads);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && tokens > 8)
   for (int t = 0; t < tokens; t++) place_token(rows + (size_t)t * projected, b, s, t);
-  attend(Rows{rows, projected, out}, s.key, s.value, b.heads, s.seen, tokens, b.scale, b.rounded && tiles_allowed(), threads);
+  attend(attention_of(b, s, Rows{rows, projected, out}), threads);
   multiply(*b.output, out, tokens, Into{hidden, (size_t)width, true}, threads);
-  Normed between{hidden, b.feed_forward_gain, width, b.eps};
-  gate(*b.both, between, tokens, normed.data(), rows, out, threads);
+  norm_rows(hidden, tokens, width, b.feed_forward_gain, b.eps, normed.data(), threads);
+  gate(*b.both, normed.data(), tokens, rows, out, threads);
   multiply(*b.down, out, tokens, Into{hidden, (size_t)width, true}, threads);
 }

@@ -1,5 +1,5 @@
 // What Python calls, through ctypes.
-#include "block.hpp"
+#include "block_amx.hpp"
 #include "pack.hpp"
 
 extern "C" {
@@ -27,5 +27,8 @@ void attn_linear(const Linear* l, const float* x, int rows, float* out, int thre
   multiply(*l, x, rows, Into{out, (size_t)l->outputs, false}, threads);
 }
 
-void attn_block(const Block* b, const Step* s, float* hidden) { run_block(*b, *s, hidden); }
+void attn_block(const Block* b, const Step* s, float* hidden) {
+  if (in_tiles(*b)) return run_tiled_block(*b, *s, hidden);
+  run_block(*b, *s, hidden);
+}
 }

@@ -87,15 +87,10 @@ static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into 
   }
 }
 
-// Rows of `width` floats that lie one after another.
-static inline auto side_by_side(const float* x, size_t width) {
-  return [=](int row, float*) { return x + row * width; };
-}
-
 static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
   if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
   if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
-  if (in_tiles(l)) return multiply_tiles(Neighbours{l, to}, side_by_side(x, l.inputs), rows, threads);
+  if (in_tiles(l)) return multiply_tiles(l, x, rows, to, threads);
   static thread_local Quantised quantised;
   Quantised& q = quantised;
   q.resize(rows, l.inputs);

@@ -1,0 +1,116 @@
+// A whole block whose layers are multiplied in tiles: the threads stay together from its first product to its last.
+#pragma once
+#include "block.hpp"
+
+static inline bool in_tiles(const Block& b) {
+  const Linear* all[] = {b.projections, b.output, b.both, b.down};
+  for (const Linear* l : all)
+    if (!in_tiles(*l) || l->parts != all[0]->parts) return false;
+  return true;
+}
+
+// Rows of what comes in, normed as they are asked for.
+struct Normed {
+  const float *x, *gain;
+  int width;
+  float eps;
+
+  const float* operator()(int row, float* space) const {
+    rms_norm_row(x + (size_t)row * width, width, gain, eps, space);
+    return space;
+  }
+};
+
+// What becomes of a block's tokens on their way: tiles of what goes into a product, or rows.
+struct TiledRoom {
+  RowRoom entering, attended, between, gated;
+  std::vector<float> rows, out;
+};
+
+template <class Parts>
+struct TiledBlock {
+  const Block& b;
+  const Step& s;
+  float* hidden;
+  RowTiles entering, attended, between, gated;
+  float *rows, *out;
+  Attention attention;
+
+  // Where inputs are one bfloat16 number each, what makes them puts them into tiles at once.
+  static constexpr bool DIRECT = Parts::PARTS == OnePart::PARTS;
+
+  TiledBlock(const Block& b, const Step& s, float* hidden, TiledRoom& room)
+      : b(b), s(s), hidden(hidden),
+        entering(room.entering.of(*b.projections, s.tokens)), attended(room.attended.of(*b.output, s.tokens)),
+        between(room.between.of(*b.both, s.tokens)), gated(room.gated.of(*b.down, s.tokens)) {
+    room.rows.resize((size_t)s.tokens * std::max(b.projections->outputs, b.down->inputs));
+    room.out.resize((size_t)s.tokens * b.output->inputs);
+    rows = room.rows.data();
+    out = room.out.data();
+    attention = attention_of(b, s, Rows{rows, b.projections->outputs, out});
+    if (DIRECT && attention.rounded) attention.rows.tiles.x = attended;
+  }
+
+  Normed normed(const float* gain) const { return {hidden, gain, b.output->outputs, b.eps}; }
+  Into into_hidden() const { return {hidden, (size_t)b.output->outputs, true}; }
+
+  // Queries, keys and values of the new tokens, at their positions.
+  void project(const Team& team) const {
+    const Linear& l = *b.projections;
+    cut_rows(l, normed(b.attention_gain), entering, team.rows(entering));
+    team.meet();
+    team.multiply<Parts>(Neighbours{l, Into{rows, (size_t)l.outputs, false}}, entering);
+    team.meet();
+    Share mine = team.rows(entering);
+    for (int t = mine.first; t < mine.last; t++) place_token(rows + (size_t)t * l.outputs, b, s, t);
+  }
+
+  void join(const Team& team) const {
+    if (!attention.rows.tiles.x.at) {
+      cut_rows(*b.output, side_by_side(out, b.output->inputs), attended, team.rows(attended));
+      team.meet();
+    }
+    team.multiply<Parts>(Neighbours{*b.output, into_hidden()}, attended);
+    team.meet();
+  }
+
+  void feed_forward(const Team& team) const {
+    cut_rows(*b.both, normed(b.feed_forward_gain), between, team.rows(between));
+    team.meet();
+    if (DIRECT) {
+      team.multiply<Parts>(Gated<ToTiles>{*b.both, {gated}}, between);
+    } else {
+      // What attention has left is still being read by slower threads, queries are not.
+      team.multiply<Parts>(Gated<ToRows>{*b.both, {rows, (size_t)b.down->inputs}}, between);
+      team.meet();
+      cut_rows(*b.down, side_by_side(rows, b.down->inputs), gated, team.rows(gated));
+    }
+    team.meet();
+    team.multiply<Parts>(Neighbours{*b.down, into_hidden()}, gated);
+  }
+};
+
+template <class Parts>
+static void run_tiled(const Block& b, const Step& s, float* hidden) {
+  static thread_local TiledRoom room;
+  const TiledBlock<Parts> block(b, s, hidden, room);
+  const std::vector<Tile> tiles = tiles_of(block.attention);
+  const bool by_rows = Team::rows_enough(block.entering, s.threads);
+#pragma omp parallel num_threads(s.threads) if (s.threads > 1)
+  {
+    Team team{omp_get_num_threads(), omp_get_thread_num(), by_rows};
+    configure_tiles();
+    block.project(team);
+#pragma omp barrier
+    attend_together(block.attention, tiles);
+    block.join(team);
+    block.feed_forward(team);
+    release_tiles();
+  }
+}
+
+static void run_tiled_block(const Block& b, const Step& s, float* hidden) {
+  if (b.down->parts == OnePart::PARTS) return run_tiled<OnePart>(b, s, hidden);
+  if (b.down->parts == ThreeParts::PARTS) return run_tiled<ThreeParts>(b, s, hidden);
+  run_tiled<WholeNumbers>(b, s, hidden);
+}
