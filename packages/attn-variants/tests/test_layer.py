@@ -134,7 +134,6 @@ def test_additive_attention_is_its_network_pair_by_pair(build, agrees):
 
 SCORE = {"score.query_weight", "score.key_weight", "score.bias", "score.vector"}
 UNMOVED = {
-    "location": {"key.weight"},  # its scores do not look at the keys
     "hard": {"query.weight", "key.weight"},  # an arg max has no slope
     "sampled": {"query.weight", "key.weight"},  # nor has a draw, which takes the mean's place every other time
     "visual_hard": {"query.weight", "key.weight", *SCORE},  # likewise; learning by reward has tests of its own

@@ -69,18 +69,17 @@ class DeclaredMechanism(Mechanism):
         return self.spec(config).heads
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys and values: per source token where cross, else per token, no further back than the mask looks.
+        """Keys, where the score reads any, and values: per source token where cross, else per token, no further back than
+        the mask looks.
 
         A layer that borrows them remembers nothing.
         """
         if config.borrows:
             return {}
         spec, heads = self.spec(config), self.projected(config)
-        fields = {
-            "key": Field((heads.key_value, heads.key_size)),
-            "value": Field((heads.key_value, heads.value_size)),
-            **self.further_fields(config),
-        }
+        key = {"key": Field((heads.key_value, heads.key_size))} if spec.score.reads_keys else {}
+        value = {"value": Field((heads.key_value, heads.value_size))}
+        fields = {**key, **value, **self.further_fields(config)}
         if spec.cross:
             return {"source": Source(fields)}
         back = spec.mask.lookback
@@ -106,7 +105,8 @@ class DeclaredMechanism(Mechanism):
         """
         spec, heads = self.spec(config), self.projected(config)
         into = heads.query * heads.key_size
-        memory = 0 if config.borrows else heads.key_value * (heads.key_size + heads.value_size)
+        row = (heads.key_size if spec.score.reads_keys else 0) + heads.value_size
+        memory = 0 if config.borrows else heads.key_value * row
         out = heads.query * spec.heads.value_size
         per_query = 2 * config.width * (into + out) + spec.query_flops()
         per_key = 2 * config.width * memory + spec.key_flops()

@@ -40,7 +40,8 @@ class SpecLayer(nn.Module):
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
     parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
     module, computes what lies between projections and output. A layer that `borrows` attends to keys and values that
-    another one lends, and has no `key` and `value`. `projected` heads are those before they meet, where they change.
+    another one lends, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` heads are
+    those before they meet, where they change.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class SpecLayer(nn.Module):
         self.query: nn.Module = nn.Linear(width, heads.query * own.key_size, bias=bias)
         self.key: nn.Module | None = None
         self.value: nn.Module | None = None
-        if not borrows:
+        if not borrows and spec.score.reads_keys:
             self.key = nn.Linear(width, heads.key_value * own.key_size, bias=bias)
+        if not borrows:
             self.value = nn.Linear(width, heads.key_value * own.value_size, bias=bias)
         self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
         self.score = part_weights(spec.score, heads)
@@ -86,15 +88,17 @@ class SpecLayer(nn.Module):
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving; those of one input as one."""
-        *inputs, output = self._projections()
+        query, *memory, output = self._projections()
         self.output = pack([output])
         if self.borrows:
-            self.query = pack(inputs)
+            self.query = pack([query])
             return
-        query, key, value = inputs
-        if self.spec.cross:
-            self.query, self.key, self.value = pack([query]), pack([key]), pack([value])
+        if self.spec.cross or self.key is None:
+            packed = [pack([part]) for part in memory]
+            self.query, self.value = pack([query]), packed[-1]
+            self.key = packed[0] if self.key is not None else None
             return
+        key, value = memory
         self.joint = JointProjection(
             pack([query, key, value]), [query.out_features, key.out_features, value.out_features]
         )
@@ -152,12 +156,11 @@ class SpecLayer(nn.Module):
     def lend(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width], turned."""
         key, value = self.project_memory(query, self.turns_to(query.shape[-2], query))
-        return {"key": key, "value": value, **self.further(query)}
+        return self.remembered(query, key, value)
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
         """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
-        key, value = self._memory(source)
-        return {"source": {"key": key, "value": value, **self.further(source)}}
+        return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
@@ -189,7 +192,7 @@ class SpecLayer(nn.Module):
         """
         return Operands(
             query=query,
-            key=fields["key"],
+            key=fields["key"] if self.spec.score.reads_keys else fields["value"][..., :0],
             value=fields["value"],
             query_positions=positions[0],
             key_positions=positions[1],
@@ -197,6 +200,11 @@ class SpecLayer(nn.Module):
             parameters=self.part_weights(),
             fields={} if self.inner is None else fields,
         )
+
+    def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
+        """The fields of rows [..., width] with these keys, which are left out where no score reads them, and values."""
+        read = {"key": key} if self.spec.score.reads_keys else {}
+        return {**read, "value": value, **self.further(rows)}
 
     def further(self, rows: Tensor) -> Fields:
         """What the inner module remembers of rows [..., width], besides keys and values."""
@@ -213,8 +221,11 @@ class SpecLayer(nn.Module):
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
         if self.joint is None:
             return self.project_turned(rows, turn), *self.project_memory(rows, turn)
-        query, key, value = self._in_heads(self.joint(rows))
-        return self._turned(query, turn), self._turned(key, turn), value
+        heads = self.spec.heads
+        query, key, value = self.joint(rows)
+        query = self._normed(by_heads(query, heads.query), "query_gain")
+        key = self._normed(by_heads(key, heads.key_value), "key_gain")
+        return self._turned(query, turn), self._turned(key, turn), by_heads(value, heads.key_value)
 
     def project_turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
         """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
@@ -249,7 +260,7 @@ class SpecLayer(nn.Module):
         return normed(rows, self.norm.named().get(gain), self.spec.norm)
 
     def _turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
-        if turn is None or self.spec.rotary is None:
+        if turn is None or self.spec.rotary is None or not rows.shape[-1]:
             return rows
         return rotate(rows, turn, interleaved=self.spec.rotary.interleaved)
 
@@ -265,19 +276,12 @@ class SpecLayer(nn.Module):
 
     def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
-        if self.key is None or self.value is None:
+        if self.value is None:
             raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
-        key = by_heads(self.key(rows), heads.key_value)
-        key = self._normed(key, "key_gain")
-        return key, by_heads(self.value(rows), heads.key_value)
-
-    def _in_heads(self, projected: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Projected rows as queries, keys and values [..., heads, size], normed where the spec says so."""
-        heads = self.spec.heads
-        query, key, value = projected
-        query = self._normed(by_heads(query, heads.query), "query_gain")
-        key = self._normed(by_heads(key, heads.key_value), "key_gain")
-        return query, key, by_heads(value, heads.key_value)
+        value = by_heads(self.value(rows), heads.key_value)
+        if self.key is None:
+            return value[..., :0], value
+        return self._normed(by_heads(self.key(rows), heads.key_value), "key_gain"), value
 
     def _operands(
         self, query: Tensor, source: Tensor | None, keep: Tensor | None, borrowed: Fields | None = None
@@ -286,9 +290,8 @@ class SpecLayer(nn.Module):
             allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
             raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
         if source is not None:
-            key, value = self._memory(source)
             projected = self.project_query(query)
-            fields: Fields = {"key": key, "value": value, **self.further(source)}
+            fields = self.remembered(source, *self._memory(source))
         else:
             fields = self.lend(query) if borrowed is None else borrowed
             projected = self.project_turned(query, self.turns_to(query.shape[-2], query))

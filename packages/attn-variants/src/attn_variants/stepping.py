@@ -70,7 +70,7 @@ def remember(
     if layer.borrows:
         return layer.project_turned(rows, turn), view, None
     query, key, value = layer.project(rows, turn)
-    return query, view, view.append({"key": key, "value": value, **layer.further(rows)})
+    return query, view, view.append(layer.remembered(rows, key, value))
 
 
 def attend_gathered(

@@ -66,14 +66,15 @@ def test_concat_is_additive_with_its_weight_in_halves(build, agrees):
     same.functions(concat, additive, doubles(2, 6, WIDTH), tolerance=1e-12)
 
 
-def test_location_scores_are_a_linear_layer_and_do_not_see_the_keys(build, agrees):
+def test_location_scores_are_a_linear_layer_without_keys(build, agrees):
     layer = build("location", {"longest": 9}, width=WIDTH, heads=1, causal=False)
     rows = doubles(1, 6, WIDTH)
     expected = torch.softmax((layer.query(rows) @ layer.score.weight[0].T)[..., :6], -1)
     agrees("location", paper="softmax of a linear layer").outputs(layer.weights(rows)[:, 0], expected, 1e-14)
-    with torch.no_grad():
-        layer.key.weight.normal_()
-    assert torch.allclose(layer.weights(rows)[:, 0], expected, rtol=0, atol=1e-14)
+    assert layer.key is None
+    mechanism = installed().mechanisms.get("location")
+    state = mechanism.state(configure(mechanism, {"longest": 9}, width=WIDTH, heads=1))
+    assert set(state["kv"].fields) == {"value"}
 
 
 def test_more_keys_than_location_scores_have_rows_are_refused(build):
@@ -82,7 +83,7 @@ def test_more_keys_than_location_scores_have_rows_are_refused(build):
         layer(doubles(1, 5, WIDTH))
     operands = layer.operands(
         doubles(1, 1, 1, WIDTH),
-        {"key": doubles(1, 2, 1, WIDTH), "value": doubles(1, 2, 1, WIDTH)},
+        {"value": doubles(1, 2, 1, WIDTH)},
         positions=(torch.tensor([[4]]), torch.tensor([[3, 4]])),
     )
     with pytest.raises(InvalidValue, match="position 4"):

@@ -21,6 +21,7 @@ class Location(Score):
     longest: int
     kind = "location"
     equation = r"(W q)_j"
+    reads_keys = False
 
     def __post_init__(self) -> None:
         if self.longest < 1:
