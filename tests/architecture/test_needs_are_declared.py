@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import configparser
+import re
 import sys
+import tomllib
 from importlib.metadata import packages_distributions
 
 import pytest
@@ -14,6 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 TREE = workspace.packages()
+SKIPS = re.compile(r'importorskip\(\s*"([\w.]+)"')
 OWNERS = {module: owner for owner, package in TREE.items() for module in package.imports}
 
 
@@ -53,6 +56,38 @@ def undeclared(package: workspace.Package) -> list[str]:
 def test_every_import_is_of_the_standard_library_or_of_a_declared_need(name: str) -> None:
     found = undeclared(TREE[name])
     assert not found, f"{name} does not declare these in its pyproject.toml:\n" + "\n".join(found)
+
+
+def undeclared_by_tests(package: workspace.Package) -> list[str]:
+    """Imports at the top of test modules of what neither the package nor its tests declare, unless they skip without.
+
+    What a need of ours needs is there with it, such as torch.
+    """
+    groups = tomllib.loads((workspace.ROOT / "pyproject.toml").read_text("utf-8"))["dependency-groups"]
+    shared = tuple(Requirement(text) for text in groups[workspace.TEST_GROUP])
+    ours = workspace.closure(workspace.tested_with(package.name, TREE), TREE)
+    declared = ours | names(package.test_needs) | names(shared)
+    declared |= {name for owner in ours for name in names(TREE[owner].needs)}
+    beside = {path.stem for path in package.tests.rglob("*.py")}
+    installed = dict(packages_distributions())
+    found = []
+    for source in sources.below(package.tests):
+        skipped = {module.partition(".")[0] for module in SKIPS.findall(source.text)}
+        if not source.path.rpartition("/")[2].startswith("test_"):
+            continue
+        late = source.late_imports()
+        for line, module in source.imports():
+            owners = owner_of(module, installed)
+            excused = (line, module) in late or module.partition(".")[0] in skipped | beside
+            if owners and not excused and not owners & declared:
+                found.append(f"{source.path}:{line} imports {module} of {' or '.join(sorted(owners))}")
+    return found
+
+
+@pytest.mark.parametrize("name", TREE)
+def test_what_the_tests_of_a_package_import_is_declared_or_they_skip_without_it(name: str) -> None:
+    found = undeclared_by_tests(TREE[name])
+    assert not found, f"{name} does not declare these for its tests:\n" + "\n".join(found)
 
 
 def test_the_contract_needs_pluggy_and_packaging_only() -> None:
