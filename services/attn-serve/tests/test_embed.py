@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import uuid
 from concurrent.futures import CancelledError, Future
@@ -22,6 +23,7 @@ from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
 from attn_models.encoder.sentences import BATCH, load_sentence_encoder
 from attn_serve.answers import EmbeddingsAnswer
+from attn_serve.embedding import Embedding
 from attn_serve.encoder_host import EncoderHost
 from attn_serve.requests import EngineSettings, TextsWanted
 
@@ -165,6 +167,21 @@ def test_a_cancelled_call_computes_one_batch_more_at_most(host: EncoderHost) -> 
         running.result()
     assert host.embed(wanted("a")).result().shape == (1, 8)  # whatever was left would have had its turn
     assert host.load().computed_tokens <= computed + BATCH * len("abcd abcd") + 1
+
+
+def test_a_cancelled_call_that_waits_for_its_turn_holds_no_vectors(home: Path) -> None:
+    encoder = load_sentence_encoder(home / "models" / NAME)
+    many = 3 * BATCH + 1
+
+    def held() -> int:
+        return sum(type(found) is torch.Tensor and found.shape == (many, 8) for found in gc.get_objects())
+
+    waiting = Embedding(encoder, wanted(*["abc"] * many))
+    assert waiting.step() > 0
+    assert held() == 1
+    waiting.answer.cancel()
+    assert held() == 0
+    assert waiting.step() == 0
 
 
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "deadline"])

@@ -38,6 +38,7 @@ class PagedRows:
         }
         self.memory = by_state(tensors_of([bank for held in self.banks.values() for bank in held]))
         self._computed: list[int] = []
+        self._unlimited = self.groups[None] if set(self.groups) == {None} else None
 
     @property
     def taken(self) -> int:
@@ -66,7 +67,7 @@ class PagedRows:
     def reserve(self, place: int, tokens: int) -> bool:
         """Take the pages that are missing in every window, or none; those behind a window make room for them."""
         # Nothing to take, and no window behind which something may be given back.
-        if all(window is None and tokens <= group.tables[place].end for window, group in self.groups.items()):
+        if self._unlimited is not None and tokens <= self._unlimited.tables[place].end:
             return True
         needs = [
             (group, group.missing(place, tokens), first_visible(self._computed[place], group.window))

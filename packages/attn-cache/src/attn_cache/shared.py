@@ -68,8 +68,11 @@ class SharedStore(Store):
 
     def remember(self, request: int, tokens: Sequence[int], computed: int, scope: str) -> None:
         """Remember the whole blocks of the first `computed` tokens that were completed since the last call."""
+        chain = self._chains.get(request)
+        if chain is not None and 0 < computed - chain.blocks * self._rows.page < self._rows.page:
+            return
         place = self._place(request)
-        chain = self._chains.get(request) or self._index.root(scope)
+        chain = chain or self._index.root(scope)
         for chain, block in self._index.follow(chain, tokens, computed):  # noqa: B020 - each link begins where the last ended
             if self._index.get(chain) is None:
                 self._index.add(chain, Block(block, self._rows.keep(place, chain.blocks - 1)))

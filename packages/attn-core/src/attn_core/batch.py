@@ -58,13 +58,12 @@ class RaggedBatch:
         paths: Sequence[tuple[int, ...] | None] = (),
     ) -> RaggedBatch:
         """The batch of these lengths and contexts; `tensor` turns a list of integers into an int64 tensor."""
-        pairs = [(r, i) for r, n in enumerate(lengths) for i in range(n)]
         return cls(
             lengths=tuple(lengths),
             contexts=tuple(contexts),
-            positions=tensor([contexts[r] + i for r, i in pairs]),
-            request_of=tensor([r for r, _ in pairs]),
-            offset_of=tensor([i for _, i in pairs]),
+            positions=tensor([p for start, n in zip(contexts, lengths, strict=True) for p in range(start, start + n)]),
+            request_of=tensor([r for r, n in enumerate(lengths) for _ in range(n)]),
+            offset_of=tensor([i for n in lengths for i in range(n)]),
             paths=tuple(paths) if any(path is not None for path in paths) else (),
         )
 

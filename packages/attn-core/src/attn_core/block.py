@@ -52,7 +52,8 @@ class BlockStep(Protocol):
     """One block's step."""
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
-        """What `hidden` [tokens, width] becomes; None, with nothing done, where the states cannot be reached."""
+        """What `hidden` [tokens, width], which may be written over, becomes; None, with nothing done, where the states
+        cannot be reached."""
         ...
 
 

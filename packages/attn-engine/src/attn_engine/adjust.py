@@ -25,6 +25,11 @@ class Draw:
     counts: Tensor | None = None
     allowed: Tensor | None = None
 
+    @property
+    def plain(self) -> bool:
+        """Whether `adjust` changes nothing."""
+        return self.seen is self.counts is self.allowed is None and not self.sampling.logit_bias
+
 
 def adjust(logits: Tensor, draw: Draw) -> Tensor:
     """Logits [vocabulary] after penalties, bias and what is not allowed, in this order; float32."""

@@ -75,6 +75,8 @@ class StopStrings:
         """The text that may be given out now; nothing after a stop string has been found."""
         if self.found is not None:
             return ""
+        if not self._stops:
+            return piece
         text = self._held + piece
         hits = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:

@@ -71,6 +71,9 @@ class Forward:
 
     def _batch(self, chunks: Sequence[Chunk]) -> tuple[RaggedBatch, list[int]]:
         """The batch, and whose states each of its requests reads: each token of a tree is a request for itself."""
+        if not any(chunk.guess.branches for chunk in chunks):
+            lengths, contexts = [chunk.rows for chunk in chunks], [chunk.start for chunk in chunks]
+            return RaggedBatch.of(lengths, contexts, self._tensor), [chunk.sequence.number for chunk in chunks]
         parts: list[Part] = []
         for chunk in chunks:
             number, end = chunk.sequence.number, chunk.start + chunk.length

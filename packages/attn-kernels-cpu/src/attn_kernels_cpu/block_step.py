@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from attn_core import BlockParts, LayerState, RaggedBatch, Rotary, RowsInPlace
@@ -30,19 +30,23 @@ class Prepared:
 Kind = tuple[int | None, Rotary | None]
 """Window and rotary positions of a layer."""
 
-_PREPARED: WeakKeyDictionary[RaggedBatch, dict[tuple[Kind, int], Prepared]] = WeakKeyDictionary()
-"""By batch, kind of layer and the store's row numbers."""
+_KINDS: dict[Kind, int] = {}
+"""A number for each kind, which is quicker to look up."""
+
+_PREPARED: WeakKeyDictionary[RaggedBatch, dict[tuple[int, int], Prepared]] = WeakKeyDictionary()
+"""By batch, number of the kind of layer and the store's row numbers."""
 
 
-def prepared(
-    batch: RaggedBatch, kind: Kind, rows: RowsInPlace, turns: Callable[[], tuple[Tensor, Tensor] | None]
-) -> Prepared:
+def prepared(batch: RaggedBatch, rows: RowsInPlace, of_kind: CpuBlockStep, hidden: Tensor) -> Prepared:
     """The step of a batch over these rows, for layers of one kind; a token sees itself and `window` - 1 before it."""
-    known = _PREPARED.setdefault(batch, {})
-    key = kind, id(rows.numbers)
-    if key not in known:
-        known[key] = _prepare(batch, kind[0], rows, turns())
-    return known[key]
+    known = _PREPARED.get(batch)
+    if known is None:
+        known = _PREPARED[batch] = {}
+    key = of_kind.kind, id(rows.numbers)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = _prepare(batch, of_kind.window, rows, of_kind.parts.attention.turns(hidden, batch))
+    return found
 
 
 def _prepare(
@@ -66,13 +70,13 @@ class CpuBlockStep:
     """Computes the steps of one block; implements `attn_core.BlockStep`."""
 
     def __init__(self, parts: BlockParts) -> None:
-        self._parts = parts
+        self.parts = parts
         attention, gated = parts.attention, parts.feed_forward
         spec, heads = attention.spec, attention.spec.heads
         scale = getattr(spec.score, "scale", None) or heads.key_size**-0.5
         self._gains = [gain.detach().float().contiguous() for gain in (parts.attention_gain, parts.feed_forward_gain)]
-        self._width = attention.output.outputs
-        self._kind = (None if spec.mask.lookback is None else spec.mask.lookback + 1, spec.rotary)
+        self.window = None if spec.mask.lookback is None else spec.mask.lookback + 1
+        self.kind = _KINDS.setdefault((self.window, spec.rotary), len(_KINDS))
         self._block = BlockStruct(
             attention.projections.address,
             attention.output.address,
@@ -89,34 +93,40 @@ class CpuBlockStep:
             int(attention.projections.rounded and spec.mask.lookback is None and heads.key_size % TILE == 0),
         )
         self._address = ctypes.addressof(self._block)
-        self._known: dict[tuple[int, tuple[int, ...], torch.dtype], MemoryStruct | None] = {}
+        self._key, self._value = _Memory(), _Memory()
         self._run = library().attn_block
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
-        """What `hidden` [tokens, width] becomes; None where the rows of keys and values cannot be reached."""
+        """What `hidden` [tokens, width] becomes, in its place; None where keys and values cannot be reached."""
         in_place = getattr(state.get("kv"), "in_place", None)
         rows = in_place() if in_place is not None else None
         if rows is None or hidden.dtype != torch.float32:
             return None
-        key, value = self._memory_of(rows.fields["key"]), self._memory_of(rows.fields["value"])
+        key, value = self._key.of(rows.fields["key"]), self._value.of(rows.fields["value"])
         if key is None or value is None:
             return None
-        found = prepared(batch, self._kind, rows, lambda: self._parts.attention.turns(hidden, batch))
+        found = prepared(batch, rows, self, hidden)
         found.struct.key, found.struct.value = key, value
         self._block.rotated = found.rotated
-        out = hidden.clone(memory_format=torch.contiguous_format)
+        out = hidden.contiguous()
         self._run(self._address, ctypes.addressof(found.struct), out.data_ptr())
         return out
 
-    def _memory_of(self, memory: Tensor) -> MemoryStruct | None:
-        """Memory [rows, heads, size] as the kernels know it; None for an element type that they do not read."""
-        at = memory.data_ptr(), memory.stride(), memory.dtype
-        if at not in self._known:
-            form = str(memory.dtype).removeprefix("torch.")
-            readable = form in ("float32", "bfloat16") and memory.ndim == 3 and memory.stride(2) == 1
-            struct = MemoryStruct(at[0], memory.stride(0), memory.stride(1), FORMS[form].number) if readable else None
-            # A store has one memory for the keys and one for the values of a layer; those of former stores are gone.
-            if len(self._known) > 1:
-                self._known.clear()
-            self._known[at] = struct
-        return self._known[at]
+
+class _Memory:
+    """Memory [rows, heads, size] as the kernels know it; the last one is known, as long as it is there."""
+
+    def __init__(self) -> None:
+        self._last: Callable[[], Tensor | None] = lambda: None
+        self._struct: MemoryStruct | None = None
+
+    def of(self, memory: Tensor) -> MemoryStruct | None:
+        """The struct; None for an element type that the kernels do not read."""
+        if self._last() is memory:
+            return self._struct
+        form = str(memory.dtype).removeprefix("torch.")
+        readable = form in ("float32", "bfloat16") and memory.ndim == 3 and memory.stride(2) == 1
+        at = memory.data_ptr(), memory.stride(0), memory.stride(1)
+        self._struct = MemoryStruct(*at, FORMS[form].number) if readable else None
+        self._last = ref(memory)
+        return self._struct

@@ -52,7 +52,7 @@ class Block(nn.Module):
         return lent
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows of many requests, [tokens, width] to [tokens, width]."""
+        """The new rows of many requests, [tokens, width] to [tokens, width]; `hidden` may be written over."""
         if self.joined is not None:
             done = self.joined.step(hidden, batch, state)
             if done is not None:

@@ -49,6 +49,7 @@ class Decoder(nn.Module):
             PredictionModule(config, attentions[-1]) for _ in range(config.prediction_depth)
         )
         self._lenders = [config.lender(layer) for layer in range(config.layers)]
+        self._lender_names = [layer_name(lender) for lender in self._lenders]
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
         self._mechanisms = {layer_name(i): attention.mechanism.name for i, attention in enumerate(attentions)}
         for module in (self.embedding, self.positions, self.unembedding):
@@ -85,8 +86,8 @@ class Decoder(nn.Module):
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)
-        for index, block in enumerate(self._blocks()):
-            hidden = block.step(hidden, batch, state[layer_name(self._lenders[index])])
+        for lender, block in zip(self._lender_names, self._blocks(), strict=True):
+            hidden = block.step(hidden, batch, state[lender])
         normed: Tensor = self.norm(hidden)
         return normed
 

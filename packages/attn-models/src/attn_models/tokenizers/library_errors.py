@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from attn_core.errors import AttnError
 
@@ -12,14 +11,19 @@ _PANIC = "PanicException"
 BaseException and so would pass every `except Exception` and end a server."""
 
 
-@contextmanager
-def library_errors(translate: Callable[[str], AttnError]) -> Iterator[None]:
-    """Turn whatever the library raises inside into `translate(its message)`; it only has bare Exceptions and panics."""
-    try:
-        yield
-    except AttnError:
-        raise
-    except BaseException as error:
+class LibraryErrors:
+    """Turns whatever the library raises inside into `translate(its message)`; it only has bare Exceptions and panics.
+
+    Entered for every token that is decoded, hence no generator.
+    """
+
+    def __init__(self, translate: Callable[[str], AttnError]) -> None:
+        self._translate = translate
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None or isinstance(error, AttnError):
+            return
         if isinstance(error, Exception) or type(error).__name__ == _PANIC:
-            raise translate(str(error)) from error
-        raise
+            raise self._translate(str(error)) from error

@@ -16,7 +16,7 @@ from tokenizers import models
 from attn_models.tokenizers.byte_alphabet import byte_of_character, piece_bytes
 from attn_models.tokenizers.character_table import CharacterTable
 from attn_models.tokenizers.chat import check_messages
-from attn_models.tokenizers.library_errors import library_errors
+from attn_models.tokenizers.library_errors import LibraryErrors
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
 from attn_models.tokenizers.stand_ins import StandIns
 from attn_models.tokenizers.template_worker import render_template
@@ -60,7 +60,7 @@ class Tokenizer:
             )
         if path.stat().st_size > VOCABULARY_LIMIT:
             raise CheckpointInvalid.of(path, f"more than {VOCABULARY_LIMIT} bytes")
-        with library_errors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
+        with LibraryErrors(lambda said: CheckpointInvalid.of(path, f"not a tokenizer: {said}")):
             return cls(tokenizers.Tokenizer.from_file(str(path)), read_settings(Path(folder)))
 
     @property
@@ -105,7 +105,7 @@ class Tokenizer:
             return [self._characters.encode(text).tolist() for text in texts]
         batch = list(texts)
         given = batch[0][:60] if len(batch) == 1 else "a batch"
-        with library_errors(lambda said: InvalidValue.of("text", given, f"what the vocabulary can spell: {said}")):
+        with LibraryErrors(lambda said: InvalidValue.of("text", given, f"what the vocabulary can spell: {said}")):
             return [encoding.ids for encoding in self.backend.encode_batch_fast(batch, add_special_tokens=add_special)]
 
     def encode_corpus(self, text: str) -> NDArray[np.int32]:
@@ -121,7 +121,7 @@ class Tokenizer:
         Raises InvalidValue for an id outside the vocabulary.
         """
         self._require_ids(ids)
-        with library_errors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}")):
+        with LibraryErrors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}")):
             text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
@@ -202,9 +202,10 @@ class Tokenizer:
         return None if token is None else self.id(token)
 
     def _require_ids(self, ids: Sequence[int]) -> None:
-        for place, token_id in enumerate(ids):
-            if not 0 <= token_id < self._size:
-                raise InvalidValue.of(f"token_ids[{place}]", token_id, f"0 to {self._size - 1}")
+        if not len(ids) or (min(ids) >= 0 and max(ids) < self._size):
+            return
+        place, token_id = next((p, i) for p, i in enumerate(ids) if not 0 <= i < self._size)
+        raise InvalidValue.of(f"token_ids[{place}]", token_id, f"0 to {self._size - 1}")
 
 
 def _require_unicode(text: str) -> None:

@@ -1,0 +1,67 @@
+"""A draw is the inverse of the cumulative distribution at one point, whatever the size of the vocabulary."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from attn_engine import Sampling
+from attn_engine.draw import draw_token, first_largest
+
+
+def kept_by_the_definition(scores, sampling):
+    """Tokens and their shares in the order in which they are summed, in plain Python: (ids, shares)."""
+    highest = max(map(float, scores))
+    weights = [math.exp((float(score) - highest) / sampling.temperature) for score in scores]
+    ranked = sampling.top_k or sampling.top_p < 1
+    order = sorted(range(len(weights)), key=lambda i: (-weights[i], i)) if ranked else range(len(weights))
+    kept = list(order)[: sampling.top_k or None]
+    whole, mass, cut = sum(weights[i] for i in kept), 0.0, []
+    for i in kept:
+        if mass >= sampling.top_p * whole and ranked:
+            break
+        cut.append(i)
+        mass += weights[i]
+    cut = [i for i in cut if weights[i] >= sampling.min_p]
+    total = sum(weights[i] for i in cut)
+    return cut, [weights[i] / total for i in cut]
+
+
+@pytest.mark.parametrize("size", [3, 256, 1000, 6000])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.6, min_p=0.03),
+        Sampling(temperature=0.8, top_k=40),
+        Sampling(temperature=1.0, top_p=0.9),
+        Sampling(temperature=2.0, top_p=0.999),
+        Sampling(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
+    ],
+    ids=["plain", "min_p", "top_k", "top_p", "nearly all", "all filters"],
+)
+def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
+    scores = (2 * np.random.default_rng(size).standard_normal(size)).astype(np.float32)
+    ids, shares = kept_by_the_definition(scores, sampling)
+    ends = np.cumsum(shares)
+    for point in np.linspace(0, 1, 97, endpoint=False):
+        place = ids.index(draw_token(scores, sampling, float(point)))
+        # Weights are float32: a point this near to an end may fall to either side.
+        assert ends[place] - shares[place] - 1e-5 <= point <= ends[place] + 1e-5
+
+
+def test_what_has_no_weight_is_not_drawn_even_at_the_very_end():
+    scores = np.full(1000, -np.inf, dtype=np.float32)
+    scores[[3, 700]] = 1.0
+    drawn = {draw_token(scores, Sampling(temperature=1.0), point) for point in (0.0, 0.4, 0.6, 1 - 2**-53)}
+    assert drawn == {3, 700}
+
+
+@pytest.mark.parametrize("sick", [np.nan, np.inf])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=2)])
+def test_scores_that_are_no_numbers_give_no_token(sick, sampling):
+    scores = np.array([0.0, sick, 1.0], dtype=np.float32)
+    assert draw_token(scores, sampling, 0.5) == -1
+    assert first_largest(scores) == -1
+    assert draw_token(np.full(3, -np.inf, dtype=np.float32), sampling, 0.5) == -1
