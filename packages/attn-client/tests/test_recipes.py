@@ -32,11 +32,12 @@ def test_a_file_of_ones_own_is_a_recipe(tmp_path):
     assert read_recipe(str(file)).model.width == 8
 
 
-def test_the_command_line_changes_data_steps_and_seed(tmp_path):
+def test_the_command_line_changes_data_steps_seed_and_precision(tmp_path):
     file = tmp_path / "pairs.tsv"
     file.write_text("a\tb\n")
     spec = changed(read_recipe("luong"), str(file), "word", "", 7, 4)
     assert (spec.data.path, spec.data.tokenizer, spec.optimizer.steps, spec.seed) == (str(file), "word", 7, 4)
+    assert changed(read_recipe("luong"), "", "", "", None, 0, "bfloat16").precision == "bfloat16"
     same = changed(read_recipe("luong"), "", "", "", None, 0)
     assert same == read_recipe("luong")
 

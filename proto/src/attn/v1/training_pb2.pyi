@@ -362,12 +362,17 @@ class TrainingSpec(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     MAX_FAILURES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Fixes initial weights, data order and dropout: equal specifications give equal losses on equal machines."""
     max_failures: _builtins.int
     """How often a lost worker is replaced before the job fails; absent means 3."""
     workers: _builtins.int
     """Workers that share each batch; 0 means 1."""
+    precision: _builtins.str
+    """In what the linear layers multiply during updates: "float32", or "bfloat16", which is faster where processors have
+    instructions for it; all else, measured losses included, is in float32. Empty means "float32".
+    """
     @_builtins.property
     def model(self) -> Global___ModelConfig:
         """The model."""
@@ -394,10 +399,11 @@ class TrainingSpec(_message.Message):
         seed: _builtins.int = ...,
         max_failures: _builtins.int | None = ...,
         workers: _builtins.int = ...,
+        precision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "checkpoint", b"checkpoint", "data", b"data", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "checkpoint", b"checkpoint", "data", b"data", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures", "checkpoint", b"checkpoint", "data", b"data", "max_failures", b"max_failures", "model", b"model", "optimizer", b"optimizer", "precision", b"precision", "seed", b"seed", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_failures: _TypeAlias = _typing.Literal["max_failures"]  # noqa: Y015
     _WhichOneofArgType__max_failures: _TypeAlias = _typing.Literal["_max_failures", b"_max_failures"]  # noqa: Y015

@@ -145,7 +145,10 @@ class CheckpointSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
-    """A whole job. Equal specifications give equal losses, bit for bit, on equal machines."""
+    """A whole job. Equal specifications give equal losses, bit for bit, on equal machines.
+
+    `precision` is that in which linear layers multiply during updates: "float32" or "bfloat16".
+    """
 
     model: ModelSpec | FamilyModelSpec
     data: DataSpec
@@ -154,6 +157,7 @@ class TrainingSpec:
     seed: int = 0
     max_failures: int = 3
     workers: int = 1
+    precision: str = "float32"
 
     def plain(self) -> dict[str, Any]:
         """The specification as plain values, which `from_plain` turns back."""

@@ -76,6 +76,8 @@ def set_field(spec: pb.TrainingSpec, path: str, value: object) -> None:
         ("checkpoint.evaluation_batches", -1),
         ("max_failures", -1),
         ("workers", 2),
+        ("precision", "float16"),
+        ("precision", "BFLOAT16"),
     ],
 )
 async def test_a_bad_value_is_refused_with_its_field_and_nothing_is_recorded(server, wire_spec, submit, path, value):

@@ -74,6 +74,9 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     min_learning_rate: Annotated[float | None, Option(help="Last.", rich_help_panel=OPTIMISER)] = None,
     warmup: Annotated[int | None, Option(help="Steps of warm-up.", rich_help_panel=OPTIMISER)] = None,
     weight_decay: Annotated[float | None, Option(help="Of matrices.", rich_help_panel=OPTIMISER)] = None,
+    precision: Annotated[
+        str, Option(help="Of linear layers in updates: float32 or bfloat16.", rich_help_panel=OPTIMISER)
+    ] = "",
     seed: Annotated[int, Option(help="Fixes weights, data order and dropout.", rich_help_panel=OPTIMISER)] = 0,
     checkpoint_every: Annotated[int, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = 0,
     evaluate_every: Annotated[int, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = 0,
@@ -89,10 +92,11 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
     Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch`. With a
-    recipe, only --data, --languages, --tokenizer, --steps and --seed change what it says. Other fields of the decoder's
-    config are given by name: `--model-option prediction_depth=1 --model-option 'pattern=["linear", "mha"]'`.
+    recipe, only --data, --languages, --tokenizer, --steps, --precision and --seed change what it says. Other fields of
+    the decoder's config are given by name: `--model-option prediction_depth=1`,
+    `--model-option 'pattern=["linear", "mha"]'`.
     """
-    spec = changed(read_recipe(recipe), data, tokenizer, languages, steps, seed) if recipe else None
+    spec = changed(read_recipe(recipe), data, tokenizer, languages, steps, seed, precision) if recipe else None
     mechanism = common_pb2.MechanismRef(name=attention)
     mechanism.options.update(parse_options(option))
     spec = spec or pb.TrainingSpec(
@@ -124,6 +128,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
         ),
         checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
         seed=seed,
+        precision=precision,
     )
     with connect(address, token_file, certificates) as client:
         submitted = client.jobs.submit(spec, job_id=job)
@@ -146,7 +151,7 @@ def others(lenders: str, pairs: list[str] | None) -> struct_pb2.Struct | None:
 
 
 def changed(
-    spec: pb.TrainingSpec, data: str, tokenizer: str, languages: str, steps: int | None, seed: int
+    spec: pb.TrainingSpec, data: str, tokenizer: str, languages: str, steps: int | None, seed: int, precision: str = ""
 ) -> pb.TrainingSpec:
     """The recipe with what was given on the command line."""
     if data:
@@ -162,6 +167,7 @@ def changed(
     if steps is not None:
         spec.optimizer.steps = steps
     spec.seed = seed or spec.seed
+    spec.precision = precision or spec.precision
     return spec
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from attn_core.errors import InvalidValue
 
+from attn_train.loop.precision import PRECISIONS
 from attn_train.spec import ModelSpec, SourceModelSpec, TrainingSpec
 from attn_train.synthetic import RULES
 
@@ -60,6 +61,8 @@ def check_numbers(spec: TrainingSpec) -> None:
     """Raises InvalidValue for the first number out of its range, with its field as on the wire."""
     for field, read, fits, allowed in CHECKS:
         _check(field, read(spec), fits, allowed)
+    if spec.precision not in PRECISIONS:
+        raise InvalidValue.of("spec.precision", spec.precision, " or ".join(repr(name) for name in PRECISIONS))
     if isinstance(spec.model, ModelSpec):
         for field, size, fits, allowed in DECODER:
             _check(field, size(spec.model), fits, allowed)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attn_train.loop.checkpoint import CheckpointFolder, Progress, read_checkpoint
 from attn_train.loop.lessons import Material
 from attn_train.loop.optimizer import adamw, moments, restore_moments
+from attn_train.loop.precision import PRECISIONS
 from attn_train.loop.randomness import random_states, restore_random_states
 from attn_train.loop.report import Report
 from attn_train.loop.schedule import learning_rate
@@ -143,7 +144,8 @@ class Trainer:
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
         batch = tuple(part.to(self._device, non_blocking=True) for part in self._lessons.draw())
-        loss = self._lessons.loss(self.model, batch)
+        with PRECISIONS[self.spec.precision]():
+            loss = self._lessons.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         limit = self.spec.optimizer.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self._trained, limit)

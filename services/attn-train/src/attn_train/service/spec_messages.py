@@ -39,6 +39,7 @@ def spec_of(message: pb.TrainingSpec) -> TrainingSpec:
         seed=message.seed,
         max_failures=message.max_failures if message.HasField("max_failures") else 3,
         workers=message.workers or 1,
+        precision=message.precision or TrainingSpec.precision,
     )
 
 
@@ -69,6 +70,7 @@ def spec_message(spec: TrainingSpec) -> pb.TrainingSpec:
         seed=spec.seed,
         max_failures=spec.max_failures,
         workers=spec.workers,
+        precision=spec.precision,
     )
 
 

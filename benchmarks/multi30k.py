@@ -1,0 +1,90 @@
+"""How soon does a model learn to translate the captions of Multi30k?
+
+Trains a recipe as a job would, in this process, and notes the validation loss by processor seconds, in nats a token:
+of two recipes with one tokenizer the losses can be compared. The finished model lies in the home folder (ATTN_HOME),
+where `attn translate --model NAME` finds it. A run that is stopped goes on from its newest checkpoint. Run:
+
+    python benchmarks/multi30k.py multi30k --data FOLDER
+    python benchmarks/multi30k.py multi30k-rnnsearch --data FOLDER
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from attn_client.recipe import read_recipe
+from attn_core.home import home_folder
+from attn_train.attempt import Assignment, Message
+from attn_train.jobs.record import LogLine, MetricsRecord
+from attn_train.layout import Layout
+from attn_train.loop.stop import StopFlag
+from attn_train.process import keep_freed_memory
+from attn_train.service.spec_messages import spec_of
+from attn_train.spec import TrainingSpec
+from attn_train.worker import work
+from report import machine
+
+
+def specification(recipe: str, data: Path, steps: int | None, precision: str | None) -> TrainingSpec:
+    """The recipe's, on the pairs in this folder."""
+    message = read_recipe(recipe)
+    message.data.path = str(data.absolute())
+    message.optimizer.steps = steps or message.optimizer.steps
+    message.precision = precision or message.precision
+    return spec_of(message)
+
+
+class Curve:
+    """Losses by processor seconds, in a file of a line a measurement, which a later process goes on with."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        if path.exists():
+            self.rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        self._before = self.rows[-1]["processor_seconds"] if self.rows else 0.0
+
+    def hear(self, message: Message) -> None:
+        """Keep and print measurements of validation."""
+        if isinstance(message, LogLine):
+            print(message.text, flush=True)
+        if not isinstance(message, MetricsRecord) or "validation_loss" not in message.values:
+            return
+        seconds = self._before + time.process_time()
+        self.rows.append({"step": message.step, "processor_seconds": round(seconds, 1), **message.values})
+        line = json.dumps(self.rows[-1])
+        print(line, flush=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def main() -> None:
+    """Train one recipe."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--data", type=Path, required=True, help="folder with train.en, train.de and so on")
+    parser.add_argument("--name", help="of the job and the model; by default the recipe's")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    keep_freed_memory()
+    home, name = home_folder(), args.name or args.recipe
+    spec = specification(args.recipe, args.data, args.steps, args.precision)
+    folder = Layout(home).job(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    curve = Curve(folder / "curve.jsonl")
+    given = Assignment(job_id=name, attempt=1, spec=spec, home=home, threads=args.threads)
+    print(work(given, curve.hear, StopFlag()))
+    if args.out is not None:
+        report = {"spec": spec.plain(), "machine": machine(), "rows": curve.rows}
+        args.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What does a small decoder learn of Shakespeare's characters with each mechanism that fits its attention?
+
+A character model of width 64 with 2 blocks, 4 heads and a context of 128 trains for the same steps with every installed
+mechanism that attends causally to its own sequence, with its usual options: rotary positions where it takes them, else
+learned ones. Reported is the loss on the validation text, in nats a character, as it falls. What does not run says why.
+Run:
+
+    python benchmarks/shakespeare.py                            # all of them, one seed
+    python benchmarks/shakespeare.py --seeds 3 --mechanism mha  # one of them, or some
+    python benchmarks/shakespeare.py --table FILE...            # the table of results that are there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn.v1 import common_pb2
+from attn.v1 import training_pb2 as pb
+from attn_core import Capability, installed
+from attn_core.errors import AttnError
+from attn_models.sources.home import home_folder
+from attn_train.data import load_text
+from attn_train.loop.report import Silence
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.text import TextTokens
+from attn_train.loop.trainer import Trainer, TrainingDiverged
+from attn_train.process import keep_freed_memory
+from attn_train.service.spec_messages import spec_of
+from attn_train.spec import DataSpec, TrainingSpec
+from attn_train.worker import build_model
+from report import write_report
+
+FEWER_HEADS = {"gqa": 2, "mqa": 1}
+"""Key/value heads of the mechanisms that are named after having fewer."""
+MEASURED = 20
+"""Validation batches of each measurement."""
+LEARNED = 3.0
+"""Nats a character below which something was learned: guessing by frequency alone costs about 3.3."""
+
+
+def fitting() -> list[str]:
+    """The mechanisms that can stand in a decoder."""
+    return [m.name for m in installed().mechanisms if m.can(Capability.CAUSAL) and not m.can(Capability.CROSS)]
+
+
+def specification(mechanism: str, seed: int, steps: int) -> TrainingSpec:
+    """The same for all but the mechanism, and positions that it takes."""
+    return spec_of(
+        pb.TrainingSpec(
+            model=pb.ModelConfig(
+                width=64,
+                layers=2,
+                heads=4,
+                kv_heads=FEWER_HEADS.get(mechanism, 0),
+                context_length=128,
+                mechanism=common_pb2.MechanismRef(name=mechanism),
+            ),
+            data=pb.DataSource(name="shakespeare"),
+            optimizer=pb.OptimizerConfig(steps=steps, batch_size=8, learning_rate=3e-3, warmup_steps=steps // 10),
+            checkpoint=pb.CheckpointPolicy(evaluation_interval_steps=max(1, steps // 5), evaluation_batches=MEASURED),
+            seed=seed,
+        )
+    )
+
+
+class Losses(Silence):
+    """Keeps the validation losses."""
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, float] = {}
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Those of this step."""
+        if "validation_loss" in values:
+            self.by_step[step] = round(values["validation_loss"], 4)
+
+
+def run(mechanism: str, seed: int, steps: int, text: TextTokens) -> dict[str, Any]:
+    """Train one model; what it raises is the row's `failed`."""
+    row: dict[str, Any] = {"mechanism": mechanism, "seed": seed}
+    began, losses = time.process_time(), Losses()
+    try:
+        spec = specification(mechanism, seed, steps)
+        model = build_model(spec, text)
+        row["positions"] = spec.model.values(0)["positions"]
+        row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        Trainer(model, text, spec).run(losses, StopFlag())
+    except (AttnError, TrainingDiverged, RuntimeError) as error:
+        row["failed"] = f"{type(error).__name__}: {error}"
+    return row | {"losses": losses.by_step, "processor_seconds": round(time.process_time() - began, 1)}
+
+
+def rows(mechanisms: Iterable[str], seeds: int, steps: int) -> Iterator[dict[str, Any]]:
+    """A row for each mechanism and seed."""
+    text = load_text(DataSpec(name="shakespeare"), home_folder(), print)
+    for mechanism in mechanisms:
+        for seed in range(seeds):
+            yield run(mechanism, seed, steps, text)
+
+
+def table(found: Iterable[Mapping[str, Any]]) -> str:
+    """Lowest last loss first: the median of the seeds, lowest and highest; then what did not run."""
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for row in found:
+        by_name.setdefault(row["mechanism"], []).append(row)
+    done = {name: [row for row in own if "failed" not in row] for name, own in by_name.items()}
+    last = {name: [list(row["losses"].values())[-1] for row in own] for name, own in done.items() if own}
+    lines = ["| mechanism | positions | parameters | validation loss | seeds | processor, s |", "|---" * 6 + "|"]
+    for name, losses in sorted(last.items(), key=lambda item: statistics.median(item[1])):
+        own, middle = done[name], statistics.median(losses)
+        spread = f" ({min(losses):.3f}-{max(losses):.3f})" if len(losses) > 1 else ""
+        remark = "" if middle < LEARNED else ", learned next to nothing"
+        seconds = statistics.median(row["processor_seconds"] for row in own)
+        cells = [name, own[0]["positions"], own[0]["parameters"], f"{middle:.3f}{spread}{remark}", len(own)]
+        lines.append("| " + " | ".join(map(str, [*cells, f"{seconds:.0f}"])) + " |")
+    failed = [f"- `{name}`: {own[0]['failed']}" for name, own in by_name.items() if not done[name]]
+    return "\n".join([*lines, "", *failed])
+
+
+def main() -> None:
+    """Train all that was asked for, or show what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mechanism", choices=fitting(), action="append", help="only this one; may be repeated")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", metavar="FILE")
+    args = parser.parse_args()
+    if args.table:
+        print(table(row for path in args.table for row in json.loads(path.read_text("utf-8"))["rows"]))
+        return
+    keep_freed_memory()
+    torch.set_num_threads(args.threads)
+    facts = {"question": "validation loss by mechanism", "steps": args.steps, "seeds": args.seeds}
+    chosen = args.mechanism or fitting()
+    write_report("learning-shakespeare", facts, rows(chosen, args.seeds, args.steps), args.out)
+
+
+if __name__ == "__main__":
+    main()
