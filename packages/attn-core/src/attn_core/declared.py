@@ -69,8 +69,8 @@ class DeclaredMechanism(Mechanism):
         return self.spec(config).heads
 
     def state(self, config: MechanismConfig) -> StateSpecs:
-        """Keys, where the score reads any, and values: per source token where cross, else per token, no further back than
-        the mask looks.
+        """Keys, where the score reads any, and values: of every source token where cross, else of every token, no
+        further back than the mask looks.
 
         A layer that borrows them remembers nothing.
         """
