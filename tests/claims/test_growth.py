@@ -49,7 +49,7 @@ EXPONENTS: dict[str, tuple[float, Options]] = {
     **dict.fromkeys(QUADRATIC, (2.0, always())),
     **dict.fromkeys(LINEAR, (1.0, always())),
     "mla": (2.0, always(latent=8, rotary_size=4)),
-    "path": (2.0, always(rank=4)),
+    "path": (2.0, always(rank=4, block=8)),
     "transmla": (2.0, always(latent=8)),
     # The indexer meets every past token, however few of them the attention then reads.
     "dsa": (2.0, always(index_heads=2, index_size=4, top=32)),
@@ -176,6 +176,12 @@ def test_cl_53_memory_grows_no_faster_than_the_price(name: str, *, training: boo
 )
 def test_cl_53_memory_under_a_window_is_linear_whatever_the_score(name: str, options: Mapping[str, Any]) -> None:
     assert memory_exponent(name, always(**options), training=True) < 1.1
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("name", ["forgetting", "path"])
+def test_cl_53_all_pairs_are_met_block_by_block_where_the_module_can(name: str, *, training: bool) -> None:
+    assert memory_exponent(name, EXPONENTS[name][1], training=training) < 1.2
 
 
 @pytest.mark.parametrize("name", ["general", "luong"])

@@ -62,6 +62,21 @@ def test_outputs_and_gradients_are_those_of_paths_walked_token_by_token(build, a
     oracle.gradients(*(torch.autograd.grad(out, weights, upstream) for out in (found, expected)), 1e-10)
 
 
+@pytest.mark.parametrize("tokens", [1, 4, 7, 8, 33])
+@pytest.mark.parametrize("padded", [False, True])
+def test_whole_sequences_by_blocks_are_those_of_all_pairs_and_so_are_gradients(build, tokens, padded):
+    layer = build("path", {"rank": 5, "block": 4}, width=16, heads=4, key_value_heads=2)
+    rows = doubles(2, tokens, 16)
+    keep = torch.rand(2, tokens) > 0.3 if padded else None
+    value = layer.lend(rows)["value"].repeat_interleave(2, dim=2)
+    expected = layer.output(torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, keep=keep), value).flatten(-2))
+    found, weights = layer(rows, keep=keep), list(layer.parameters())
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    upstream = doubles(*found.shape)
+    grads = [torch.autograd.grad(out, weights, upstream, retain_graph=True) for out in (found, expected)]
+    assert all(torch.allclose(*pair, rtol=0, atol=1e-11) for pair in zip(*grads, strict=True))
+
+
 def test_tokens_that_reflect_nothing_leave_attention_without_positions(build, agrees):
     layer, nope = build("path", {"block": 4}, width=16, heads=2), build("nope", width=16, heads=2)
     with torch.no_grad():

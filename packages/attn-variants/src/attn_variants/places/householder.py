@@ -23,7 +23,7 @@ class Paths(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Tokens in blocks, for query heads: [batch, heads, blocks, token, size] each.
+    """Tokens in blocks: [batch, key_value_heads, blocks, token, size] each.
 
     A block turns a query q to q - (q·w) U; `key_turns` X are what its tokens add to the scores of its earlier keys.
     """
@@ -44,7 +44,7 @@ def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Paths, places: 
     keys = key.shape[2]
     if keys == 0:
         return query.new_zeros(*query.shape[:3], 0)
-    parts = in_blocks(heads, key, paths, block)
+    parts = Blocks(*(of_query_heads(heads, part) for part in in_blocks(key, paths, block)))
     columns: list[Tensor] = []
     for number in reversed(range(parts.key.shape[2])):
         tokens = torch.arange(number * block, (number + 1) * block, device=query.device)
@@ -55,18 +55,17 @@ def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Paths, places: 
     return torch.cat(columns[::-1], dim=-1)[..., :keys]
 
 
-def in_blocks(heads: Heads, key: Tensor, paths: Paths, block: int) -> Blocks:
+def in_blocks(key: Tensor, paths: Paths, block: int) -> Blocks:
     """Both sums of outer products of every block solve one triangular system."""
-    key, direction = _split(key, block), _split(paths.direction, block)
-    strength = _split(paths.strength[..., None], block)
+    key, direction = split(key, block), split(paths.direction, block)
+    strength = split(paths.strength[..., None], block)
     told = strength * torch.cat([(direction @ key.transpose(-1, -2)).tril(-1), direction], dim=-1)
     overlap = strength * (direction @ direction.transpose(-1, -2)).tril(-1)
     solved = torch.linalg.solve_triangular(overlap, told, upper=False, unitriangular=True)
-    made = key, direction, solved[..., :block], solved[..., block:]
-    return Blocks(*(of_query_heads(heads, part) for part in made))
+    return Blocks(key, direction, solved[..., :block], solved[..., block:])
 
 
-def _split(rows: Tensor, block: int) -> Tensor:
+def split(rows: Tensor, block: int) -> Tensor:
     """[batch, heads, blocks, token, size] of rows [batch, heads, key, size], with rows of zeros at the end."""
     blocks = (rows.shape[2] + block - 1) // block
     return pad(rows, (0, 0, 0, blocks * block - rows.shape[2])).unflatten(2, (blocks, block))  # type: ignore[no-any-return, no-untyped-call]

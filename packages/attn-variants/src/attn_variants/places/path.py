@@ -6,6 +6,7 @@ from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
 from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 
+from attn_variants.places.blockwise import path_attention
 from attn_variants.places.householder import Paths, path_scores
 from attn_variants.recurrences.convolution import ShortConvolution
 from attn_variants.recurrences.numbers import by_heads, fresh_linear, unit
@@ -36,8 +37,19 @@ class Reflections(InnerAttention, nn.Module):
 
     def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
+        placed = operands.query_positions is not None or operands.key_positions is not None
+        if not placed and operands.query.shape[1] == operands.key.shape[1]:
+            return self.whole(operands)
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value
+        return out.transpose(1, 2).to(operands.value.dtype)
+
+    def whole(self, operands: Operands) -> Tensor:
+        """The outputs of whole sequences, without the scores of all pairs in memory."""
+        query, key, value = (wide(part).transpose(1, 2) for part in (operands.query, operands.key, operands.value))
+        scaled = query * self.spec.heads.key_size**-0.5, key, value
+        block = min(self.block, max(1, key.shape[2]))
+        out = path_attention(self.spec.heads, scaled, self.paths(operands), operands.keep, block)
         return out.transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
@@ -45,7 +57,8 @@ class Reflections(InnerAttention, nn.Module):
         heads = self.spec.heads
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
         key = wide(operands.key).transpose(1, 2)
-        scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], self.block)
+        block = min(self.block, max(1, key.shape[2]))
+        scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], block)
         return shares(scores, allowed_pairs(self.spec.mask, operands))
 
     def paths(self, operands: Operands) -> Paths:

@@ -13,6 +13,7 @@ from attn_core import (
     Cost,
     DeclaredMechanism,
     Field,
+    Heads,
     MechanismConfig,
     Paper,
     Shape,
@@ -56,7 +57,7 @@ class PathAttention(DeclaredMechanism):
 
         rank: int = 32
         taps: int = 3
-        block: int = 32
+        block: int = 64
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -91,20 +92,48 @@ class PathAttention(DeclaredMechanism):
         }
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections and pairs as declared; the directions of new tokens; and the reflections: products among the
-        tokens of a block, and of every query with all of a block's."""
+        """Projections and directions of new tokens, products among the tokens of a block, and the pairs.
+
+        Whole sequences turn their keys once and their queries by one product a block; a step turns every query by all
+        tokens of all blocks.
+        """
         own, heads = self.Config.of(config), config.head_layout
-        size, block = heads.key_size, own.block
-        into = heads.key_value * size
+        into = heads.key_value * heads.key_size
         projected = 2 * shape.query * (config.width * (own.rank + heads.key_value) + own.rank * into)
-        tokens = -(-shape.key // block) * block
-        among = 4 * heads.key_value * size * block
-        passing = 2 * heads.query * (2 * size + block)
-        padding = 2 * heads.query * size * (tokens - shape.key)
-        seen = self.spec(config).mask.count(shape.query, shape.key)
+        parameters = own.rank * (config.width + into) + into * own.taps + (config.width + 1) * heads.key_value
+        pairs, allowed = (whole_flops if shape.query == shape.key else step_flops)(heads, shape, own.block)
         turned = Cost(
-            flops=shape.batch * (projected + tokens * (among + shape.query * passing) + shape.query * padding),
-            allowed_flops=shape.batch * (projected + shape.key * among + seen * passing),
-            parameters=own.rank * (config.width + into) + into * own.taps + (config.width + 1) * heads.key_value,
+            flops=shape.batch * (projected + pairs),
+            allowed_flops=shape.batch * (projected + allowed),
+            parameters=parameters,
         )
-        return super().cost(config, shape) + turned
+        return self.projection_cost(config, shape) + turned
+
+
+def whole_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
+    """Products of one whole sequence besides projections, and those of a kernel that meets no later key."""
+    block = min(block, max(1, shape.key))
+    blocks = -(-shape.key // block)
+    tokens, size = blocks * block, heads.key_size
+    turned_keys = 2 * heads.key_value * tokens * size * (3 * block + size)
+    own = 2 * heads.query * tokens * block * (3 * size + block)
+    # A block of queries meets those before it and is turned by all of them but the first.
+    turns = 2 * heads.query * block * size**2 * ((blocks - 1) * (blocks - 2) // 2)
+    scores = blocks * (blocks - 1) // 2 * block**2
+    values = blocks * (blocks + 1) // 2 * block**2
+    met = 2 * heads.query * (scores * size + values * heads.value_size)
+    seen = shape.key * (shape.key + 1) // 2
+    least = 2 * heads.query * min(scores, seen) * size + 2 * heads.query * min(values, seen) * heads.value_size
+    return turned_keys + own + turns + met, turned_keys + own + turns + least
+
+
+def step_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
+    """The same of new queries over what is remembered."""
+    block = min(block, max(1, shape.key))
+    tokens, size = -(-shape.key // block) * block, heads.key_size
+    among = 4 * heads.key_value * size * block
+    passing = 2 * heads.query * (3 * size + block)
+    values = 2 * heads.query * heads.value_size
+    seen = shape.query * (shape.key - shape.query) + shape.query * (shape.query + 1) // 2
+    flops = tokens * (among + shape.query * passing) + shape.query * shape.key * values
+    return flops, shape.key * among + seen * (passing + values)
