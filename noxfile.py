@@ -15,12 +15,12 @@ from pathlib import Path
 
 import nox
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
-import changelog_settings  # noqa: E402 -- these two lie in the folder that the line above adds
+import changelog_settings  # noqa: E402 -- these three lie in the folder that the line above adds
+import releases  # noqa: E402
 import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
@@ -81,27 +81,25 @@ def install_everything(session: nox.Session, packages: list[workspace.Package], 
     stamp.unlink(missing_ok=True)
     install_torch(session)
     install(session, *group("build"))
-    extras = {need for package in packages for need in package.extras + package.test_needs}
-    others = sorted(str(need) for need in extras if need.name not in PACKAGES)
-    editables = [argument for package in packages for argument in ("-e", str(package.folder))]
     # One command, so that the packages find one another here and never on an index.
-    install(session, "--no-build-isolation", *editables, *group(*groups), *others)
+    install(session, "--no-build-isolation", *editable(packages), *group(*groups))
     refuse_cuda(session)
     session.run("python", "-m", "pip", "check")
     stamp.write_text(wanted.hexdigest())
 
 
-def run_in_dev(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
-    """Run a program of the environment that the session `dev` made."""
-    run_in("dev", session, program, *arguments, **env)
+def editable(packages: list[workspace.Package]) -> list[str]:
+    """Arguments of pip for packages from the tree, and for what their extras and tests need from elsewhere."""
+    extras = {need for package in packages for need in package.extras + package.test_needs}
+    others = sorted(str(need) for need in extras if need.name not in PACKAGES)
+    return [argument for package in packages for argument in ("-e", str(package.folder))] + others
 
 
-def run_in(other: str, session: nox.Session, program: str, *arguments: str, **env: str) -> None:
+def run_in(other: str, session: nox.Session, program: str, *arguments: str) -> None:
     """Run a program of the environment that another session made."""
-    folder = Path(session.cache_dir).parent / other
-    scripts = folder / ("Scripts" if os.name == "nt" else "bin")
+    scripts = Path(session.cache_dir).parent / other / ("Scripts" if os.name == "nt" else "bin")
     path = os.pathsep.join([str(scripts), os.environ.get("PATH", "")])
-    session.run(str(scripts / program), *arguments, env={**ENVIRONMENT, "PATH": path, **env}, external=True)
+    session.run(str(scripts / program), *arguments, env={**ENVIRONMENT, "PATH": path}, external=True)
 
 
 @nox.session(python=PYTHON)
@@ -114,21 +112,21 @@ def dev(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """All tests, or those given after --: nox -s tests -- packages/attn-core -k mask."""
     everything = ["-n", "2", "--dist", "loadfile", "--durations", "15"]
-    run_in_dev(session, "python", "-m", "pytest", *(session.posargs or everything))
+    run_in("dev", session, "python", "-m", "pytest", *(session.posargs or everything))
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
     """Mypy, strict, over the sources of every package."""
     modules = [module for package in PACKAGES.values() for module in package.imports]
-    run_in_dev(session, "mypy", *(argument for module in modules for argument in ("-p", module)))
-    run_in_dev(session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
+    run_in("dev", session, "mypy", *(argument for module in modules for argument in ("-p", module)))
+    run_in("dev", session, "mypy", "noxfile.py", "tools", "tests/architecture", "tests/public_api")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def imports(session: nox.Session) -> None:
     """Who may import whom (.importlinter)."""
-    run_in_dev(session, "lint-imports", *session.posargs)
+    run_in("dev", session, "lint-imports", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -154,6 +152,17 @@ def oracles(session: nox.Session) -> None:
     install_everything(session, list(PACKAGES.values()), "test", "peers", "oracles")
     session.install("-qq", "--no-deps", *group("oracles-alone"))
     session.run("python", "-m", "pytest", "-m", "oracle", *session.posargs, env=ENVIRONMENT)
+
+
+@nox.session(python=PYTHON, default=False)
+def triton(session: nox.Session) -> None:
+    """All checks of the kernels for GPUs with the oldest Triton that they admit; `tests` runs the newest."""
+    tested = workspace.closure(workspace.tested_with("attn-kernels-triton", PACKAGES), PACKAGES)
+    # Not under the pins of constraints.txt, which are for the newest.
+    session.install("-qq", *group("torch", "build", "test", "triton-oldest"))
+    session.install("-qq", "--no-build-isolation", *editable([PACKAGES[name] for name in sorted(tested)]))
+    refuse_cuda(session)
+    session.run("python", "-m", "pytest", "-m", "", "packages/attn-kernels-triton", *session.posargs, env=ENVIRONMENT)
 
 
 @nox.session(venv_backend="none", requires=["oracles"], default=False)
@@ -184,7 +193,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
     """The tutorial runs as written, and the generated pages are what the tree generates."""
-    run_in_dev(session, "python", "-m", "pytest", "tests/docs", *session.posargs)
+    run_in("dev", session, "python", "-m", "pytest", "tests/docs", *session.posargs)
 
 
 @nox.session(python=PYTHON)
@@ -272,21 +281,12 @@ def plugin(session: nox.Session, plugin: str, core: str) -> None:
 
 def oldest_core(session: nox.Session, plugin: workspace.Package) -> str:
     """The wheel of the oldest attn-core that a plugin's range admits: a release of releases.toml, else this tree's."""
-    (need,) = (need for need in plugin.needs if need.name == "attn-core")
-    releases = nox.project.load_toml(ROOT / "releases.toml").get("attn-core", {})
-    admitted = sorted(need.specifier.filter([*releases, PACKAGES["attn-core"].version]), key=Version)
-    if not admitted:
-        session.error(f"{plugin.name} asks for {need}, but neither releases.toml nor this tree has such a core")
-    if admitted[0] not in releases:
+    version, commit = releases.oldest(plugin, PACKAGES["attn-core"])
+    if commit is None:
         return wheel_of("attn-core")
-    commit = releases[admitted[0]]
-    target = Path(session.create_tmp()) / f"attn-core-{admitted[0]}"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    session.run("git", "archive", "-o", str(target / "core.tar"), commit, "packages/attn-core", external=True)
-    shutil.unpack_archive(target / "core.tar", target)
+    target = Path(session.create_tmp()) / f"attn-core-{version}"
     install(session, *group("build"))
-    build_wheels(session, target, str(target / "packages" / "attn-core"))
+    build_wheels(session, target, str(releases.unpack(commit, target)))
     return wheel_of("attn-core", target)
 
 

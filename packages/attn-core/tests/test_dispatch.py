@@ -133,6 +133,16 @@ def test_a_kernel_that_cannot_run_here_is_not_chosen_and_says_why(kernels):
     assert not verdict.accepted
 
 
+def test_a_kernel_that_alters_what_is_computed_runs_only_where_it_is_named(kernels):
+    rounding = kernel("rounding", 0.01, **EVERY_FIELD)
+    type(rounding).alters = "rounds to 8 bits"
+    kernels.register(rounding, "tests")
+    assert choose(kernels, EASY) is FAST
+    assert choose(kernels, EASY, "rounding") is rounding
+    verdict = next(verdict for verdict in explain(kernels, EASY) if verdict.kernel is rounding)
+    assert verdict.reasons == ("only by name: rounds to 8 bits",)
+
+
 def test_explain_puts_the_chosen_first_and_those_who_refuse_last(kernels):
     kernels.register(kernel("scan", 0.0, works_on="scan"), "tests")
     assert [verdict.kernel.name for verdict in explain(kernels, EASY)] == ["fast", "plain", "scan"]

@@ -20,7 +20,7 @@ def test_no_tile_reaches_over_the_blocks_of_a_list(name, block):
 
 
 def test_what_is_chosen_for_lists_is_taken_for_lists_alone():
-    sizes = Sizes(torch.bfloat16, 128, 128, 4096, 4096)
-    for (program, _, _), chosen in LISTED_CHOICES.items():
+    for (program, _, width), chosen in LISTED_CHOICES.items():
+        sizes = Sizes(torch.bfloat16, width, width, 4096, 4096)
         assert choice_of(program, sizes._replace(block=LARGE_BLOCK)) == chosen
         assert choice_of(program, sizes) != chosen

@@ -25,12 +25,17 @@ class Verdict:
         return self.cost is not None
 
 
-def explain(kernels: Iterable[Kernel], problem: Problem) -> list[Verdict]:
-    """The verdict of every kernel, the chosen one first, then by cost, then who refused."""
+def explain(kernels: Iterable[Kernel], problem: Problem, name: str | None = None) -> list[Verdict]:
+    """The verdict of every kernel, the chosen one first, then by cost, then who refused.
+
+    Kernels that alter what is computed refuse unless they are asked for by this name.
+    """
     verdicts = []
     for kernel in kernels:
         absent = kernel.available()
         reasons = [absent] if absent else kernel.refusals(problem)
+        if kernel.alters and kernel.name != name:
+            reasons.append(f"only by name: {kernel.alters}")
         verdicts.append(Verdict(kernel, tuple(reasons), None if reasons else kernel.cost(problem)))
     return sorted(verdicts, key=lambda verdict: (not verdict.accepted, verdict.cost or 0.0, verdict.kernel.name))
 
@@ -41,7 +46,7 @@ def choose(kernels: Registry[Kernel], problem: Problem, name: str | None = None)
     Raises `KernelRefused` where the named kernel, or every kernel, refuses; nothing is replaced silently.
     """
     asked = [kernels.get(name)] if name else list(kernels)
-    verdicts = explain(asked, problem)
+    verdicts = explain(asked, problem, name)
     if verdicts and verdicts[0].accepted:
         return verdicts[0].kernel
     said = "; ".join(f"{verdict.kernel.name} ({', '.join(verdict.reasons)})" for verdict in verdicts)

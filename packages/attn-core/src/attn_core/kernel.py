@@ -102,12 +102,17 @@ class Operands:
 
 
 class Kernel(ABC):
-    """One way to compute an operation. `accepts` maps fields of `Problem` to conditions."""
+    """One way to compute an operation. `accepts` maps fields of `Problem` to conditions.
+
+    `alters` says how results differ from what is defined by more than the rounding of their type; a kernel that says so
+    runs only where it is asked for by name.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     operation: ClassVar[str] = "attend"
     accepts: ClassVar[Mapping[str, Condition]]
+    alters: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

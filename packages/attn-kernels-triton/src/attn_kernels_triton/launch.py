@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from attn_kernels_triton.programs.arguments import Rows
@@ -16,20 +17,28 @@ WIDEST_GRID = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Launch:
-    """A program, how many of it, its argument, and the options with which it is compiled."""
+    """A program, how many of it, its argument, and the options with which it is compiled.
+
+    `tiles` are descriptors of tensors whose tiles the chip copies by itself; programs that make such descriptors
+    themselves need memory to hold them, `scratch`.
+    """
 
     program: Any
     programs: int
     call: Any
     warps: int
     stages: int
+    tiles: tuple[Any, ...] = ()
+    scratch: bool = False
 
     def run(self, device: torch.device) -> None:
         """Start the programs on a device; nothing is started where there are none."""
         if not self.programs:
             return
+        if self.scratch:
+            triton.set_allocator(lambda size, _, __: torch.empty(size, dtype=torch.int8, device=device))
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            self.program[(self.programs,)](self.call, num_warps=self.warps, num_stages=self.stages)
+            self.program[(self.programs,)](self.call, *self.tiles, num_warps=self.warps, num_stages=self.stages)
 
 
 def rows(tensor: Tensor) -> Rows:

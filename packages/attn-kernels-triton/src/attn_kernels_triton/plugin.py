@@ -9,7 +9,8 @@ from attn_core import Kernel, hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for GPUs."""
     from attn_kernels_triton.kernels.attend import TritonAttend
+    from attn_kernels_triton.kernels.fp8 import TritonFp8
     from attn_kernels_triton.kernels.paged import TritonLatent, TritonPaged
     from attn_kernels_triton.kernels.recurrence import TritonChunked, TritonRecurrent
 
-    return [TritonAttend(), TritonPaged(), TritonLatent(), TritonChunked(), TritonRecurrent()]
+    return [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent(), TritonChunked(), TritonRecurrent()]

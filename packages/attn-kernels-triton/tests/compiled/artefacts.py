@@ -61,7 +61,7 @@ def compiled(launch: Launch, target: GPUTarget):
         options = {"num_warps": launch.warps, "num_stages": launch.stages}
         # Kernels are kept by device, and all these devices are number 0.
         launch.program.device_caches.clear()
-        return launch.program.warmup(launch.call, grid=(max(1, launch.programs),), **options)
+        return launch.program.warmup(launch.call, *launch.tiles, grid=(max(1, launch.programs),), **options)
     finally:
         driver._active = before
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import Causal, Prefix, SoftmaxWithSink, Window
+from attn_core import Causal, Full, Prefix, SoftCap, SoftmaxWithSink, Window
+from attn_kernels_triton.attention import dense, tiles
 from launches import launches
 
 PROGRAMS = ("forward", "to_queries", "to_keys")
@@ -11,15 +12,33 @@ REGISTERS = 255
 
 SHAPES = {"64": {"size": 64}, "128": {"size": 128}}
 WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink()}
+CAPPED = {"size": 128, "modifiers": (SoftCap(cap=30.0),)}
+SPECIALISED = tiles.Choice(128, 128, 4, 2, "specialised")
 LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
 WIDER = {
     "256, forward": ({"size": 256}, "forward"),
     "256, to queries": ({"size": 256}, "to_queries"),
     "256, to keys": ({"size": 256}, "to_keys"),
     "128, window and sinks, forward": (WINDOW, "forward"),
+    "128, soft cap, forward": (CAPPED, "forward"),
+    "128, soft cap, to queries": (CAPPED, "to_queries"),
+    "128, soft cap, to keys": (CAPPED, "to_keys"),
+    "128, window and sinks, to keys": (WINDOW, "to_keys"),
+    "128, blocks of a list, to keys": (LISTED, "to_keys"),
     "128, window and sinks, to queries": (WINDOW, "to_queries"),
     "128, blocks of a list, forward": (LISTED, "forward"),
 }
+
+
+@pytest.fixture(autouse=True)
+def copier(monkeypatch):
+    """Whether tensors that are never touched stand for those of a chip that copies tiles by itself."""
+
+    def set_to(present: bool) -> None:
+        monkeypatch.setattr(dense, "has_copier", lambda device: present)
+
+    set_to(True)
+    return set_to
 
 
 def require_ships(program: str, shape: dict) -> None:
@@ -43,6 +62,24 @@ def test_on_hopper_gradients_to_queries_of_listed_blocks_do_not_spill():
     require_ships("to_queries", LISTED)
 
 
+@pytest.mark.parametrize("size", [64, 128])
+def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size):
+    found = artefact(launches(size)["forward"])
+    assert found.count("UTMALDG") > 0
+    assert found.count("LDGSTS") == 0
+
+
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
+def test_on_hopper_warps_that_fetch_give_their_registers_to_those_that_compute(monkeypatch, mask):
+    monkeypatch.setitem(tiles.DENSE_CHOICES, 128, SPECIALISED)
+    launch = launches(128, mask=mask)["forward"]
+    found = artefact(launch)
+    assert launch.program.__name__ == "attend_specialised"
+    assert (found.spills, found.count("LDGSTS")) == (0, 0)
+    assert min(found.count("USETMAXREG"), found.count("HGMMA"), found.count("UTMALDG")) > 0
+    assert found.shared <= SHARED_MEMORY
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WIDER)
 def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
@@ -52,12 +89,14 @@ def test_on_hopper_wide_heads_and_windows_do_not_spill_either(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHERS)
-def test_every_program_compiles_for_other_gpus(target):
+def test_every_program_compiles_for_other_gpus(target, copier):
+    copier(present=target == "sm_100")
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in launches(64).values()]
     assert found == [OTHERS[target]] * 4
 
 
-def test_memory_that_is_loaded_ahead_is_loaded_without_registers():
+def test_memory_that_is_loaded_ahead_is_loaded_without_registers(copier):
+    copier(present=False)
     assert artefact(launches(64)["forward"]).count("LDGSTS") > 0
 
 

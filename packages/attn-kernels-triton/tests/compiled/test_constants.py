@@ -6,6 +6,14 @@ import pytest
 from artefacts import HOPPER, compiled
 from attn_core import Causal, Prefix
 from launches import launches
+from paged_launches import paged_launches
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_programs_over_codes_of_one_head_compile(form):
+    for launch in paged_launches(32, form=form, heads=(8, 1)):
+        assert compiled(launch, HOPPER).metadata.target == HOPPER
+
 
 MASKS = {"band": Causal(), "list": Causal() | Prefix(100)}
 

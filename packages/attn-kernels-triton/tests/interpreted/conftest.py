@@ -16,10 +16,13 @@ if INTERPRETED:
     import repairs
     import torch
     from attn_kernels_triton.attention import tiles
+    from attn_kernels_triton.fp8 import tiles as coded
 
     repairs.install()
     # Small tiles, so that a small problem has several: an interpreter's time goes by tiles, whatever is in them.
     tiles.CHOICES.update(dict.fromkeys(tiles.CHOICES, tiles.Choice(32, 32, 4, 1)))
+    tiles.DENSE_CHOICES.update(dict.fromkeys(tiles.DENSE_CHOICES, tiles.Choice(32, 32, 4, 1, "descriptors")))
+    coded.CODED_CHOICES.update(dict.fromkeys(coded.CODED_CHOICES, coded.Choice(64, 64, 4, 1, "descriptors")))
 
     @pytest.fixture(autouse=True)
     def poisoned(monkeypatch):

@@ -1,12 +1,14 @@
 """What Triton's interpreter computes wrongly or slowly, repaired for tests; seen on 3.6 and 3.9, declined upstream.
 
-Products of bfloat16 multiply bit patterns, conversion to bfloat16 cuts off instead of rounding, every call of a device
-function patches the whole language anew, and every sum is checked for overflow.
+Products of bfloat16 multiply bit patterns, conversion to bfloat16 cuts off instead of rounding, that to e4m3 rounds
+some numbers to the wrong side, every call of a device function patches the whole language anew, and every sum is
+checked for overflow.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -17,17 +19,19 @@ def install() -> None:
     product, conversion = builder.create_dot, builder.cast_impl
 
     def create_dot(self, a, b, d, *options):
-        if tl.bfloat16 not in {a.dtype.scalar, b.dtype.scalar}:
+        if not {tl.bfloat16, tl.float8e4nv} & {a.dtype.scalar, b.dtype.scalar}:
             return product(self, a, b, d, *options)
         return interpreter.TensorHandle(np.matmul(widened(a), widened(b), dtype=d.data.dtype) + d.data, d.dtype.scalar)
 
     def cast_impl(self, source, target):
-        if (source.dtype.scalar, target.scalar) != (tl.float32, tl.bfloat16):
+        nearest = ROUNDINGS.get(target.scalar)
+        if source.dtype.scalar != tl.float32 or nearest is None:
             return conversion(self, source, target)
-        return interpreter.TensorHandle(rounded(source.data), target.scalar)
+        return interpreter.TensorHandle(nearest(source.data), target.scalar)
 
     builder.create_dot, builder.cast_impl = create_dot, cast_impl
     builder.create_fp_ext = builder.create_fp_trunc = lambda self, source, target: self.cast_impl(source, target)
+    builder.create_fp_to_fp = lambda self, source, target, _: self.cast_impl(source, target)
     interpreter._patch_lang = PatchOnce(interpreter._patch_lang)
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
@@ -52,6 +56,9 @@ class PatchOnce:
 
 def widened(handle) -> np.ndarray:
     """The numbers of a handle in float32."""
+    if handle.dtype.scalar == tl.float8e4nv:
+        codes = torch.from_numpy(np.ascontiguousarray(handle.data, dtype=np.uint8))
+        return codes.view(torch.float8_e4m3fn).float().numpy()
     if handle.dtype.scalar != tl.bfloat16:
         return handle.data
     return (handle.data.astype(np.uint32) << 16).view(np.float32)
@@ -62,3 +69,12 @@ def rounded(numbers: np.ndarray) -> np.ndarray:
     bits = np.ascontiguousarray(numbers, dtype=np.float32).view(np.uint32)
     nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(numbers), np.uint16(0x7FC0), nearest)
+
+
+def rounded_to_codes(numbers: np.ndarray) -> np.ndarray:
+    """The bit patterns, uint8, of the nearest e4m3 numbers, of the largest for those beyond it, as chips do."""
+    given = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32)).clamp(-448.0, 448.0)
+    return given.to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+
+ROUNDINGS = {tl.bfloat16: rounded, tl.float8e4nv: rounded_to_codes}

@@ -20,8 +20,10 @@ from attn_core import (
     Window,
 )
 from attn_core.errors import InvalidValue
-from attn_kernels_triton.attention import tiles
+from attn_kernels_triton.attention import forward, tiles
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
+from attn_kernels_triton.attention.dense import copied
+from attn_kernels_triton.attention.plan import plan_of
 from calls import Call, require_right, results
 
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -59,6 +61,36 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_outputs_and_gradients_are_as_close_to_float64_as_the_plain_computation(name):
     require_right(attend, CALLS[name])
+
+
+@pytest.mark.parametrize("schedule", ["descriptors", "specialised"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(Full(), 33, 70, dtype=BRAIN, heads=(4, 2), batch=2),
+        Call(Causal(), 40, 70, dtype=HALF, sizes=(24, 16)),
+        Call(Window(left=9, right=4), 70, 101, dtype=HALF, distribution=SoftmaxWithSink()),
+    ],
+    ids=lambda call: call.mask.kind,
+)
+def test_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call, schedule):
+    for width in tiles.DENSE_CHOICES:
+        monkeypatch.setitem(tiles.DENSE_CHOICES, width, tiles.Choice(32, 32, 4, 1, schedule))
+    monkeypatch.delitem(forward.PROGRAMS, "pointers")
+    require_right(attend, call)
+
+
+def test_tensors_that_the_copier_cannot_read_are_read_by_threads():
+    call = Call(Causal(), 40, 40, dtype=HALF)
+    operands = call.operands()
+    shifted = torch.cat([operands.key.new_zeros(1), operands.key.flatten()])[1:].view_as(operands.key)
+    broadcast = operands.value[:, :1].expand_as(operands.value)
+    plan = plan_of(call.spec, operands)
+    assert copied(plan, operands.query, operands.key, operands.value)
+    assert not copied(plan, operands.query, shifted, operands.value)
+    assert not copied(plan, operands.query, operands.key, broadcast)
+    odd = dataclasses.replace(operands, key=shifted)
+    torch.testing.assert_close(attend(call.spec, odd), attend(call.spec, operands), rtol=1e-3, atol=1e-3)
 
 
 def test_tiles_that_would_be_larger_than_the_blocks_of_a_list_compute_the_same(monkeypatch):

@@ -8,11 +8,16 @@ import torch
 from attn_core import Operands
 from torch import Tensor
 
+from attn_kernels_triton.attention.dense import copied, tiles_of
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.tiles import choice_of, tile_of
+from attn_kernels_triton.attention.tiles import choice_of, dense_choice, tile_of
 from attn_kernels_triton.launch import Launch, rows
 from attn_kernels_triton.programs.arguments import Forward
+from attn_kernels_triton.programs.dense import attend_dense, attend_specialised
 from attn_kernels_triton.programs.forward import attend_forward
+
+PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense, "specialised": attend_specialised}
+"""By how they read keys and values."""
 
 
 class Inputs(NamedTuple):
@@ -45,7 +50,7 @@ def empty(plan: Plan, inputs: Inputs) -> Attended:
 
 def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
     """The forward program, which fills `result`."""
-    choice = choice_of("forward", plan.sizes)
+    choice = dense_choice(plan.sizes) if copied(plan, *inputs) else choice_of("forward", plan.sizes)
     call = Forward(
         query=rows(inputs.query),
         key=rows(inputs.key),
@@ -58,6 +63,12 @@ def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
         blocks=plan.by_query,
         tile=tile_of(choice, plan.sizes),
     )
-    tiles = -(-plan.sizes.queries // choice.queries)
-    programs = tiles * plan.batch * plan.shape.heads
-    return Launch(program=attend_forward, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
+    return Launch(
+        program=PROGRAMS[choice.schedule],
+        programs=-(-plan.sizes.queries // choice.queries) * plan.batch * plan.shape.heads,
+        call=call,
+        warps=choice.warps,
+        stages=choice.stages,
+        tiles=tiles_of(choice, *inputs),
+        scratch=choice.schedule == "specialised",
+    )

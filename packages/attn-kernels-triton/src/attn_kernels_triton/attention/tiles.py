@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 
 from attn_kernels_triton.launch import power_of_two
 from attn_kernels_triton.programs.arguments import Tile
 
+Schedule = Literal["pointers", "descriptors", "specialised"]
+"""How a forward program reads keys and values: each thread its own; tiles fetched by the chip's copier; the same, by
+warps that do nothing else."""
+
+
+NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
+"""Whether this is not the oldest Triton that is admitted, which gives registers to programs in another way."""
+
 
 class Choice(NamedTuple):
-    """Queries and keys of a tile, warps, and stages of the pipeline that loads ahead."""
+    """Queries and keys of a tile, warps, stages of the pipeline that loads ahead, and which program it is for.
+
+    That is a `Schedule` for the forward pass, else always "pointers".
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    schedule: Schedule = "pointers"
 
 
 class Sizes(NamedTuple):
@@ -40,20 +53,20 @@ class Sizes(NamedTuple):
 
 
 CHOICES: dict[tuple[str, bool, int], Choice] = {
-    ("forward", True, 64): Choice(128, 64, 4, 3),
-    ("forward", True, 128): Choice(128, 128, 8, 2),
+    ("forward", True, 64): Choice(128, 64, 8, 3),
+    ("forward", True, 128): Choice(128, 64, 8, 3),
     ("forward", True, 256): Choice(128, 32, 8, 2),
     ("forward", False, 64): Choice(32, 32, 4, 1),
     ("forward", False, 128): Choice(16, 32, 4, 1),
     ("forward", False, 256): Choice(16, 16, 4, 1),
     ("to_queries", True, 64): Choice(128, 64, 8, 2),
     ("to_queries", True, 128): Choice(128, 64, 8, 2),
-    ("to_queries", True, 256): Choice(64, 32, 4, 2),
+    ("to_queries", True, 256): Choice(64, 32, 8, 2),
     ("to_queries", False, 64): Choice(32, 32, 4, 1),
     ("to_queries", False, 128): Choice(16, 16, 4, 1),
     ("to_queries", False, 256): Choice(16, 16, 4, 1),
     ("to_keys", True, 64): Choice(64, 128, 8, 2),
-    ("to_keys", True, 128): Choice(64, 64, 4, 2),
+    ("to_keys", True, 128): Choice(32, 128, 8, 2),
     ("to_keys", True, 256): Choice(64, 32, 8, 1),
     ("to_keys", False, 64): Choice(16, 16, 4, 1),
     ("to_keys", False, 128): Choice(16, 16, 4, 1),
@@ -61,7 +74,18 @@ CHOICES: dict[tuple[str, bool, int], Choice] = {
 }
 """By the program, whether elements have 16 bits, and the width; none of these spills on sm_90a, as a test sees to."""
 
-LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {("to_queries", True, 128): Choice(128, 32, 8, 2)}
+DENSE_CHOICES: dict[int, Choice] = {
+    64: Choice(128, 128, 8, 2, "descriptors"),
+    128: Choice(128, 128, 8, 2, "descriptors"),
+    256: Choice(128, 64, 8, 2, "descriptors"),
+}
+"""For forward programs of bands over elements of 16 bits, by width, where the chip copies tiles by itself."""
+
+LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {
+    ("forward", True, 128): Choice(128, 128, 8, 2) if NEWER else Choice(128, 64, 8, 3),
+    ("to_queries", True, 128): Choice(128, 32, 8, 2),
+    ("to_keys", True, 64): Choice(32, 128, 8, 2),
+}
 """In place of the above where blocks are listed, whose bits need registers of their own."""
 
 NARROWEST = 64
@@ -76,6 +100,13 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
         chosen = LISTED_CHOICES.get(key, chosen)
         queries, keys = min(queries, sizes.block), min(keys, sizes.block)
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
+
+
+def dense_choice(sizes: Sizes) -> Choice:
+    """What is shipped for bands where the chip copies tiles by itself, never larger than the operands."""
+    chosen = DENSE_CHOICES[max(NARROWEST, sizes.width)]
+    queries, keys = min(chosen.queries, power_of_two(sizes.queries)), min(chosen.keys, power_of_two(sizes.keys))
+    return chosen._replace(queries=queries, keys=keys)
 
 
 def tile_of(choice: Choice, sizes: Sizes) -> Tile:

@@ -16,26 +16,15 @@ from attn_kernels_triton.programs.spans import listed, listed_tile, spans
 @triton.jit
 def attend_forward(call):
     """Grid: tiles of queries, for each head of each batch; tiles that see most keys of a causal call come first."""
-    shape = call.shape
-    tiles = tl.cdiv(shape.queries, call.tile.queries)
-    block = tiles - 1 - tl.program_id(0) % tiles
-    batch = tl.program_id(0) // tiles // shape.heads
-    head = tl.program_id(0) // tiles % shape.heads
+    shape, places = call.shape, call.places
+    block, batch, head = placed(call)
     rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
-    places = call.places
     at = places_of(places.query, places.query_batch, batch, rows, shape.queries, shape.keys - shape.queries)
     query = read(
         call.query, start_of(call.query, batch, head), rows, shape.queries, call.tile.key_size, call.tile.key_width
     )
     here = (query, batch, head, rows, at)
-
-    total = tl.zeros([call.tile.queries], tl.float32)
-    top = tl.full([call.tile.queries], float("-inf"), tl.float32)
-    if call.rule.sinks is not None:
-        total += 1.0
-        top = tl.zeros([call.tile.queries], tl.float32) + tl.load(call.rule.sinks + head) * LOG2_E
-    running = (tl.zeros([call.tile.queries, call.tile.value_width], tl.float32), total, top)
-
+    running = begun(call, head)
     if call.blocks.size is None:
         first = block * call.tile.queries + shape.keys - shape.queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
@@ -50,7 +39,26 @@ def attend_forward(call):
         running = walk(call, here, running, (start, stop, stop, stop), ask=True)
         start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
         running = walk(call, here, running, (start, start, stop, stop), ask=False)
-    finish(call, here, running)
+    finish(call, (batch, head, block), running)
+
+
+@triton.jit
+def placed(call):
+    """The tile of queries of a program, its batch and its head."""
+    tiles = tl.cdiv(call.shape.queries, call.tile.queries)
+    block = tiles - 1 - tl.program_id(0) % tiles
+    return block, tl.program_id(0) // tiles // call.shape.heads, tl.program_id(0) // tiles % call.shape.heads
+
+
+@triton.jit
+def begun(call, head):
+    """Sums, their total and the highest logit before any key is met: the sink alone."""
+    total = tl.zeros([call.tile.queries], tl.float32)
+    top = tl.full([call.tile.queries], float("-inf"), tl.float32)
+    if call.rule.sinks is not None:
+        total += 1.0
+        top = tl.zeros([call.tile.queries], tl.float32) + tl.load(call.rule.sinks + head) * LOG2_E
+    return tl.zeros([call.tile.queries, call.tile.value_width], tl.float32), total, top
 
 
 @triton.jit
@@ -117,11 +125,12 @@ def meet(call, here, running, there, ask: tl.constexpr):
 
 
 @triton.jit
-def finish(call, here, running):
+def finish(call, place, running):
     """Write the output, zeros where nothing was seen, and the logarithm of the sum of exponentials."""
-    _, batch, head, rows, _ = here
+    batch, head, block = place
     summed, total, top = running
     shape = call.shape
+    rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
     out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
     write(call.out, start_of(call.out, batch, head), rows, shape.queries, out, call.tile.value_size)
     if call.lse is not None:

@@ -25,9 +25,18 @@ def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.cons
 
 
 @triton.jit
+def times(number, stride):
+    """Places behind the first; a stride of one is a constant, which Triton 3.6 knows as None inside of a loop."""
+    place = number
+    if stride is not None:
+        place = number * stride
+    return place
+
+
+@triton.jit
 def read_scale(memory, number, head, inside):
     """By what codes of a byte are to be multiplied, [row], float32."""
-    place = memory.step + number * memory.step_row + head * memory.step_head
+    place = memory.step + times(number, memory.step_row) + times(head, memory.step_head)
     return tl.load(place, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -42,7 +51,7 @@ def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.const
     pairs = tl.load(at, mask=inside[:, None] & (across[None, :] < size // 2), other=0)
     codes = tl.interleave(pairs & 15, pairs >> 4).to(tl.float32)
     across = tl.arange(0, groups)
-    place = (number * memory.step_row + head * memory.step_head)[:, None] + across[None, :]
+    place = (times(number, memory.step_row) + times(head, memory.step_head))[:, None] + across[None, :]
     known = inside[:, None] & (across[None, :] < size // GROUP)
     step = tl.load(memory.step + place, mask=known, other=0.0).to(tl.float32)
     low = tl.load(memory.low + place, mask=known, other=0.0).to(tl.float32)

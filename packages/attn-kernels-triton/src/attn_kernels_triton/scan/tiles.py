@@ -33,7 +33,7 @@ SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
     ("gradient_to_channels", True, False, 128): ScanChoice(64, 64, 8, 1),
     ("correct", True, True, 128): ScanChoice(64, 64, 4, 1),
     ("uncorrect", True, True, 128): ScanChoice(64, 64, 4, 1),
-    ("remember", True, True, 128): ScanChoice(64, 64, 4, 2),
+    ("remember", True, True, 128): ScanChoice(64, 64, 8, 2),
     ("unremember", True, True, 128): ScanChoice(64, 64, 8, 2),
     ("recall", True, True, 128): ScanChoice(64, 128, 8, 2),
     ("unrecall", True, True, 128): ScanChoice(64, 128, 8, 2),
