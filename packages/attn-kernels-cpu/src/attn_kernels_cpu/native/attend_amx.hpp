@@ -19,16 +19,16 @@ static inline __m512i rounded_two(const uint16_t* first, const uint16_t* second)
   return _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)second), 1);
 }
 
-// 2^x to 3e-6 of it (a polynomial of degree four, fitted to be off nowhere by more), for what is rounded to bfloat16 next; NaN stays NaN.
+// 2^x to 3e-6 of it, for what is rounded to bfloat16 next: a polynomial of degree four for what x is above a whole number,
+// fitted to be off nowhere by more. 0 for -inf, NaN stays NaN.
 static inline __m512 two_to_the(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-126.0f), x);
-  __m512 n = _mm512_roundscale_ps(x, 8), r = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(9.57010143e-3f);
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.59178603e-2f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(2.40247448e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(6.93121815e-1f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(9.99999261e-1f));
-  return _mm512_scalef_ps(p, n);
+  const __m512 above = _mm512_reduce_ps(x, 1);
+  __m512 p = _mm512_set1_ps(0.0135341676f);
+  p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.0520114612f));
+  p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.241442757f));
+  p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.693003835f));
+  p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(1.00000259f));
+  return _mm512_scalef_ps(p, x);
 }
 
 // What one task works on: tiles of sixteen rows of queries in turn, all with the same blocks of keys and values.
@@ -92,22 +92,35 @@ static inline void put_query(const Roomed& r, int row, const float* query, float
     store16(r.queries + d / DEPTH * TILE + row * DEPTH + d % DEPTH, _mm512_mul_ps(_mm512_loadu_ps(query + d), factor));
 }
 
-// Scores of the tile of rows with the first `blocks` blocks of keys.
+// Scores of the tile of rows with the first `blocks` blocks of keys, two blocks at a time: products of four tiles are under
+// way then.
 static inline void score_blocks(const Roomed& r, int blocks) {
-  const uint16_t* keys = r.keys;
+  const size_t block = (size_t)DEPTH * r.size;
   written();
-  for (int b = 0; b < blocks; b++) {
+  for (int b = 0; b < blocks; b += 2) {
+    // A last block by itself is its own neighbour.
+    const int other = std::min(b + 1, blocks - 1);
+    const uint16_t *one = r.keys + b * block, *two = r.keys + other * block;
     _tile_zero(0);
     _tile_zero(1);
-    for (int d = 0; d < r.size; d += DEPTH, keys += 2 * TILE) {
-      _tile_loadd(4, r.queries + d * 16, 64);
-      _tile_loadd(6, keys, 64);
-      _tile_loadd(7, keys + TILE, 64);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (size_t d = 0; d < block; d += 2 * TILE) {
+      _tile_loadd(4, r.queries + d / 2, 64);
+      _tile_loadd(6, one + d, 64);
+      _tile_loadd(7, one + d + TILE, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_dpbf16ps(1, 4, 7);
+      _tile_loadd(6, two + d, 64);
+      _tile_loadd(7, two + d + TILE, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_dpbf16ps(3, 4, 7);
     }
-    _tile_stored(0, r.scores + b * TILE, 2 * 64);
-    _tile_stored(1, r.scores + b * TILE + 16, 2 * 64);
+    float *to = r.scores + b * TILE, *next = r.scores + other * TILE;
+    _tile_stored(0, to, 2 * 64);
+    _tile_stored(1, to + 16, 2 * 64);
+    _tile_stored(2, next, 2 * 64);
+    _tile_stored(3, next + 16, 2 * 64);
   }
 }
 
@@ -159,23 +172,42 @@ static inline float weigh_row(float* scores, int blocks, int seen) {
   return _mm512_reduce_add_ps(_mm512_add_ps(low_total, high_total));
 }
 
-// Outputs of the tile of rows over the first `blocks` blocks of keys, two panels of elements at a time.
-static inline void mix_blocks(const Roomed& r, int blocks) {
+// Outputs of the tile of rows over the first `blocks` blocks of keys, from element `d`: four panels of elements, or two.
+template <int PANELS>
+static inline void mix_panels(const Roomed& r, int blocks, int d) {
+  const uint16_t* values = r.values + (size_t)d * DEPTH;
   written();
-  for (int d = 0; d < r.size; d += 32) {
-    const uint16_t* values = r.values + (size_t)d * DEPTH;
-    _tile_zero(0);
-    _tile_zero(1);
-    for (int b = 0; b < blocks; b++, values += DEPTH * r.size) {
-      _tile_loadd(4, r.scores + b * TILE, 2 * 64);
-      _tile_loadd(6, values, 64);
-      _tile_loadd(7, values + TILE, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    _tile_stored(0, r.out + d, r.size * 4);
-    _tile_stored(1, r.out + d + 16, r.size * 4);
+  _tile_zero(0);
+  _tile_zero(1);
+  if (PANELS == 4) {
+    _tile_zero(2);
+    _tile_zero(3);
   }
+  for (int b = 0; b < blocks; b++, values += DEPTH * r.size) {
+    _tile_loadd(4, r.scores + b * TILE, 2 * 64);
+    _tile_loadd(6, values, 64);
+    _tile_loadd(7, values + TILE, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (PANELS == 4) {
+      _tile_loadd(6, values + 2 * TILE, 64);
+      _tile_loadd(7, values + 3 * TILE, 64);
+      _tile_dpbf16ps(2, 4, 6);
+      _tile_dpbf16ps(3, 4, 7);
+    }
+  }
+  _tile_stored(0, r.out + d, r.size * 4);
+  _tile_stored(1, r.out + d + 16, r.size * 4);
+  if (PANELS == 4) {
+    _tile_stored(2, r.out + d + 32, r.size * 4);
+    _tile_stored(3, r.out + d + 48, r.size * 4);
+  }
+}
+
+static inline void mix_blocks(const Roomed& r, int blocks) {
+  int d = 0;
+  for (; d + 64 <= r.size; d += 64) mix_panels<4>(r, blocks, d);
+  for (; d < r.size; d += 32) mix_panels<2>(r, blocks, d);
 }
 
 // Blocks of the keys and values `numbers[0]` to `numbers[count - 1]`; whether all values are numbers.
