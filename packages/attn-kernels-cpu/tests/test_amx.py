@@ -80,6 +80,23 @@ def test_a_row_alone_gets_the_bits_that_it_gets_in_a_crowd(name):
         torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(80, 64), (33, 96), (7, 160), (200, 1536)])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_four_bits_in_tiles_give_the_bits_that_they_give_row_by_row(outputs, inputs, threads):
+    """Dots of a group are whole numbers either way, and what is made of them is summed in one order."""
+    torch.manual_seed(outputs)
+    weight, bias, x = torch.randn(outputs, inputs), torch.randn(outputs), torch.randn(300, inputs)
+    x[3, 5] = float("nan")
+    tiled, expected = packed("amx_int4", weight, bias), packed("cpu_int4", weight, bias)(x)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for rows in (1, 3, 4, 5, 9, 16, 17, 40, 300):
+            torch.testing.assert_close(tiled(x[:rows]), expected[:rows], rtol=0, atol=0, equal_nan=True)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_rows_of_any_size_keep_their_bits():
     """From where parts would vanish to where rounding up would overflow."""
     torch.manual_seed(1)

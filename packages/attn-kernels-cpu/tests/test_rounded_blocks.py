@@ -40,7 +40,7 @@ def packed(fields, kernel="amx_bfloat16_rounded", sick=()):
     model = Decoder(DecoderConfig.from_plain(LLAMA | fields)).eval()
     with torch.no_grad():
         model.embedding.weight[list(sick)] = float("nan")
-    pack_weights(model, "int8" if "int8" in kernel else "bfloat16", kernel=kernel)
+    pack_weights(model, kernel.split("_")[1], kernel=kernel)
     return model
 
 
@@ -89,16 +89,16 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(name):
         assert torch.equal(crowd[request], alone)
 
 
-@pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16", "amx_int8"])
+@pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16", "amx_int8", "amx_int4"])
 def test_the_bits_are_the_same_on_any_number_of_threads(kernel):
     """Few rows are shared out by outputs, and many, from eight tiles a thread on, by rows."""
-    model, tokens = packed({"context": 512}, kernel), torch.arange(400)[None] * 7 % 61
+    model, tokens = packed({"context": 512, "hidden": 96}, kernel), torch.arange(400)[None] * 7 % 61
     threads = torch.get_num_threads()
     try:
         found = []
         for count in (1, 3):
             torch.set_num_threads(count)
-            found += [rows_of(model, [[400]], tokens)[0], rows_of(model, [[40], [350], [10]], tokens)[0]]
+            found += [rows_of(model, [[400]], tokens)[0], rows_of(model, [[40], [350], [1], [9]], tokens)[0]]
     finally:
         torch.set_num_threads(threads)
     for other in found[1:]:

@@ -152,3 +152,13 @@ class CpuInt4(QuantizedCpuLinear):
     weights: ClassVar[str] = "int4"
     layout: ClassVar[str] = "int4"
     price = 0.22
+
+
+class AmxInt4(QuantizedCpuLinear, AmxLinear):
+    """The same weights and sums as `CpuInt4`, to the bit, four and more rows in tiles; attention is rounded."""
+
+    name = "amx_int4"
+    summary = "4-bit weights with a step and a least value per 32 inputs (Q4_1), inputs as int8, on chips with AMX"
+    weights: ClassVar[str] = "int4"
+    layout: ClassVar[str] = "int4_tiles"
+    price = 0.07

@@ -38,7 +38,7 @@ class PackedLinear(nn.Module):
         layout = FORMS[form]
         padded = layout.padded(self.outputs)
         self.register_buffer("weights", _aligned(layout.size(self.outputs, self.inputs)), persistent=False)
-        scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if form == "int4" else None
+        scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if layout.groups else None
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("steps", torch.empty(padded) if layout.steps else None, persistent=False)
         room = None

@@ -10,6 +10,7 @@ def attn_linears() -> list[LinearKernel]:
     """Linear layers in every format of weights."""
     from attn_kernels_cpu.linears import (
         AmxBfloat16,
+        AmxInt4,
         AmxInt8,
         AmxRoundedBfloat16,
         CpuBfloat16,
@@ -18,7 +19,8 @@ def attn_linears() -> list[LinearKernel]:
         CpuInt8,
     )
 
-    return [CpuFloat32(), CpuBfloat16(), AmxBfloat16(), AmxRoundedBfloat16(), CpuInt8(), AmxInt8(), CpuInt4()]
+    floats = [CpuFloat32(), CpuBfloat16(), AmxBfloat16(), AmxRoundedBfloat16()]
+    return [*floats, CpuInt8(), AmxInt8(), CpuInt4(), AmxInt4()]
 
 
 @hookimpl

@@ -35,30 +35,33 @@ struct QuantisedRows {
   }
 };
 
-static inline void quantise_row(const float* x, int width, int8_t* values, float* scale, float* sum, int32_t* offset) {
+// Thirty-two floats as `values`, of which each counts `scale`; `sum` of them, and -128 times their sum as whole numbers.
+static inline void quantise_group(const float* x, int8_t* values, float* scale, float* sum, int32_t* offset) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  for (int g = 0; g < width / GROUP; g++) {
-    __m512 a = _mm512_loadu_ps(x + g * GROUP), b = _mm512_loadu_ps(x + g * GROUP + 16);
-    // As integers the magnitudes of floats keep their order, and NaN comes last.
-    int top = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
-                                                       _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
-    float largest;
-    std::memcpy(&largest, &top, 4);
-    bool finite = top < 0x7f800000;
-    float step = largest / 127.0f;
-    __m512 inverse = _mm512_set1_ps(finite && step > 1e-36f ? 1.0f / step : 0.0f);
-    __m512i ia = _mm512_setzero_si512(), ib = ia;
-    if (finite) {
-      ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
-      ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
-    }
-    _mm_storeu_si128((__m128i*)(values + g * GROUP), _mm512_cvtsepi32_epi8(ia));
-    _mm_storeu_si128((__m128i*)(values + g * GROUP + 16), _mm512_cvtsepi32_epi8(ib));
-    int total = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
-    scale[g] = finite ? step : std::numeric_limits<float>::quiet_NaN();
-    sum[g] = scale[g] * (float)total;
-    offset[g] = -128 * total;
+  __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
+  // As integers the magnitudes of floats keep their order, and NaN comes last.
+  int top = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
+                                                     _mm512_and_si512(_mm512_castps_si512(b), magnitude)));
+  float largest;
+  std::memcpy(&largest, &top, 4);
+  bool finite = top < 0x7f800000;
+  float step = largest / 127.0f;
+  __m512 inverse = _mm512_set1_ps(finite && step > 1e-36f ? 1.0f / step : 0.0f);
+  __m512i ia = _mm512_setzero_si512(), ib = ia;
+  if (finite) {
+    ia = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+    ib = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
   }
+  _mm_storeu_si128((__m128i*)values, _mm512_cvtsepi32_epi8(ia));
+  _mm_storeu_si128((__m128i*)(values + 16), _mm512_cvtsepi32_epi8(ib));
+  int total = _mm512_reduce_add_epi32(_mm512_add_epi32(ia, ib));
+  *scale = finite ? step : std::numeric_limits<float>::quiet_NaN();
+  *sum = *scale * (float)total;
+  *offset = -128 * total;
+}
+
+static inline void quantise_row(const float* x, int width, int8_t* values, float* scale, float* sum, int32_t* offset) {
+  for (int g = 0; g < width / GROUP; g++) quantise_group(x + g * GROUP, values + g * GROUP, scale + g, sum + g, offset + g);
 }
 
 static inline void rms_norm_row(const float* x, int width, const float* gain, float eps, float* out) {

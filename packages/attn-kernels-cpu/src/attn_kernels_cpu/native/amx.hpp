@@ -3,8 +3,9 @@
 #pragma once
 #include <omp.h>
 
-#include "registers.hpp"
-#include "sums.hpp"
+#include <type_traits>
+
+#include "groups.hpp"
 
 #ifdef TILE_REGISTERS
 struct Bfloat16Dots {
@@ -137,7 +138,11 @@ struct Team {
 
   template <class Parts, class Pairs>
   void multiply(const Pairs& pairs_of, const RowTiles& x) const {
-    multiply_share<Parts>(pairs_of, x, tiles(x), pairs(pairs_of.count()));
+    Share rows = tiles(x), panels = pairs(pairs_of.count());
+    if constexpr (std::is_same_v<Parts, Groups>)
+      multiply_groups(pairs_of, x, rows, panels);
+    else
+      multiply_share<Parts>(pairs_of, x, rows, panels);
   }
 };
 
@@ -158,6 +163,7 @@ static void multiply_tiles(const Linear& l, const float* x, int rows, Into to, i
 }
 
 static void multiply_tiles(const Linear& l, const float* x, int rows, Into to, int threads) {
+  if (l.format == INT4) return multiply_tiles<Groups>(l, x, rows, to, threads);
   if (l.parts == OnePart::PARTS) return multiply_tiles<OnePart>(l, x, rows, to, threads);
   if (l.parts == ThreeParts::PARTS) return multiply_tiles<ThreeParts>(l, x, rows, to, threads);
   multiply_tiles<WholeNumbers>(l, x, rows, to, threads);

@@ -5,7 +5,7 @@
 static inline bool in_tiles(const Block& b) {
   const Linear* all[] = {b.projections, b.output, b.both, b.down};
   for (const Linear* l : all)
-    if (!in_tiles(*l) || l->parts != all[0]->parts) return false;
+    if (!in_tiles(*l) || l->format != all[0]->format || l->parts != all[0]->parts) return false;
   return true;
 }
 
@@ -37,7 +37,7 @@ struct TiledBlock {
   Attention attention;
 
   // Where inputs are one bfloat16 number each, what makes them puts them into tiles at once.
-  static constexpr bool DIRECT = Parts::PARTS == OnePart::PARTS;
+  static constexpr bool DIRECT = std::is_same_v<Parts, OnePart>;
 
   TiledBlock(const Block& b, const Step& s, float* hidden, TiledRoom& room)
       : b(b), s(s), hidden(hidden),
@@ -110,6 +110,7 @@ static void run_tiled(const Block& b, const Step& s, float* hidden) {
 }
 
 static void run_tiled_block(const Block& b, const Step& s, float* hidden) {
+  if (b.down->format == INT4) return run_tiled<Groups>(b, s, hidden);
   if (b.down->parts == OnePart::PARTS) return run_tiled<OnePart>(b, s, hidden);
   if (b.down->parts == ThreeParts::PARTS) return run_tiled<ThreeParts>(b, s, hidden);
   run_tiled<WholeNumbers>(b, s, hidden);

@@ -28,7 +28,7 @@ void attn_linear(const Linear* l, const float* x, int rows, float* out, int thre
 }
 
 void attn_block(const Block* b, const Step* s, float* hidden) {
-  if (in_tiles(*b)) return run_tiled_block(*b, *s, hidden);
+  if (in_tiles(*b) && enough_rows(*b->down, s->tokens)) return run_tiled_block(*b, *s, hidden);
   run_block(*b, *s, hidden);
 }
 }

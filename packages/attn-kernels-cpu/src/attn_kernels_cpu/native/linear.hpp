@@ -90,7 +90,7 @@ static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into 
 static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
   if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
   if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
-  if (in_tiles(l)) return multiply_tiles(l, x, rows, to, threads);
+  if (in_tiles(l) && enough_rows(l, rows)) return multiply_tiles(l, x, rows, to, threads);
   static thread_local Quantised quantised;
   Quantised& q = quantised;
   q.resize(rows, l.inputs);

@@ -15,13 +15,21 @@ static bool tiles_allowed() {
   return allowed;
 }
 
+struct alignas(64) Registers {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
 // All registers hold sixteen rows of 64 bytes.
 static inline void configure_tiles() {
-  alignas(64) static constexpr struct {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-  } config;
+  static constexpr Registers config;
+  _tile_loadconfig(&config);
+}
+
+// The fifth and sixth hold sixteen rows of 32 bytes, the last two eight rows of 64: one group of int4 weights.
+static inline void configure_groups() {
+  static constexpr Registers config{.bytes = {64, 64, 64, 64, 32, 32, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 8, 8}};
   _tile_loadconfig(&config);
 }
 

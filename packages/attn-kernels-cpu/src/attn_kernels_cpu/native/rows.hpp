@@ -3,7 +3,7 @@
 #include "parts.hpp"
 #include "tiles.hpp"
 
-static inline bool in_tiles(const Linear& l) { return l.format == BFLOAT16_PAIRS || l.format == INT8_FOURS; }
+static inline bool in_tiles(const Linear& l) { return l.parts > 0; }
 
 struct Share {
   int first, last;
@@ -13,31 +13,43 @@ static inline Share part_of(int count, int threads, int thread) {
   return {(int)((int64_t)count * thread / threads), (int)((int64_t)count * (thread + 1) / threads)};
 }
 
-// Rows in tiles: `per` rows each, `blocks` tiles side by side; of int8, the step of each row. Rows past the last hold
-// anything: no other row sees them.
+// Rows in tiles: `per` rows each, `blocks` tiles side by side. Of int8 weights the step of each row; of int4, whose tiles are
+// half as deep, steps and sums [tiles, blocks, 16]. Rows past the last hold anything: no other row sees them.
 struct RowTiles {
   uint16_t* at;
-  float* steps;
-  int rows, per, blocks;
+  float *steps, *sums;
+  int rows, per, blocks, bytes;
 
   int count() const { return (rows + per - 1) / per; }
-  size_t apart() const { return (size_t)blocks * TILE; }
+  size_t apart() const { return (size_t)blocks * bytes / 2; }
   Share rows_of(Share tiles) const { return {std::min(rows, tiles.first * per), std::min(rows, tiles.last * per)}; }
 };
 
 struct RowRoom {
   TileMemory tiles;
-  std::vector<float> steps;
+  std::vector<float> steps, sums;
 
   RowTiles of(const Linear& l, int rows) {
-    int depth = l.format == INT8_FOURS ? INT8_DEPTH : DEPTH, per = 16 / l.parts;
-    RowTiles x{nullptr, nullptr, rows, per, (l.inputs + depth - 1) / depth};
+    int depth = l.format == INT8_FOURS ? INT8_DEPTH : DEPTH, bytes = l.format == INT4 ? TILE : 2 * TILE;
+    RowTiles x{nullptr, nullptr, nullptr, rows, 16 / l.parts, (l.inputs + depth - 1) / depth, bytes};
     x.at = tiles.of(x.count() * x.apart());
-    steps.resize(rows);
+    steps.resize((size_t)x.count() * 16 * x.blocks);
+    sums.resize(l.format == INT4 ? steps.size() : 0);
     x.steps = steps.data();
+    x.sums = sums.data();
     return x;
   }
 };
+
+// A row of floats in groups of int8, as row `row` of tiles.
+static inline void cut_groups(const float* from, const RowTiles& x, int row) {
+  int32_t unused;
+  size_t tile = (size_t)row / 16 * x.blocks;
+  for (int g = 0; g < x.blocks; g++) {
+    size_t at = (tile + g) * 16 + row % 16;
+    quantise_group(from + g * GROUP, (int8_t*)x.at + at * GROUP, x.steps + at, x.sums + at, &unused);
+  }
+}
 
 // Rows of a layer's inputs: `rows_at(row, space)` says where a row lies, which may be in `space`.
 template <class From>
@@ -46,6 +58,10 @@ static void cut_rows(const Linear& l, From rows_at, const RowTiles& x, Share row
   space.resize(l.inputs);
   for (int row = rows.first; row < rows.last; row++) {
     const float* from = rows_at(row, space.data());
+    if (l.format == INT4) {
+      cut_groups(from, x, row);
+      continue;
+    }
     // A row of a tile has as many bytes in both types.
     uint16_t* to = x.at + row / x.per * x.apart() + row % x.per * l.parts * DEPTH;
     if (l.format == INT8_FOURS)
