@@ -4,14 +4,28 @@ import subprocess
 import sys
 
 import pytest
-from attn_core import Causal, Heads, Problem, RecurrenceSpec, Strided, Window, installed, recurrence_problem
+import torch
+from attn_core import (
+    Causal,
+    Heads,
+    Problem,
+    RecurrenceSpec,
+    Strided,
+    Targets,
+    Window,
+    installed,
+    recurrence_problem,
+    row_problem,
+)
 from attn_core.dispatch import choose
-from attn_core.errors import KernelRefused
+from attn_core.errors import InvalidValue, KernelRefused
 from attn_core.mask.band import Band, band_of
+from attn_core.rowwise import ROW_FORMS
 from attn_kernels_triton import machine
 from attn_kernels_triton.kernels.attend import TritonAttend
 from attn_kernels_triton.kernels.conditions import InOrder
 from attn_kernels_triton.kernels.recurrence import OnRegisters, TritonChunked
+from attn_kernels_triton.kernels.rowwise import InOnePass
 
 
 def test_the_kernel_is_listed_and_says_whether_it_can_run_here():
@@ -106,6 +120,47 @@ def test_recurrences_on_a_gpu_get_these_kernels_and_single_tokens_the_other_one(
 def test_recurrences_that_do_not_fit_the_chip_are_refused_by_name(asked, named):
     assert [reason.partition(":")[0] for reason in TritonChunked().refusals(asked)] == [named]
     assert not TritonChunked().refusals(recurrence(256, decay="head"))
+
+
+ON_ROWS = {
+    "rms_norm": "triton_rms_norm",
+    "rotary": "triton_rotary",
+    "gate": "triton_gate",
+    "cross_entropy": "triton_cross_entropy",
+}
+
+
+def on_rows(operation, width=128, *, device="cuda", dtype="bfloat16"):
+    return row_problem(operation, width, form=ROW_FORMS[operation][0], dtype=dtype, device=device, gradients=True)
+
+
+@pytest.mark.parametrize("operation", ON_ROWS)
+def test_operations_on_rows_get_these_kernels_on_a_gpu_alone(monkeypatch, operation):
+    monkeypatch.setattr(InOnePass, "available", lambda self: None)
+    kernels = installed().kernels
+    assert choose(kernels, on_rows(operation)).name == ON_ROWS[operation]
+    for changed, named in (({"device": "cpu"}, "device"), ({"dtype": "float64"}, "dtype")):
+        reasons = kernels.get(ON_ROWS[operation]).refusals(on_rows(operation, **changed))
+        assert [reason.partition(":")[0] for reason in reasons] == [named]
+
+
+def test_rows_too_wide_for_registers_are_refused():
+    refused = {name: installed().kernels.get(ON_ROWS[name]).refusals(on_rows(name, 10**6)) for name in ON_ROWS}
+    assert [name for name, reasons in refused.items() if reasons] == ["rms_norm", "rotary"]
+
+
+@pytest.mark.parametrize("operation", ON_ROWS)
+def test_tensors_of_a_cpu_are_refused_before_anything_is_launched(operation):
+    pytest.importorskip("triton")
+    kernel, rows = installed().kernels.get(ON_ROWS[operation]), torch.zeros(2, 1, 8)
+    calls = {
+        "rms_norm": lambda: kernel.norm(rows, None, 1e-6),
+        "rotary": lambda: kernel.rotate(rows, rows, rows, interleaved=False),
+        "gate": lambda: kernel.gated(rows, rows, "silu"),
+        "cross_entropy": lambda: kernel.losses(rows[:, 0], torch.zeros(2, dtype=int), Targets(), gradients=True),
+    }
+    with pytest.raises(InvalidValue, match="do not run on a CPU"):
+        calls[operation]()
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,17 @@ from attn_core.rotary import (
     Yarn,
     rotary_scaling,
 )
+from attn_core.rowwise import (
+    Activation,
+    CrossEntropyKernel,
+    GateKernel,
+    NormKernel,
+    RotaryKernel,
+    RowKernel,
+    Targets,
+    row_kernel,
+    row_problem,
+)
 from attn_core.score import Additive, Concat, Cosine, Dot, General, Location, ScaledDot, Score
 from attn_core.spec import AttentionSpec
 from attn_core.state import Field, Paged, Slot, Source, StateSpec, StateSpecs, state_bytes
@@ -119,6 +130,7 @@ from attn_core.waves import sinusoidal
 __all__ = [
     "WEIGHT_CHOICES",
     "WEIGHT_FORMATS",
+    "Activation",
     "AdaptiveEntmax",
     "Additive",
     "Alibi",
@@ -150,6 +162,7 @@ __all__ = [
     "Condition",
     "Cosine",
     "Cost",
+    "CrossEntropyKernel",
     "DeclaredMechanism",
     "Dense",
     "DependencyKeys",
@@ -164,6 +177,7 @@ __all__ = [
     "Finding",
     "Fixed",
     "Full",
+    "GateKernel",
     "GatedParts",
     "General",
     "GlobalKeys",
@@ -195,6 +209,7 @@ __all__ = [
     "NamedMechanisms",
     "Neighbourhood",
     "NeighbourhoodGrid",
+    "NormKernel",
     "OneOf",
     "Operands",
     "Pack",
@@ -223,7 +238,9 @@ __all__ = [
     "RelativeKeys",
     "RelativeValues",
     "Rotary",
+    "RotaryKernel",
     "RotaryScaling",
+    "RowKernel",
     "Rows",
     "RowsInPlace",
     "ScaledDot",
@@ -252,6 +269,7 @@ __all__ = [
     "Strided",
     "Summaries",
     "T5Bias",
+    "Targets",
     "Tokenizer",
     "Tree",
     "TreeStore",
@@ -274,6 +292,8 @@ __all__ = [
     "parse_options",
     "recurrence_problem",
     "rotary_scaling",
+    "row_kernel",
+    "row_problem",
     "sinusoidal",
     "state_bytes",
 ]

@@ -22,7 +22,8 @@ class Problem:
     `placed` says that positions are given, `scattered` that those of the keys are: they may stand in any order.
 
     Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `recurrence`, see
-    `recurrence_problem`, `decay` says what fades, `corrects` that keys write by the delta rule.
+    `recurrence_problem`, `decay` says what fades, `corrects` that keys write by the delta rule. Of operations on rows,
+    see `row_problem`, `width` is the number of elements, `form` which of its forms.
     """
 
     operation: str = "attend"
@@ -47,6 +48,8 @@ class Problem:
     rows: str = "plain"
     decay: str = "none"
     corrects: bool = False
+    width: int = 0
+    form: str = "plain"
     queries: int = 0
     keys: int = 0
     density: float = 1.0

@@ -12,5 +12,8 @@ def attn_kernels() -> list[Kernel]:
     from attn_kernels_triton.kernels.fp8 import TritonFp8
     from attn_kernels_triton.kernels.paged import TritonLatent, TritonPaged
     from attn_kernels_triton.kernels.recurrence import TritonChunked, TritonRecurrent
+    from attn_kernels_triton.kernels.rowwise import TritonCrossEntropy, TritonGate, TritonRmsNorm, TritonRotary
 
-    return [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent(), TritonChunked(), TritonRecurrent()]
+    attention = [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent()]
+    rowwise = [TritonRmsNorm(), TritonRotary(), TritonGate(), TritonCrossEntropy()]
+    return [*attention, TritonChunked(), TritonRecurrent(), *rowwise]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from attn_core import WholeCall, installed, parse_options
 from attn_core.dtype import dtype_name
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.rowwise import ROW_FORMS
 
 from attn_cli.facts import paged_verdicts, verdicts
 from attn_cli.options import (
@@ -21,11 +22,17 @@ from attn_cli.options import (
     Width,
 )
 from attn_cli.output import Json, print_json
+from attn_cli.rowwise import rowwise_verdicts
 from attn_cli.tables import print_table
 
 
 def explain_command(
-    name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"A mechanism, as of `attn list mechanisms`, or an operation on rows: {', '.join(ROW_FORMS)}."
+        ),
+    ],
     width: Width = 512,
     heads: HeadCount = 8,
     kv_heads: KeyValueHeads = None,
@@ -40,6 +47,7 @@ def explain_command(
         str | None,
         typer.Option(help="A step of serving over rows where a cache keeps them: plain, int8, int4, latent."),
     ] = None,
+    form: Annotated[str | None, typer.Option(help="The form of an operation on rows, such as added or pairs.")] = None,
     option: Options = None,
     json: Json = False,
 ) -> None:
@@ -48,6 +56,10 @@ def explain_command(
     The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
     mechanism's own module computes, wholly or in part, asks no kernel and says so.
     """
+    if name in ROW_FORMS:
+        known = {"dtype": dtype_name(dtype), "device": device, "gradients": training}
+        show(rowwise_verdicts(name, width, form=form, **known), json=json)
+        return
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
     config = sizes.config(mechanism, parse_options(option))
@@ -61,6 +73,11 @@ def explain_command(
         if not found:
             message = f"the steps of mechanism {name!r} gather {rows} rows: no kernel is asked to meet them in place"
             raise Incompatible(message, mechanism=name)
+    show(found, json=json)
+
+
+def show(found: list[dict[str, Any]], *, json: bool) -> None:
+    """The verdicts as a table or as JSON."""
     if json:
         print_json(found)
     else:

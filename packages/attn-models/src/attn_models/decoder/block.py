@@ -14,7 +14,7 @@ from attn_models.decoder.experts import MixtureOfExperts
 from attn_models.decoder.feedforward import FeedForward, GatedFeedForward, build_feed_forward
 from attn_models.decoder.initial import initialise_block
 from attn_models.decoder.mixture import Experts
-from attn_models.decoder.norms import build_norm
+from attn_models.decoder.norms import build_norm, normed_sum
 from attn_models.replay import replay_step
 from attn_models.rows import require_rows
 
@@ -96,11 +96,12 @@ class Block(nn.Module):
         return normed
 
     def _around(self, hidden: Tensor, attended: Tensor) -> Tensor:
-        after: Tensor = hidden + self.dropout(self.attended_norm(attended))
+        came: Tensor = self.dropout(self.attended_norm(attended))
         if self.pre_norm:
-            added: Tensor = self.dropout(self.fed_norm(self.feed_forward(self.feed_forward_norm(after))))
+            after, fed = normed_sum(self.feed_forward_norm, hidden, came)
+            added: Tensor = self.dropout(self.fed_norm(self.feed_forward(fed)))
             return after + added
-        after = self.attention_norm(after)
+        _, after = normed_sum(self.attention_norm, hidden, came)
         normed: Tensor = self.feed_forward_norm(after + self.dropout(self.feed_forward(after)))
         return normed
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
+from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
@@ -17,7 +17,9 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.initial import initialise
 from attn_models.decoder.loans import Loans
 from attn_models.decoder.norms import build_norm
-from attn_models.decoder.prediction import PredictionModule, cross_entropy
+from attn_models.decoder.prediction import PredictionModule
+from attn_models.losses.linear import linear_cross_entropy
+from attn_models.losses.plain import capped, mean_loss
 
 
 class Decoder(nn.Module):
@@ -72,15 +74,19 @@ class Decoder(nn.Module):
         normed: Tensor = self.norm(hidden)
         return normed
 
-    def training_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def next_token_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
         """Mean cross-entropy, in nats a token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
-        tokens], and `prediction_weight` times the mean of the losses of the tokens after those."""
+        tokens], over those that are not `ignored`; large logits are never held all at once."""
+        return self._loss(self.hidden(tokens), targets, ignored)
+
+    def training_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The same, and `prediction_weight` times the mean of the losses of the tokens after those."""
         hidden, length = self.hidden(tokens), tokens.shape[1]
-        loss, later = cross_entropy(self.logits(hidden), targets), hidden.new_zeros(())
+        loss, later = self._loss(hidden, targets), hidden.new_zeros(())
         for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
             known = torch.arange(depth, length, device=tokens.device)
             hidden = predictor(hidden[:, : length - depth], self._embed(targets[:, depth - 1 : -1], known))
-            later = later + cross_entropy(self.logits(hidden), targets[:, depth:])
+            later = later + self._loss(hidden, targets[:, depth:])
         return loss + self.config.prediction_weight * later / max(len(self.predictors), 1)
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
@@ -96,10 +102,8 @@ class Decoder(nn.Module):
         if self.head is not None:
             logits: Tensor = self.head(hidden)
         else:
-            weight = self.embedding.weight if self.unembedding is None else self.unembedding.weight
-            logits = nn.functional.linear(hidden, weight)
-        cap = self.config.logit_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+            logits = nn.functional.linear(hidden, self._unembedding())
+        return capped(logits, self.config.logit_cap)
 
     def state_specs(self) -> ModelSpecs:
         """What every layer must remember, by layer name."""
@@ -147,6 +151,16 @@ class Decoder(nn.Module):
             hidden = hidden + self.positions(positions)
         dropped: Tensor = self.dropout(hidden)
         return dropped
+
+    def _unembedding(self) -> Tensor:
+        return cast("Tensor", self.embedding.weight if self.unembedding is None else self.unembedding.weight)
+
+    def _loss(self, hidden: Tensor, ids: Tensor, ignored: int = -100) -> Tensor:
+        if self.head is not None:
+            return mean_loss(self.logits(hidden), ids, Targets(ignored=ignored))
+        return linear_cross_entropy(
+            hidden, self._unembedding(), ids, Targets(ignored=ignored, cap=self.config.logit_cap)
+        )
 
     def _blocks(self) -> Sequence[Block]:
         return cast("Sequence[Block]", self.blocks)

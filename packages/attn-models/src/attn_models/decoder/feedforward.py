@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from attn_core import GatedParts, Pack
+from attn_core import Activation, GatedParts, Pack
 from torch import Tensor, nn
 
 from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.gate import gated
 
 
 class FeedForward(nn.Module):
@@ -35,7 +36,7 @@ class GatedFeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.activation = GATES[config.feed_forward]()
+        self.activation: Activation = GATES[config.feed_forward]
         self.gate: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
         self.up: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
         self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
@@ -44,7 +45,7 @@ class GatedFeedForward(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         gate, up = (self.gate(hidden), self.up(hidden)) if self.both is None else self.both(hidden).chunk(2, dim=-1)
-        mixed: Tensor = self.down(self.activation(gate) * up)
+        mixed: Tensor = self.down(gated(gate, up, self.activation))
         return mixed
 
     def pack(self, pack: Pack) -> None:
@@ -63,11 +64,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
 }
 
-GATES: dict[str, Callable[[], nn.Module]] = {
-    "swiglu": nn.SiLU,
-    "geglu": nn.GELU,
-    "geglu_tanh": lambda: nn.GELU(approximate="tanh"),
-}
+GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
 
 
 def build_feed_forward(config: DecoderConfig) -> FeedForward | GatedFeedForward:

@@ -6,7 +6,6 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from attn_models.decoder.attention import LayerAttention
 from attn_models.decoder.block import Block
@@ -37,8 +36,3 @@ class PredictionModule(nn.Module):
         joined = self.join(torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], dim=-1))
         normed: Tensor = self.norm(self.block(joined))
         return normed
-
-
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean, in nats a token, of targets [batch, tokens] under logits [batch, tokens, vocabulary]."""
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

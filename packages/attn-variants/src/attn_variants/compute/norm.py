@@ -1,10 +1,19 @@
-"""Queries and keys of one length."""
+"""Rows of one length: queries and keys, latents, and what recurrences read."""
 
 from __future__ import annotations
 
 import torch
-from attn_core import QkL2Norm, QkNorm
-from torch import Tensor
+from attn_core import NormKernel, QkL2Norm, QkNorm, row_kernel
+from torch import Tensor, nn
+
+
+class RmsNorm(nn.RMSNorm):
+    """torch's RMSNorm, computed by a kernel where one accepts."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., width] to [..., width], in the rows' type."""
+        kernel = norm_kernel(rows, self.weight) if self.eps is not None else None
+        return super().forward(rows) if kernel is None else kernel.norm(rows, self.weight, self.eps or 0.0)
 
 
 def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
@@ -12,8 +21,16 @@ def normed(rows: Tensor, gain: Tensor | None, norm: QkNorm) -> Tensor:
 
     Computed in at least float32; no `gain` is a gain of one.
     """
+    kernel = None if isinstance(norm, QkL2Norm) else norm_kernel(rows, gain)
+    if kernel is not None:
+        return kernel.norm(rows, gain, norm.eps)
     wide = rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
     squares = wide.square()
     size = squares.sum(-1, keepdim=True) if isinstance(norm, QkL2Norm) else squares.mean(-1, keepdim=True)
     scaled = wide * torch.rsqrt(size + norm.eps)
     return (scaled if gain is None else scaled * gain).to(rows.dtype)
+
+
+def norm_kernel(rows: Tensor, gain: Tensor | None) -> NormKernel | None:
+    """What norms these rows; None where the plain computation is as good."""
+    return None if torch.compiler.is_compiling() else row_kernel(NormKernel, "plain", rows, gain)

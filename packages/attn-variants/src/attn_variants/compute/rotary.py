@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from attn_core import Rotary
+from attn_core import Rotary, RotaryKernel, row_kernel
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
@@ -70,11 +70,24 @@ def rotate(rows: Tensor, turn: Turns, *, interleaved: bool) -> Tensor:
 
     Elements past those that `turn` has are left as they are.
     """
+    kernel = None if torch.compiler.is_compiling() else rotary_kernel(rows, turn, interleaved=interleaved)
+    if kernel is not None:
+        return kernel.rotate(rows, *turn, interleaved=interleaved)
     rotated = turn.cosines.shape[-1]
     turned = rows if rotated == rows.shape[-1] else rows[..., :rotated]
     partner = pair_swapped(turned) if interleaved else half_swapped(turned)
     out = torch.addcmul(turned * turn.cosines, partner, turn.sines).to(rows.dtype)
     return out if rotated == rows.shape[-1] else torch.cat([out, rows[..., rotated:]], dim=-1)
+
+
+def rotary_kernel(rows: Tensor, turn: Turns, *, interleaved: bool) -> RotaryKernel | None:
+    """What turns rows of these shapes; None where the plain computation is as good."""
+    kernel = row_kernel(RotaryKernel, "pairs" if interleaved else "halves", rows)
+    if kernel is None or turn.cosines.dtype != torch.float32 or rows.dim() not in (3, 4):
+        return None
+    tokens, batch = rows.shape[-3], rows.shape[:-3]
+    known = turn.cosines.shape[:-1] in {(tokens, 1), (1, tokens, 1), (*batch, tokens, 1)}
+    return kernel if known else None
 
 
 def half_swapped(rows: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from attn_core import Fields, Full, LayerState, Operands, RaggedBatch, Rows
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
+from attn_variants.compute.norm import RmsNorm
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.latent.ragged import attend_new
@@ -37,10 +38,10 @@ class LatentAttentionLayer(nn.Module):
             self.query = nn.Linear(width, sizes.heads * sizes.key, bias=False)
         else:
             self.query_down = nn.Linear(width, sizes.query_latent, bias=bias)
-            self.query_norm = nn.RMSNorm(sizes.query_latent, eps=shape.norm_eps)
+            self.query_norm = RmsNorm(sizes.query_latent, eps=shape.norm_eps)
             self.query_up = nn.Linear(sizes.query_latent, sizes.heads * sizes.key, bias=False)
         self.latent = nn.Linear(width, sizes.latent, bias=bias)
-        self.latent_norm = nn.RMSNorm(sizes.latent, eps=shape.norm_eps)
+        self.latent_norm = RmsNorm(sizes.latent, eps=shape.norm_eps)
         self.rotary_key = nn.Linear(width, sizes.rotated, bias=bias)
         self.key_up = nn.Linear(sizes.latent, sizes.heads * sizes.nope, bias=False)
         self.value_up = nn.Linear(sizes.latent, sizes.heads * sizes.value, bias=False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from attn_variants.compute.norm import norm_kernel
+
 
 def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
     """Rows [..., size] of length one; zeros stay zeros, for `epsilon` is added to the squared length."""
@@ -13,6 +15,9 @@ def unit(rows: Tensor, epsilon: float = 1e-6) -> Tensor:
 
 def rms_normed(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
     """Rows [..., size] of root mean square one, times `weight` [size] if given (Zhang & Sennrich 2019)."""
+    kernel = norm_kernel(rows, weight)
+    if kernel is not None:
+        return kernel.norm(rows, weight, epsilon)
     normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + epsilon)
     return normed if weight is None else normed * weight.to(rows.dtype)
 

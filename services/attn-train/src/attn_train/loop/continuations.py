@@ -13,9 +13,9 @@ from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
 from attn_models.tokenizers.sides import end_id
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
+from attn_train.loop.evaluation import next_token_loss
 from attn_train.loop.lessons import Done
 from attn_train.loop.padded import PADDED, validation_mean
 from attn_train.loop.pairs import TextPair
@@ -90,7 +90,7 @@ class ContinuationLessons:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy of what is to be written, and what keeps experts busy."""
-        return _loss(model, batch) + balance_loss(model)
+        return next_token_loss(model, *batch) + balance_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
@@ -98,7 +98,7 @@ class ContinuationLessons:
             model,
             self._texts.validation,
             collated,
-            lambda batch: _loss(model, batch),
+            lambda batch: next_token_loss(model, *batch),
             batch=self._batch,
             batches=batches,
             done=done,
@@ -142,8 +142,3 @@ def collated(texts: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
         goal[: len(text.given) - 1] = PADDED
     inputs = pad_sequence([row[:-1] for row in rows], batch_first=True)
     return inputs, pad_sequence(goals, batch_first=True, padding_value=PADDED)
-
-
-def _loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    inputs, targets = batch
-    return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=PADDED)

@@ -10,11 +10,20 @@ from torch.nn import functional
 
 from attn_train.loop.batches import Batches
 
+IGNORED = -100
+"""Targets that no loss looks at."""
+
 
 def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats a token, of `targets` [batch, tokens] under the logits of `inputs`."""
-    logits = model(inputs)
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    """Mean cross-entropy, in nats a token, of `targets` [batch, tokens] after `inputs`, but for those `IGNORED`.
+
+    Models that can find it without holding all logits do.
+    """
+    own = getattr(model, "next_token_loss", None)
+    if own is not None:
+        loss: Tensor = own(inputs, targets, IGNORED)
+        return loss
+    return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 def mean_loss(model: nn.Module, batches: Batches, count: int, done: Callable[[], None] = lambda: None) -> float:

@@ -8,10 +8,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from attn_train.loop.evaluation import IGNORED
 from attn_train.loop.lessons import VALIDATION_SEED, Done
 
-PADDED = -100
-"""Targets that no loss looks at."""
+PADDED = IGNORED
+"""The target of what only fills a batch."""
 
 Text = TypeVar("Text")
 

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from attn_core import (
+    Anything,
+    AtMost,
+    GateKernel,
+    NormKernel,
+    OneOf,
+    Problem,
+    Targets,
+    row_kernel,
+    row_problem,
+    rowwise,
+)
+from attn_core.errors import InvalidValue, KernelRefused
+
+
+class Narrow(NormKernel):
+    name = "narrow"
+    summary = "norms of few elements"
+    accepts = {"width": AtMost(8), "dtype": OneOf("float32", "bfloat16")}
+    price = 0.5
+
+    def cost(self, problem):
+        return self.price
+
+    def norm(self, rows, gain, eps):
+        return rows
+
+    def norm_sum(self, rows, added, gain, eps):
+        return rows, rows
+
+
+class Both(Narrow):
+    name = "both"
+    accepts = {**Narrow.accepts, "form": OneOf("plain", "added"), "gradients": Anything()}
+    price = 0.7
+
+
+class Absent(Narrow):
+    name = "absent"
+    price = 0.1
+
+    def available(self):
+        return "not here"
+
+
+class Dear(Narrow):
+    name = "dear"
+    accepts = {"width": Anything()}
+    price = 1.0
+
+
+def rows(width=8, *, dtype="torch.float32", requires_grad=False, stride=1):
+    return SimpleNamespace(
+        shape=(3, width),
+        dtype=dtype,
+        device=SimpleNamespace(type="cpu"),
+        requires_grad=requires_grad,
+        stride=lambda axis: stride,
+    )
+
+
+@pytest.fixture(autouse=True)
+def offered(monkeypatch):
+    kernels = [Narrow(), Both(), Absent(), Dear()]
+    monkeypatch.setattr(rowwise, "installed", lambda: SimpleNamespace(kernels=kernels))
+    for known in (rowwise.able, rowwise.chosen):
+        known.cache_clear()
+    yield
+    for known in (rowwise.able, rowwise.chosen):
+        known.cache_clear()
+
+
+def name_of(*asked):
+    kernel = row_kernel(NormKernel, *asked)
+    return None if kernel is None else kernel.name
+
+
+def test_the_cheapest_that_can_run_here_and_accepts_is_chosen():
+    assert name_of("plain", rows()) == "narrow"
+    assert name_of("added", rows()) == "both"
+    assert name_of("plain", rows(requires_grad=True)) == "both"
+    assert name_of("plain", rows(), rows(requires_grad=True)) == "both"
+    assert name_of("plain", rows(), None) == "narrow"
+
+
+def test_where_nobody_accepts_or_is_faster_the_caller_computes():
+    assert name_of("plain", rows(9)) is None
+    assert name_of("plain", rows(dtype="torch.float64")) is None
+    assert name_of("plain", rows(stride=2)) is None
+    assert row_kernel(GateKernel, "silu", rows()) is None
+
+
+def test_kernels_of_attention_refuse_problems_of_rows_and_the_other_way_round():
+    asked = row_problem("rms_norm", 8, form="plain", dtype="float32", device="cpu")
+    assert Narrow().refusals(asked) == []
+    assert Narrow().refusals(Problem()) == ["operation: computes rms_norm, not attend"]
+    with pytest.raises(KernelRefused, match="rms_norm"):
+        Narrow().run(None, None)
+
+
+@pytest.mark.parametrize(
+    ("operation", "form", "field"), [("layer_norm", "plain", "operation"), ("gate", "relu", "form")]
+)
+def test_operations_and_forms_that_do_not_exist_are_refused_with_those_that_do(operation, form, field):
+    with pytest.raises(InvalidValue) as refused:
+        row_problem(operation, 8, form=form, dtype="float32", device="cpu")
+    assert refused.value.metadata["field"] == field
+
+
+@pytest.mark.parametrize(("wrong", "field"), [({"smoothing": 1.0}, "smoothing"), ({"cap": 0.0}, "cap")])
+def test_targets_that_mean_nothing_are_refused(wrong, field):
+    with pytest.raises(InvalidValue) as refused:
+        Targets(**wrong)
+    assert refused.value.metadata["field"] == field

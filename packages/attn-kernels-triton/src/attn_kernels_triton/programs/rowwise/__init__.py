@@ -1,0 +1,1 @@
+"""Programs that compute on each row alone."""

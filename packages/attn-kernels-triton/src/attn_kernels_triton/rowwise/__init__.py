@@ -1,0 +1,1 @@
+"""Launching the programs that compute on each row alone."""

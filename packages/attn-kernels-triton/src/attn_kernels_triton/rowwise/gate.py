@@ -1,0 +1,94 @@
+"""Gated activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton.language as tl
+from attn_core.errors import InvalidValue
+from attn_core.rowwise import GATE, ROW_FORMS, Activation
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.programs.rowwise.arguments import NO_MATRIX, Gate
+from attn_kernels_triton.programs.rowwise.gate import gate_rows, ungate_rows
+from attn_kernels_triton.rowwise.checks import check_rows, check_same
+from attn_kernels_triton.rowwise.tiles import flat, gate_tile, matrix
+
+WARPS = 8
+
+
+def gate_launch(gate: Tensor, up: Tensor, out: Tensor, activation: Activation) -> Launch:
+    """The forward program over rows [row, size]."""
+    size = gate.shape[1]
+    call = Gate(
+        gate=matrix(gate),
+        up=matrix(up),
+        out=matrix(out),
+        change=NO_MATRIX,
+        first=NO_MATRIX,
+        second=NO_MATRIX,
+        count=gate.shape[0],
+        activation=tl.constexpr(activation),
+        tile=gate_tile(size),
+    )
+    return Launch(program=gate_rows, programs=programs_of(gate), call=call, warps=WARPS, stages=1)
+
+
+def ungate_launch(given: tuple[Tensor, Tensor, Tensor], found: tuple[Tensor, Tensor], activation: Activation) -> Launch:
+    """The backward program over gates, what they let through and the gradient to the output; writes two gradients."""
+    gate, up, change = given
+    call = Gate(
+        gate=matrix(gate),
+        up=matrix(up),
+        out=NO_MATRIX,
+        change=matrix(change),
+        first=matrix(found[0]),
+        second=matrix(found[1]),
+        count=gate.shape[0],
+        activation=tl.constexpr(activation),
+        tile=gate_tile(gate.shape[1]),
+    )
+    return Launch(program=ungate_rows, programs=programs_of(gate), call=call, warps=WARPS, stages=1)
+
+
+def programs_of(rows: Tensor) -> int:
+    """Blocks of rows times parts of a row."""
+    tile = gate_tile(rows.shape[1])
+    blocks, parts = -(-rows.shape[0] // tile.rows.value), -(-rows.shape[1] // tile.width.value)
+    return int(blocks * parts)
+
+
+class Gated(torch.autograd.Function):
+    """Gates and what they let through, [row, size]; nothing but these is kept for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Run the forward program."""
+        out = torch.empty_like(gate, memory_format=torch.contiguous_format)
+        gate_launch(gate, up, out, activation).run(gate.device)
+        ctx.save_for_backward(gate, up)
+        ctx.activation = activation
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Run the backward program."""
+        gate, up = ctx.saved_tensors
+        first, second = (torch.empty_like(gate, memory_format=torch.contiguous_format) for _ in range(2))
+        ungate_launch((gate, up, flat(change)), (first, second), ctx.activation).run(gate.device)
+        return first, second, None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """See `attn_core.GateKernel.gated`. Raises `InvalidValue`, see `checks`."""
+    check_rows("gate", gate)
+    check_same("up", up, gate)
+    if activation not in ROW_FORMS[GATE]:
+        raise InvalidValue.of("activation", activation, ", ".join(ROW_FORMS[GATE]))
+    out: Tensor = Gated.apply(flat(gate), flat(up), activation)  # type: ignore[no-untyped-call]
+    return out.view(gate.shape)

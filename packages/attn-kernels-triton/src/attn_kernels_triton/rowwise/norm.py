@@ -1,0 +1,141 @@
+"""Root mean square norms, alone or of a sum."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_kernels_triton.kernels.rowwise import NORM_WIDEST
+from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.programs.rowwise.arguments import Norm, Unnorm
+from attn_kernels_triton.programs.rowwise.norm import norm_rows, unnorm_rows
+from attn_kernels_triton.rowwise.checks import check_gain, check_rows, check_same
+from attn_kernels_triton.rowwise.tiles import SHARES, flat, matrix, norm_tile
+
+
+class Normed(NamedTuple):
+    """Rows [row, size] and what comes out; `added` and the sum `total` are None where nothing is added."""
+
+    rows: Tensor
+    added: Tensor | None
+    total: Tensor | None
+    gain: Tensor | None
+    out: Tensor
+
+
+def norm_launch(work: Normed, eps: float) -> Launch:
+    """The forward program."""
+    count, size = work.rows.shape
+    tile, warps = norm_tile(size)
+    rows, added, total, out = (matrix(part) for part in (work.rows, work.added, work.total, work.out))
+    call = Norm(rows, added, total, work.gain, out, count, eps, tile)
+    return Launch(program=norm_rows, programs=-(-count // tile.rows.value), call=call, warps=warps, stages=1)
+
+
+class Unnormed(NamedTuple):
+    """Rows [row, size] that were normed, gradients to both results, and those that the program writes."""
+
+    rows: Tensor
+    gain: Tensor | None
+    out: Tensor
+    total: Tensor | None
+    change: Tensor
+    gains: Tensor | None
+
+
+def unnorm_launch(work: Unnormed, eps: float) -> Launch:
+    """The backward program."""
+    count, size = work.rows.shape
+    tile, warps = norm_tile(size)
+    programs = programs_of(count, size)
+    rows, out, total, change, gains = (
+        matrix(part) for part in (work.rows, work.out, work.total, work.change, work.gains)
+    )
+    call = Unnorm(rows, work.gain, out, total, change, gains, count, programs, eps, tile)
+    return Launch(program=unnorm_rows, programs=programs, call=call, warps=warps, stages=1)
+
+
+def programs_of(count: int, size: int) -> int:
+    """How many programs share so many rows."""
+    tile, warps = norm_tile(size)
+    return int(min(-(-count // tile.rows.value), SHARES // warps))
+
+
+class RmsNorm(torch.autograd.Function):
+    """Rows [row, size] and None or a gain, to the normed rows."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+        """Run the forward program."""
+        out = fresh(rows)
+        norm_launch(Normed(rows, None, None, gain, out), eps).run(rows.device)
+        ctx.save_for_backward(rows, gain)
+        ctx.eps = eps
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, out: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        """Gradients to rows and gain."""
+        return *gradients(ctx, out, None, gain_wanted=ctx.needs_input_grad[1]), None
+
+
+class RmsNormOfSum(torch.autograd.Function):
+    """Rows [row, size], what is added, and None or a gain, to the sum and the normed sum."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """Run the forward program."""
+        total, out = fresh(rows), fresh(rows)
+        norm_launch(Normed(rows, added, total, gain, out), eps).run(rows.device)
+        ctx.save_for_backward(total, gain)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return total, out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, total: Tensor | None, out: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients to both that were added, which are the same, and to the gain."""
+        if out is None:
+            return total, total, None, None
+        change, gains = gradients(ctx, out, total, gain_wanted=ctx.needs_input_grad[2])
+        return change, change, gains, None
+
+
+def gradients(ctx: Any, out: Tensor, total: Tensor | None, *, gain_wanted: bool) -> tuple[Tensor, Tensor | None]:
+    """Gradients to what was normed and to the gain, of those to the result and, where there is one, to the sum."""
+    rows, gain = ctx.saved_tensors
+    parts = None
+    if gain_wanted:
+        parts = torch.empty(programs_of(*rows.shape), rows.shape[1], dtype=torch.float32, device=rows.device)
+    work = Unnormed(rows, gain, flat(out), None if total is None else flat(total), fresh(rows), parts)
+    unnorm_launch(work, ctx.eps).run(rows.device)
+    return work.change, None if parts is None else parts.sum(0).to(gain.dtype)
+
+
+def fresh(rows: Tensor) -> Tensor:
+    """Memory for as many rows, without gaps."""
+    return torch.empty_like(rows, memory_format=torch.contiguous_format)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def rms_norm(rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    """See `attn_core.NormKernel.norm`. Raises `InvalidValue`, see `checks`."""
+    check_rows("rows", rows, NORM_WIDEST)
+    check_gain(gain, rows)
+    out: Tensor = RmsNorm.apply(flat(rows), gain, eps)  # type: ignore[no-untyped-call]
+    return out.view(rows.shape)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def rms_norm_sum(rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """See `attn_core.NormKernel.norm_sum`. Raises `InvalidValue`, see `checks`."""
+    check_rows("rows", rows, NORM_WIDEST)
+    check_same("added", added, rows)
+    check_gain(gain, rows)
+    total, out = RmsNormOfSum.apply(flat(rows), flat(added), gain, eps)  # type: ignore[no-untyped-call]
+    return total.view(rows.shape), out.view(rows.shape)

@@ -1,0 +1,100 @@
+"""Rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_kernels_triton.launch import Launch, rows
+from attn_kernels_triton.programs.rowwise.arguments import Rotate, Turn, TurnTile
+from attn_kernels_triton.programs.rowwise.rotary import rotate_rows
+from attn_kernels_triton.rowwise.checks import check_rows, check_turns
+from attn_kernels_triton.rowwise.tiles import TURN_ELEMENTS, TURN_HEADS, power
+
+WARPS = 4
+
+
+class Turning(NamedTuple):
+    """Cosines and sines [1 or batch, token, turned], which elements are pairs, and whether they turn back."""
+
+    cosines: Tensor
+    sines: Tensor
+    interleaved: bool
+    back: bool = False
+
+
+def rotary_launch(given: Tensor, out: Tensor, turning: Turning) -> Launch:
+    """The program over rows [batch, token, head, size]."""
+    batch, tokens, heads, _ = given.shape
+    tile = turn_tile(given, turning)
+    strides = turning.cosines.stride()
+    shared = turning.cosines.shape[0] == 1
+    turn = Turn(turning.cosines, turning.sines, 0 if shared else strides[0], strides[1])
+    call = Rotate(rows(given), rows(out), turn, tokens, heads, tile)
+    programs = batch * -(-tokens // tile.tokens.value) * -(-heads // tile.heads.value)
+    return Launch(program=rotate_rows, programs=programs, call=call, warps=WARPS, stages=1)
+
+
+def turn_tile(given: Tensor, turning: Turning) -> TurnTile:
+    """The constants."""
+    _, tokens, heads, size = given.shape
+    pairs = turning.cosines.shape[-1] // 2
+    rest = size - 2 * pairs
+    constants = (
+        min(max(1, TURN_ELEMENTS // power(pairs)), power(tokens)),
+        min(TURN_HEADS, power(heads)),
+        size,
+        pairs,
+        power(pairs),
+        power(rest) if rest else 0,
+        turning.interleaved,
+        turning.back,
+    )
+    return TurnTile(*map(tl.constexpr, constants))
+
+
+class Rotated(torch.autograd.Function):
+    """Rows [batch, token, head, size] turned; the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, turning: Turning) -> Tensor:
+        """Run the program."""
+        ctx.save_for_backward(turning.cosines, turning.sines)
+        ctx.interleaved = turning.interleaved
+        return turned(given, turning)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, change: Tensor) -> tuple[Tensor, None]:
+        """Run it again, backwards."""
+        change = change if change.stride(-1) == 1 else change.contiguous()
+        cosines, sines = ctx.saved_tensors
+        return turned(change, Turning(cosines, sines, ctx.interleaved, back=True)), None
+
+
+def turned(given: Tensor, turning: Turning) -> Tensor:
+    """The rows that the program writes."""
+    out = torch.empty_like(given, memory_format=torch.contiguous_format)
+    rotary_launch(given, out, turning).run(given.device)
+    return out
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
+    """See `attn_core.RotaryKernel.rotate`. Raises `InvalidValue`, see `checks`."""
+    check_rows("rows", given)
+    check_turns(given, cosines, sines)
+    whole = given if given.dim() == 4 else given[None]
+    turning = Turning(by_sequence(cosines), by_sequence(sines), interleaved)
+    out: Tensor = Rotated.apply(whole, turning)  # type: ignore[no-untyped-call]
+    return out.view(given.shape)
+
+
+def by_sequence(turn: Tensor) -> Tensor:
+    """Turns [1 or batch, token, turned] of [..., token, 1, turned]."""
+    flat = turn[..., 0, :]
+    return flat if flat.dim() == 3 else flat[None]
