@@ -20,6 +20,7 @@ import attention
 import correctness
 import decoding
 import recurrences
+import rowwise
 import torch
 import triton
 from cases import RIGHT, SMALL
@@ -35,7 +36,7 @@ def rows(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     if wrong:
         yield {"stopped": f"{wrong} results are wrong; times of wrong results mean nothing"}
         return
-    for part in (attention, decoding, recurrences):
+    for part in (attention, decoding, recurrences, rowwise):
         yield from part.tables(device, small=small)
 
 
@@ -44,6 +45,7 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     yield from correctness.verdicts(SMALL if small else RIGHT, device)
     yield from decoding.verdicts(device, small=small)
     yield from recurrences.verdicts(device, small=small)
+    yield from rowwise.verdicts(device, small=small)
 
 
 def facts(device: str) -> dict[str, Any]:

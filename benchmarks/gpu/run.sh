@@ -4,7 +4,7 @@
 # Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` goes the same way through Triton's interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-for part in attn-core attn-testing attn-variants attn-kernels-triton; do
+for part in attn-core attn-testing attn-variants attn-models attn-kernels-triton; do
     PYTHONPATH="$PWD/packages/$part/src:${PYTHONPATH:-}"
 done
 export PYTHONPATH TRITON_DEFAULT_FP_FUSION=1

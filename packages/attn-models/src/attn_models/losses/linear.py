@@ -12,10 +12,9 @@ from torch.autograd.function import once_differentiable
 
 from attn_models.losses import plain
 
-LOGITS = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""Logits that are held at once, by device: where there are no more in all, torch computes them as usual on a CPU."""
-PLAIN_LIMIT = 1 << 24
-"""Logits up to which a CPU holds them all, so that losses of small models are torch's bit for bit."""
+LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Logits that are held at once, by device. A CPU that can hold them all does, so that losses of small models are torch's
+bit for bit."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
@@ -33,7 +32,7 @@ def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: T
     if wrong.numel():
         allowed = f"0 to {vocabulary - 1}, or {targets.ignored}, which is ignored"
         raise InvalidValue.of("ids", int(wrong[0]), allowed)
-    if rows.device.type == "cpu" and rows.shape[0] * vocabulary <= PLAIN_LIMIT:
+    if rows.device.type == "cpu" and rows.shape[0] * vocabulary <= LOGITS["cpu"]:
         return plain.mean_loss(nn.functional.linear(rows, weight), ids, targets)
     gradients = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     total: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
