@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from attn_models.losses import plain
 
 LOGITS = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits that are held at once, by device. A CPU that can hold them all does, so that losses of small models are torch's
-bit for bit."""
+"""Logits that are held at once, by device. A CPU that can hold them all does, so that losses of small models are
+torch's bit for bit."""
 
 
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Tensor:
