@@ -3,7 +3,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_nsa import selection
+from attn_nsa import reading
 from attn_nsa.options import NsaConfig
 from attn_testing import Agreement
 
@@ -102,7 +102,7 @@ def test_pieces_change_nothing(monkeypatch):
         return out, *torch.autograd.grad((out * probe).sum(), [rows, layer.key.weight])
 
     whole = run()
-    monkeypatch.setattr(selection, "PIECE", 500)
+    monkeypatch.setattr(reading, "PIECE", 500)
     for piece, one in zip(run(), whole, strict=True):
         assert torch.allclose(piece, one, rtol=0, atol=1e-13)
     with torch.no_grad():

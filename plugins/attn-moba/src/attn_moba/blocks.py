@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attn_moba.choice import choose
-from attn_moba.reading import read
+from attn_moba.reading import fusable, read, read_whole
 
 
 class BlockMixture(InnerAttention, nn.Module):
@@ -30,7 +30,9 @@ class BlockMixture(InnerAttention, nn.Module):
         query = wide(operands.query) * self.spec.heads.key_size**-0.5
         key, value = (self._of_heads(rows).transpose(1, 2).contiguous() for rows in (operands.key, operands.value))
         blocks = Blocks(key, value, self._blocks(self._keep(operands)))
-        found = read(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places, blocks)
+        query, chosen = query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2)
+        fast = fusable(operands)
+        found = read_whole(query, chosen, blocks) if fast else read(query, chosen, places, blocks)
         return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from attn_nsa.compression import Compression, windows
 from attn_nsa.options import NsaConfig
-from attn_nsa.selection import read, select
+from attn_nsa.reading import fusable, read, read_whole
+from attn_nsa.selection import select
 
 
 class Branches(InnerAttention, nn.Module):
@@ -69,4 +70,4 @@ class Branches(InnerAttention, nn.Module):
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
         key, value = (wide(rows).permute(0, 3, 1, 2, 4).contiguous() for rows in (key, value))
         blocks = Blocks(key, value, real)
-        return read(query, chosen, places, blocks)
+        return read_whole(query, chosen, blocks) if fusable(operands) else read(query, chosen, places, blocks)

@@ -1,16 +1,12 @@
-"""Which blocks a query reads whole, and reading them."""
+"""Which blocks a query reads whole."""
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
-from attn_core.chosen import Blocks, Pieces, attend_to_chosen
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
-from attn_nsa.options import PIECE, NsaConfig
+from attn_nsa.options import NsaConfig
 
 NEVER = float("-inf")
 ALWAYS = 1e6
@@ -39,12 +35,3 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
         worth = worth.masked_fill(block > here, NEVER)
         best = pad(worth, (0, options.top), value=NEVER).topk(options.top, dim=-1)
         return best.indices.masked_fill(best.values == NEVER, -1)
-
-
-def read(query: Tensor, chosen: Tensor, places: Tensor, blocks: Blocks) -> Tensor:
-    """Outputs [batch, groups, query, shared, value_size] over the blocks chosen; arguments as of `attend_to_chosen`."""
-    if torch.compiler.is_compiling():
-        return attend_to_chosen(query, chosen, places, blocks)
-    # The backward pass scores the keys again, a piece at a time.
-    run = partial(checkpoint, attend_to_chosen, use_reentrant=False)
-    return Pieces(PIECE, run, torch.cat).attend(query, chosen, places, blocks)
