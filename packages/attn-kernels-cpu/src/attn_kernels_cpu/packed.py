@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.library import LinearStruct, library
+from attn_kernels_cpu.pages import LargePages
 
-ALIGNMENT = 64
 GROUP = 32
+
+_PAGES = LargePages()
 
 
 class PackedLinear(nn.Module):
@@ -37,7 +39,7 @@ class PackedLinear(nn.Module):
         self.outputs, self.inputs = weight.shape
         layout = FORMS[form]
         padded = layout.padded(self.outputs)
-        self.register_buffer("weights", _aligned(layout.size(self.outputs, self.inputs)), persistent=False)
+        self.register_buffer("weights", _PAGES.room(layout.size(self.outputs, self.inputs)), persistent=False)
         scales = torch.empty(padded * self.inputs // GROUP * 2, dtype=torch.float16) if layout.groups else None
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("steps", torch.empty(padded) if layout.steps else None, persistent=False)
@@ -78,13 +80,6 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Sizes and format, as torch's own layers show theirs."""
         return f"inputs={self.inputs}, outputs={self.outputs}, weights={self.form}"
-
-
-def _aligned(size: int) -> Tensor:
-    """Memory of `size` bytes that begins where a cache line does."""
-    memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % ALIGNMENT
-    return memory[start : start + size]
 
 
 def _address(tensor: Tensor | None) -> int | None:
