@@ -25,17 +25,29 @@ def times(low: float, middle: float, high: float) -> str:
 
 
 def of_mechanisms(result: dict[str, Any]) -> list[str]:
-    """A row for each mechanism, length and system."""
-    lines = ["| mechanism | tokens | system | ms | dense / system | MB at the peak |", "|---|---|---|---|---|---|"]
+    """A row for each mechanism and length: ours, beside dense attention and another package's layer."""
+    found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
     for row in result["rows"]:
         options = "".join(f" {name}={value}" for name, value in row["options"].items())
-        where = f"| {row['mechanism']}{options} | {row['length']} | {row['system']} "
-        if "failed" in row:
-            lines.append(f"{where}| did not run | | |")
+        found.setdefault((row["mechanism"] + options, row["length"]), {})[row["system"]] = row
+    lines = [
+        "| mechanism | tokens | ms | dense / ours | peer / ours | MB, ours | MB, dense |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (mechanism, length), systems in found.items():
+        if "seconds" not in systems.get("attn", {}):
             continue
-        spread = times(*(1000 * row[name] for name in ("min", "seconds", "max")))
-        lines.append(f"{where}| {spread} | {row['ratio']:.2f} | {row['peak_bytes'] / MEGABYTE:.0f} |")
+        ours, dense, peer = (systems.get(name, {}) for name in ("attn", "dense", "peer"))
+        spread = times(*(1000 * ours[name] for name in ("min", "seconds", "max")))
+        weights = " | ".join(f"{row['peak_bytes'] / MEGABYTE:.0f}" for row in (ours, dense))
+        ratios = f"{ratio(dense, ours)} | {ratio(peer, ours)}"
+        lines.append(f"| {mechanism} | {length} | {spread} | {ratios} | {weights} |")
     return lines
+
+
+def ratio(other: dict[str, Any], ours: dict[str, Any]) -> str:
+    """How many times as long the other takes; a dash where there is none, or where it did not run."""
+    return f"{other['seconds'] / ours['seconds']:.2f}" if "seconds" in other else "-"
 
 
 def of_recurrences(result: dict[str, Any]) -> list[str]:

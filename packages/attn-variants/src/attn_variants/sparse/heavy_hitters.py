@@ -9,6 +9,9 @@ from attn_core import Heads
 from attn_core.pairs import of_query_heads, shares
 from torch import Tensor
 
+TILE = 64
+"""Queries of whole sequences whose weights are in memory at once."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
@@ -44,24 +47,41 @@ def last_queries(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, 
     """The last query that meets each key, int64 [batch, key_value_heads, token]; the number of tokens where all do.
 
     `query` [batch, heads, token, size], times the scale, and `key` [batch, key_value_heads, token, size] are those of
-    whole sequences, which are passed token by token; `keep` [batch, token], bool. Padding drives out nothing.
+    whole sequences; `keep` [batch, token], bool. Padding drives out nothing. Tokens that fit into the budget gain all
+    at once; those behind are passed one by one, for what one drives out the next does not meet.
     """
     tokens = key.shape[2]
+    last = torch.full(key.shape[:3], tokens, device=key.device)
+    if tokens <= budget.rows:
+        return last
     real = key.new_ones(key.shape[0], tokens).bool() if keep is None else keep
     places = (real.long().cumsum(1) - 1)[:, None]
     here = torch.arange(tokens, device=key.device)
-    last = torch.full(key.shape[:3], tokens, device=key.device)
-    gained = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
+    gained = gained_within(heads, query[:, :, : budget.rows], key, keep, last)
     along = of_query_heads(heads, key).transpose(-1, -2)
-    for token in range(tokens):
-        counts = real[:, None, token, None]
-        kept = real[:, None] & (here <= token) & (last == tokens)
-        weights = shares((query[:, :, token, None] @ along)[:, :, 0], of_query_heads(heads, kept))
-        gained = gained + by_group(heads, weights) * counts
-        full = counts & (kept.sum(-1, keepdim=True) > budget.rows)
-        out = budget.evicted(gained, places, places[..., token, None], kept)
-        last = last.masked_fill(full & (here == out[..., None]), token)
+    for start in range(budget.rows, tokens, TILE):
+        scores = query[:, :, start : start + TILE] @ along
+        for token in range(start, min(start + TILE, tokens)):
+            counts = real[:, None, token, None]
+            kept = real[:, None] & (here <= token) & (last == tokens)
+            weights = shares(scores[:, :, token - start], of_query_heads(heads, kept))
+            gained = gained + by_group(heads, weights) * counts
+            full = counts & (kept.sum(-1, keepdim=True) > budget.rows)
+            out = budget.evicted(gained, places, places[..., token, None], kept)
+            last = last.masked_fill(full & (here == out[..., None]), token)
     return last
+
+
+def gained_within(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor) -> Tensor:
+    """What every key [batch, key_value_heads, key] gains, float32, by the first queries, before any is driven out."""
+    gained = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
+    for start in range(0, query.shape[2], TILE):
+        some = query[:, :, start : start + TILE]
+        weights = kept_weights(heads, some, key, keep, last, start)
+        if keep is not None:
+            weights = weights * keep[:, None, start : start + some.shape[2], None]
+        gained = gained + by_group(heads, weights.sum(2))
+    return gained
 
 
 def kept_weights(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor, first: int = 0) -> Tensor:
