@@ -108,11 +108,11 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
         [message async for message in encoder.AttentionMaps(wire.AttentionMapsRequest(model=NAME, prompt=prompt))]
 
 
-@pytest.mark.parametrize(("field", "value"), [("weights", "int8"), ("draft", "tiny"), ("device", "tpu")])
+@pytest.mark.parametrize(("field", "value"), [("weights", "int3"), ("draft", "tiny"), ("device", "tpu")])
 async def test_an_encoder_refuses_settings_that_it_cannot_keep(
     models: ModelServiceStub, field: str, value: str
 ) -> None:
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "encoder"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "int8" if field == "weights" else "encoder"):
         await models.LoadModel(LoadModelRequest(name=NAME, engine=EngineOptions(**{field: value})))
 
 
@@ -127,6 +127,14 @@ def test_vectors_of_sixteen_bit_weights_have_length_one_too(home: Path) -> None:
     answer = host.embed(wanted(*TEXTS)).result()
     found = torch.from_numpy(np.frombuffer(answer.vectors, "<f4").reshape(answer.shape).copy())
     torch.testing.assert_close(found.norm(dim=-1), torch.ones(len(TEXTS)), rtol=0, atol=1e-6)
+
+
+def test_an_encoder_is_served_with_the_weights_that_are_asked_for(home: Path, host: EncoderHost) -> None:
+    packed = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, weights="int8"))
+    assert (packed.info.weights, host.info.weights) == ("int8", "unpacked")
+    assert packed.info.parameters == host.info.parameters
+    near, exact = (np.frombuffer(each.embed(wanted(*TEXTS)).result().vectors, "<f4") for each in (packed, host))
+    assert 0 < np.abs(near - exact).max() < 0.05
 
 
 def started(host: EncoderHost, call: Future[EmbeddingsAnswer]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attn_core import WEIGHT_CHOICES
 from attn_core.dtype import dtype_name
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, WrongState
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -21,9 +21,9 @@ from attn_models.families.door import Door
 from attn_models.families.doors import door_of
 from attn_models.families.keys import say_unread
 from attn_models.families.own import OwnDoor
-from attn_models.families.tensors import read_parameters, stored_tensors
+from attn_models.families.tensors import read_parameters, stored_tensors, stored_type
 from attn_models.packing.lossless import pack_lossless
-from attn_models.packing.pack import pack_weights
+from attn_models.packing.pack import pack_weights, require_unpacked
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 
@@ -89,7 +89,7 @@ def load_model(
     if weights == "unpacked" or (weights == "auto" and name != "float32"):
         weights = None
     # Packing reads each weight once, wherever it lies and whatever its type.
-    read_as = getattr(torch, name) if weights is None else _stored_type(checkpoint)
+    read_as = getattr(torch, name) if weights is None else stored_type(checkpoint)
     if checkpoint.config.get("model_type") in other_families.LAYOUTS:
         model: Any = other_families.build_from(checkpoint, read_as)
     else:
@@ -129,9 +129,8 @@ def save_model(
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
     """
+    require_unpacked(model, "weights packed as {} cannot be written; load the model without packing")
     if isinstance(model, Decoder):
-        if model.weights is not None:
-            raise WrongState(f"weights packed as {model.weights} cannot be written; load the model without packing")
         door = door_of(layout)
         if model.config.lenders and layout != OwnDoor.model_type:
             raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
@@ -173,12 +172,6 @@ def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
                 path, f"{field} {getattr(config, field)} is more than the tensors hold ({limit})"
             )
     return config
-
-
-def _stored_type(checkpoint: CheckpointFolder) -> torch.dtype:
-    """bfloat16 where all weights are stored so, else float32."""
-    types = {entry.dtype for entry in checkpoint.tensors.entries.values()}
-    return torch.bfloat16 if types == {"BF16"} else torch.float32
 
 
 def _compute_constants(model: Decoder, config: DecoderConfig) -> None:

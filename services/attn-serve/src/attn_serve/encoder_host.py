@@ -19,14 +19,14 @@ from attn_serve.requests import Asked, EngineSettings, MapsWanted, PromptInput, 
 
 REFUSAL = "the model is an encoder: it turns texts into vectors and does nothing else"
 GONE = "the model is being unloaded"
-POSSIBLE = {"device": ("cpu",), "weights": ("auto", "unpacked"), "draft": (None,)}
+POSSIBLE = {"device": ("cpu",), "draft": (None,)}
 
 
 class EncoderHost:
     """Loads the encoder in `folder`; calls take turns, batch by batch. All methods may be called from any thread.
 
     An encoder keeps no states, so settings about these change nothing. Raises `InvalidValue` for another device than
-    the CPU, packed weights or a draft, and what loading raises.
+    the CPU or a draft, and what loading raises.
     """
 
     def __init__(self, folder: Path, settings: EngineSettings) -> None:
@@ -35,7 +35,7 @@ class EncoderHost:
                 words = " or ".join(str(value or "none") for value in allowed)
                 raise InvalidValue.of(name, getattr(settings, name), f"{words} for an encoder")
         torch.set_num_threads(settings.threads or os.cpu_count() or 1)
-        self._encoder = load_sentence_encoder(folder, settings.dtype)
+        self._encoder = load_sentence_encoder(folder, settings.dtype, weights=settings.weights)
         use_kernel(self._encoder.model, settings.kernel)
         self._reader = Reader(self._encoder.tokenizer, has_source=False)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
@@ -47,18 +47,19 @@ class EncoderHost:
     @property
     def info(self) -> ModelInfo:
         """What the model is."""
-        config, parameters = self._encoder.model.config, list(self._encoder.model.parameters())
+        model = self._encoder.model
+        config, parameter = model.config, next(model.parameters())
         return ModelInfo(
             architecture="encoder",
             mechanisms=config.mechanisms,
-            parameters=sum(parameter.numel() for parameter in parameters),
+            parameters=self._encoder.parameters,
             context=config.context,
             vocabulary=config.vocabulary,
             layers=config.layers,
             heads=config.heads,
-            dtype=str(parameters[0].dtype).removeprefix("torch."),
-            weights="unpacked",
-            device=str(parameters[0].device),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            weights=getattr(model, "weights", None) or "unpacked",
+            device=str(parameter.device),
             chat=False,
         )
 

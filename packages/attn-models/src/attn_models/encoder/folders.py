@@ -14,6 +14,7 @@ from attn_models.families.encoder_doors import ENCODER_DOORS, encoder_door_of
 from attn_models.families.keys import say_unread
 from attn_models.families.own_encoder import OwnEncoderDoor
 from attn_models.families.tensors import read_parameters, stored_tensors
+from attn_models.packing.pack import require_unpacked
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, write_folder
 from attn_models.weights.config_file import read_config
@@ -53,8 +54,9 @@ def save_encoder(
 
     `layout` is the `model_type` to write: ours says everything, the others are read by transformers too. Raises
     `Incompatible` for an encoder that the layout cannot say, `InvalidValue` for weights that are not finite,
-    `CheckpointWriteFailed` where the file system fails.
+    `CheckpointWriteFailed` where the file system fails, `WrongState` for one whose weights are packed.
     """
+    require_unpacked(model, "weights packed as {} cannot be written; load the model without packing")
     door = encoder_door_of(layout)
     described = door.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attn_core import WEIGHT_CHOICES
 from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor, nn
 
 from attn_models.encoder.folders import build_encoder
+from attn_models.families.tensors import stored_type
+from attn_models.packing.pack import pack_weights
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
 
@@ -19,10 +22,12 @@ BATCH = 32
 
 class SentenceEncoder:
     """An encoder with its tokenizer: the mean of a text's rows, of length 1 (Reimers and Gurevych 2019,
-    arXiv 1908.10084). `size` is the number of elements of a vector."""
+    arXiv 1908.10084). `size` is the number of elements of a vector, `parameters` that of learned numbers, packed or
+    not."""
 
     def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
         self.model = model
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.tokenizer = tokenizer
         self.size: int = model.size
 
@@ -68,14 +73,21 @@ class SentenceEncoder:
         return nn.functional.normalize(mean, dim=-1)
 
 
-def load_sentence_encoder(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> SentenceEncoder:
-    """The encoder of a folder, on the CPU, in evaluation mode.
+def load_sentence_encoder(
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", weights: str | None = None
+) -> SentenceEncoder:
+    """The encoder of a folder, on the CPU, in evaluation mode; `weights` as for `load_model`, but that `auto` packs
+    nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel that loses
+    nothing.
 
     Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
-    more tokens than the embedding has rows.
+    more tokens than the embedding has rows; with `weights`, what `pack_weights` raises.
     """
+    if weights not in (None, *WEIGHT_CHOICES):
+        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
     checkpoint = read_folder(folder, verify=verify)
-    model = build_encoder(checkpoint, getattr(torch, dtype))
+    form = None if weights in ("auto", "unpacked") else weights
+    model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
     if checkpoint.tokenizer is None:
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
     tokenizer = Tokenizer.from_folder(checkpoint.path)
@@ -83,4 +95,7 @@ def load_sentence_encoder(folder: str | Path, dtype: str = "float32", *, verify:
     if tokenizer.vocabulary > vocabulary:
         rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {vocabulary} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
-    return SentenceEncoder(model.eval(), tokenizer)
+    encoder = SentenceEncoder(model.eval(), tokenizer)
+    if form is not None:
+        pack_weights(model, form, getattr(torch, dtype))
+    return encoder

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from attn_core import Pack
 from torch import Tensor, nn
 
 
@@ -15,12 +18,18 @@ class GatedCell(nn.Module):
 
     def __init__(self, inputs: int, context: int, width: int) -> None:
         super().__init__()
-        self.inward = nn.Linear(inputs, 3 * width)
-        self.shown = nn.Linear(context, 3 * width, bias=False)
-        self.gates = nn.Linear(width, 2 * width, bias=False)
-        self.candidate = nn.Linear(width, width, bias=False)
+        # Any: packed modules where weights are packed.
+        self.inward: Any = nn.Linear(inputs, 3 * width)
+        self.shown: Any = nn.Linear(context, 3 * width, bias=False)
+        self.gates: Any = nn.Linear(width, 2 * width, bias=False)
+        self.candidate: Any = nn.Linear(width, width, bias=False)
         for part in (*self.gates.weight.chunk(2), self.candidate.weight):
             nn.init.orthogonal_(part)
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the matrices for serving."""
+        self.inward, self.shown = pack([self.inward]), pack([self.shown])
+        self.gates, self.candidate = pack([self.gates]), pack([self.candidate])
 
     def forward(self, inputs: Tensor, state: Tensor, context: Tensor) -> Tensor:
         """The next state [batch, width]."""

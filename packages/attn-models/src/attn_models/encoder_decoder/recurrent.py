@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, ModelState, RaggedBatch, Slot, Source
+from attn_core import Field, Fields, ModelSpecs, ModelState, Pack, RaggedBatch, Slot, Source
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
@@ -55,6 +55,12 @@ class RecurrentModel(nn.Module):
         self.attention = None if chosen is None else chosen.mechanism.build(chosen.config)
         if chosen is not None:
             self._specs["attention"] = chosen.states
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the linear layers that it calls itself for serving, but for the unembedding."""
+        for name, layer in list(self.named_children()):
+            if isinstance(layer, nn.Linear) and name != "unembedding":
+                setattr(self, name, pack([layer]))
 
     @abstractmethod
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:

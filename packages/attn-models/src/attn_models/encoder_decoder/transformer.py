@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
@@ -35,7 +35,9 @@ class Transformer(nn.Module):
         self.config = config
         self.vocabulary = config.vocabulary
         self.context, self.source_context = config.context, config.source_context
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        # Any: a StoredEmbedding where weights are packed.
+        self.embedding: Any = nn.Embedding(config.vocabulary, config.width)
+        self.head: nn.Module | None = None
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
         self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.layers))
@@ -85,6 +87,9 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden rows [..., width]."""
+        if self.head is not None:
+            logits: Tensor = self.head(hidden)
+            return logits
         return nn.functional.linear(hidden, self.embedding.weight)
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:

@@ -89,3 +89,9 @@ def _shape(item: Stored, shapes: Shapes) -> tuple[int, ...]:
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
     shape = (shape[0], 1, *shape[1:]) if item.single else shape
     return shape[::-1] if item.transposed else shape
+
+
+def stored_type(checkpoint: CheckpointFolder) -> torch.dtype:
+    """bfloat16 where all weights are stored so, else float32."""
+    types = {entry.dtype for entry in checkpoint.tensors.entries.values()}
+    return torch.bfloat16 if types == {"BF16"} else torch.float32

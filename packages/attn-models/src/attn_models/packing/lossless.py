@@ -9,8 +9,7 @@ import torch
 from attn_core import LinearShape, installed
 from attn_core.dtype import dtype_name
 
-from attn_models.decoder.decoder import Decoder
-from attn_models.packing.pack import pack_weights
+from attn_models.packing.pack import pack_weights, packable
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +19,13 @@ def pack_lossless(model: Any, stored: torch.dtype) -> None:
 
     Only a kernel that loses nothing is taken: one that widens weights to float32 and gives each row the same bits alone
     and in a crowd. Where there is none all weights become float32, unpacked, and a warning says why; so do those of a
-    model that is no `Decoder`, unsaid.
+    model of which nothing can be packed, unsaid.
     """
-    if not isinstance(model, Decoder):
+    if not packable(model):
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
-    shape = LinearShape(inputs=model.config.width, outputs=model.vocabulary, dtype=form)
+    shape = LinearShape(inputs=model.config.width, outputs=model.config.vocabulary, dtype=form)
     kernels = [kernel for kernel in installed().linears if kernel.weights == form and kernel.exact and kernel.float32]
     reasons = {kernel: kernel.available() or kernel.refuses(shape) for kernel in kernels}
     able = [kernel for kernel, reason in reasons.items() if reason is None]

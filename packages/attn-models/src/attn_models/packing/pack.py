@@ -1,9 +1,9 @@
-"""Packing the weights of a decoder for serving."""
+"""Packing the weights of a model for serving."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from attn_core import BlockStep, LinearShape, choose_linear, installed
@@ -14,23 +14,23 @@ from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
 from attn_models.packing.embedding import StoredEmbedding
 
+PARTS = ("attention", "cross", "feed_forward", "cell")
+"""What a model or a block of its calls the parts that may have a method `pack`."""
 
-def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> None:
+
+def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> None:
     """Keep the weights of the model's linear layers in the format `weights` from now on, and compute in `dtype`.
 
-    Feed-forwards, the unembedding (a tied one too) and the attentions that have a method `pack` are packed, each by
-    the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks are computed by
-    a `BlockKernel` where one can. With `int4` the unembedding is kept as int8: it is where fewer bits hurt most.
-    Embeddings keep the type they have, norms and what is not packed become `dtype`.
-    Afterwards the model can be run, but neither trained nor saved.
+    Feed-forwards, the unembedding (a tied one too) and those attentions and cells that have a method `pack` are packed,
+    each by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks of a
+    `Decoder` are computed by a `BlockKernel` where one can. With `int4` the unembedding is kept as int8: it is where
+    fewer bits hurt most. The embedding of a model with a `head` keeps the type it has; norms and what is not packed
+    become `dtype`. Afterwards the model can be run, but neither trained nor saved.
 
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
-    model that is packed already, `Incompatible` for one that is no `Decoder`.
+    model that is packed already, `Incompatible` for one of which nothing can be packed.
     """
-    if not isinstance(model, Decoder):
-        raise Incompatible(f"only weights of decoders can be packed, not those of a {type(model).__name__}")
-    if model.weights is not None:
-        raise WrongState(f"the model's weights are packed already, as {model.weights}")
+    require_unpacked(model, "the model's weights are packed already, as {}")
 
     def pack(layers: Sequence[nn.Linear], form: str = weights) -> nn.Module:
         matrices = [layer.weight.detach() for layer in layers]
@@ -45,20 +45,43 @@ def pack_weights(model: nn.Module, weights: str, dtype: torch.dtype = torch.floa
         packed: nn.Module = chosen.pack(weight, bias)
         return packed
 
+    parts = _parts(model)
+    if not packable(model):
+        raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with weights=unpacked")
     with torch.no_grad():
-        model.head = pack([model.unembedding or _tied(model)], "int8" if weights == "int4" else weights)
-        for block in cast("Sequence[Block]", model.blocks):
-            for part in (block.attention, block.feed_forward):
-                if hasattr(part, "pack"):
-                    part.pack(pack)
-        model.embedding = StoredEmbedding(model.embedding.weight, dtype)
-        if model.positions is not None:
+        for part in parts:
+            part.pack(pack)
+        last = "int8" if weights == "int4" else weights
+        if hasattr(model, "head"):
+            model.head = pack([getattr(model, "unembedding", None) or _tied(model)], last)
+            model.embedding, model.unembedding = StoredEmbedding(model.embedding.weight, dtype), None
+        elif hasattr(model, "unembedding"):
+            model.unembedding = pack([model.unembedding], last)
+        if isinstance(model, Decoder) and model.positions is not None:
             model.positions = StoredEmbedding(model.positions.weight, dtype)
-        model.unembedding = None
         _convert_parameters(model, dtype)
-    for block in cast("Sequence[Block]", model.blocks):
+    for block in cast("Sequence[Block]", model.blocks) if isinstance(model, Decoder) else ():
         block.joined = _joined(block)
     model.weights = weights
+
+
+def require_unpacked(model: Any, said: str) -> None:
+    """Raises `WrongState`, saying how the model is packed where `said` has a pair of braces."""
+    packed = getattr(model, "weights", None)
+    if packed is not None:
+        raise WrongState(said.format(packed))
+
+
+def packable(model: Any) -> bool:
+    """Whether anything of a model can be packed."""
+    return hasattr(model, "unembedding") or bool(_parts(model))
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """What of a model can be packed: the model itself, its parts and those of its blocks."""
+    blocks = [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
+    known = [model, *(getattr(holder, name, None) for holder in (model, *blocks) for name in PARTS)]
+    return [part for part in known if hasattr(part, "pack")]
 
 
 def _joined(block: Block) -> BlockStep | None:
@@ -72,10 +95,11 @@ def _joined(block: Block) -> BlockStep | None:
     return None
 
 
-def _tied(model: Decoder) -> nn.Linear:
+def _tied(model: Any) -> nn.Linear:
     """A linear layer over the embedding's own memory."""
+    vocabulary, width = model.embedding.weight.shape
     with torch.device("meta"):
-        head = nn.Linear(model.config.width, model.vocabulary, bias=False)
+        head = nn.Linear(width, vocabulary, bias=False)
     head.weight = nn.Parameter(model.embedding.weight.detach(), requires_grad=False)
     return head
 
