@@ -48,6 +48,7 @@ class MechanismLaws(
     laws.DecodeEqualsForward,
     laws.ChunkedPrefill,
     laws.BatchInvariance,
+    laws.TreeEqualsPaths,
     laws.Borrowing,
     laws.Gradients,
     laws.Precision,

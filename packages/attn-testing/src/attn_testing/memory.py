@@ -34,7 +34,10 @@ RUBBISH = 17.0
 
 @dataclass
 class Held:
-    """What one request has in the store: position -> rows for paged states, one row or the source for the others."""
+    """What one request has in the store: place -> rows for paged states, one row or the source for the others.
+
+    A place is a position but in a tree, see `RaggedBatch`.
+    """
 
     pages: dict[Address, dict[int, dict[str, Tensor]]] = field(default_factory=dict)
     slots: dict[Address, dict[str, Tensor]] = field(default_factory=dict)
@@ -84,11 +87,24 @@ class DictionaryStore:
     def view(self, batch: RaggedBatch, requests: Sequence[int]) -> ModelState:
         """The views of one step."""
         held = [self._held[request] for request in requests]
-        self._forget(batch, held)
+        self._forget(batch, requests)
         return {
             layer: {state: VIEWS[type(spec)](self, (layer, state), batch, held) for state, spec in states.items()}
             for layer, states in self.specs.items()
         }
+
+    def only_chains(self) -> str | None:
+        """See `attn_core.TreeStore.only_chains`."""
+        fixed = [".".join((layer, s)) for layer, states in self.specs.items() for s in states if _fixed(states[s])]
+        return f"{fixed[0]} has a fixed size and exists once a request" if fixed else None
+
+    def keep_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
+        """See `attn_core.TreeStore.keep_path`."""
+        for rows in self._held[request].pages.values():
+            kept = {place: row for place, row in rows.items() if place < tokens}
+            kept |= {tokens + n: rows[place] for n, place in enumerate(places)}
+            rows.clear()
+            rows.update(kept)
 
     def live_bytes(self, request: int, tokens: int) -> int:
         """Bytes of the tensors held after `tokens` tokens."""
@@ -119,9 +135,13 @@ class DictionaryStore:
         """The row a slot starts with."""
         return torch.zeros(row.shape, dtype=getattr(torch, row.dtype or self.dtype))
 
-    def _forget(self, batch: RaggedBatch, held: list[Held]) -> None:
-        for context, request in zip(batch.contexts, held, strict=True):
-            for (layer, state), rows in request.pages.items():
+    def _forget(self, batch: RaggedBatch, requests: Sequence[int]) -> None:
+        # Of a tree the token that stands first sees furthest back.
+        contexts: dict[int, int] = {}
+        for request, context in zip(requests, batch.contexts, strict=True):
+            contexts[request] = min(context, contexts.get(request, context))
+        for request, context in contexts.items():
+            for (layer, state), rows in self._held[request].pages.items():
                 window = self.window(layer, state)
                 if window is not None:
                     for position in [p for p in rows if p <= context - window]:
@@ -132,6 +152,10 @@ def rounding(states: Iterable[StateSpecs]) -> float:
     """What float64 computations may differ by that remember these states: more where fewer bits are kept."""
     kept = {row.dtype for specs in states for spec in specs.values() for row in spec.fields.values()}
     return 3e-2 if kept & {"float16", "bfloat16"} else 1e-4 if "float32" in kept else 1e-10
+
+
+def _fixed(spec: StateSpec) -> bool:
+    return isinstance(spec, Slot)
 
 
 def weigh(fields: Mapping[str, Tensor]) -> int:
@@ -162,17 +186,26 @@ class PagedRows(View):
         cast = {name: self.store.cast(self.spec, name, rows) for name, rows in fields.items()}
         for span in self.batch.spans():
             rows = self.held[span.request].pages.setdefault(self.address, {})
-            for row in range(span.start, span.stop):
-                rows[int(self.batch.positions[row])] = {name: tensor[row].clone() for name, tensor in cast.items()}
+            for row, place in zip(range(span.start, span.stop), self.batch.places(span.request), strict=True):
+                rows[place] = {name: tensor[row].clone() for name, tensor in cast.items()}
         return cast
 
     def rows(self, requests: Sequence[int]) -> Rows:
         """Everything kept for these requests, this step's rows included."""
-        kept = [self.held[request].pages.get(self.address, {}) for request in requests]
+        kept = [self._seen(request) for request in requests]
         window = self.store.window(*self.address)
         order = [sorted(rows) if window is None else sorted(rows, key=lambda p: (p % window, p)) for rows in kept]
         listed = [[rows[p] for p in places] for rows, places in zip(kept, order, strict=True)]
         return padded(listed, order, ring=window is not None)
+
+    def _seen(self, request: int) -> dict[int, dict[str, Tensor]]:
+        """Position -> rows: of a tree, those of a token's ancestors and its own, behind what was there before."""
+        rows, path = self.held[request].pages.get(self.address, {}), self.batch.path(request)
+        if not path:
+            return rows
+        first = self.batch.contexts[request] + 1 - len(path)
+        before = {place: row for place, row in rows.items() if place < first}
+        return before | {first + n: rows[place] for n, place in enumerate(path) if place in rows}
 
 
 class SourceRows(View):

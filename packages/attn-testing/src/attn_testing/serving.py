@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
-from attn_core import Capability, LayerState, RaggedBatch, StateStore
+from attn_core import Capability, LayerState, RaggedBatch, StateStore, Tree, TreeStore
 from torch import Tensor
 
 from attn_testing.case import Case
@@ -43,6 +43,25 @@ class Serving:
             self.done[name] += len(new[name])
         return {names[span.request]: out[span.start : span.stop] for span in batch.spans()}
 
+    def tree(self, request: int, rows: Tensor, parents: Sequence[int]) -> Tensor:
+        """Outputs [tokens, width] of the rows of a tree's tokens, computed side by side behind what is done.
+
+        `parents[i]` is the place in `rows` of what token i follows, -1 for what is done. `keep` says what comes of it.
+        """
+        start, tree = self.done[request], Tree(tuple(parents))
+        paths = [tuple(start + node for node in reversed(tree.path(token))) for token in range(len(parents))]
+        contexts = [start + len(path) - 1 for path in paths]
+        batch = RaggedBatch.of([1] * len(paths), contexts, _numbers, paths)
+        self.store.reserve(request, start + len(paths))
+        with torch.no_grad():
+            return self._compute(rows, batch, self.store.view(batch, [request] * len(paths))[LAYER])
+
+    def keep(self, request: int, path: Sequence[int]) -> None:
+        """Go on behind these tokens of the tree, each of which follows the one before."""
+        start = self.done[request]
+        cast("TreeStore", self.store).keep_path(request, start, [start + node for node in path])
+        self.done[request] += len(path)
+
     def _compute(self, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         layer: Any = self.case.layer
         if self.case.mechanism.can(Capability.INCREMENTAL):
@@ -61,4 +80,8 @@ def replay(layer: Any, rows: Tensor, batch: RaggedBatch, state: LayerState) -> T
 
 def ragged(lengths: list[int], contexts: list[int]) -> RaggedBatch:
     """The batch of these lengths and contexts, with int64 tensors."""
-    return RaggedBatch.of(lengths, contexts, lambda numbers: torch.tensor(numbers, dtype=torch.int64))
+    return RaggedBatch.of(lengths, contexts, _numbers)
+
+
+def _numbers(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

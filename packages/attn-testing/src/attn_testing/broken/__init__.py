@@ -23,6 +23,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.DecodeEqualsForward: steps.UnscaledStep(),
     laws.ChunkedPrefill: steps.TopLeft(),
     laws.BatchInvariance: padding.Rubbish(),
+    laws.TreeEqualsPaths: steps.Orphan(),
     laws.Borrowing: borrowing.FirstRequest(),
     laws.Gradients: numbers.WrongBackward(),
     laws.Precision: numbers.Widens(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attn_core import Field, Fields, MechanismConfig, Paged, StateSpecs
+from attn_core import Field, Fields, LayerState, MechanismConfig, Paged, PagedView, RaggedBatch, StateSpecs
 from torch import Tensor
 
 from attn_testing.broken.sound import Sound, SoundLayer
@@ -37,6 +37,27 @@ class TopLeft(Sound):
     """Breaks chunked prefill: a chunk behind others does not see them all."""
 
     layer = TopLeftLayer
+
+
+class OrphanLayer(SoundLayer):
+    """Lets a token of a tree see what stood there before and itself, but none of its ancestors."""
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """As `SoundLayer.step`."""
+        self._ancestors = [max(0, len(batch.path(request)) - 1) for request in range(batch.requests)]
+        return super().step(query, batch, state)
+
+    def _read(self, view: PagedView, request: int, requests: int) -> tuple[Fields, Tensor]:
+        fields, places = super()._read(view, request, requests)
+        last = len(places) - 1
+        seen = [*range(last - self._ancestors[request]), last]
+        return {name: rows[:, seen] for name, rows in fields.items()}, places[seen]
+
+
+class Orphan(Sound):
+    """Breaks that a tree equals its paths: tokens do not see their ancestors in it."""
+
+    layer = OrphanLayer
 
 
 class OverstatedState(Sound):

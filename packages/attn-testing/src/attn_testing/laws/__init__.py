@@ -21,6 +21,7 @@ from attn_testing.laws.row_sums import RowSums
 from attn_testing.laws.saved_and_loaded import SavedAndLoaded
 from attn_testing.laws.settings import Settings
 from attn_testing.laws.state_bytes import StateBytes
+from attn_testing.laws.tree_equals_paths import TreeEqualsPaths
 from attn_testing.laws.undeclared import Undeclared
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
@@ -36,6 +37,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     DecodeEqualsForward,
     ChunkedPrefill,
     BatchInvariance,
+    TreeEqualsPaths,
     Borrowing,
     Gradients,
     Precision,
@@ -66,5 +68,6 @@ __all__ = [
     "SavedAndLoaded",
     "Settings",
     "StateBytes",
+    "TreeEqualsPaths",
     "Undeclared",
 ]
