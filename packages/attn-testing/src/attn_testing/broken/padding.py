@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_core import Capability, Fields, PagedView
+from attn_core import Capability, Fields, LayerState, PagedView, RaggedBatch
 from torch import Tensor
 
 from attn_testing.broken.sound import Sound, SoundLayer
@@ -45,9 +45,16 @@ class IgnoredMask(Sound):
 
 
 class RubbishLayer(SoundLayer):
-    """Reads the rows of all requests together and forgets which of them are padding."""
+    """Reads the rows of all requests, but not those of a tree, together and forgets which of them are padding."""
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """As `SoundLayer.step`."""
+        self._in_tree = bool(batch.paths)
+        return super().step(query, batch, state)
 
     def _read(self, view: PagedView, request: int, requests: int) -> tuple[Fields, Tensor]:
+        if self._in_tree:
+            return super()._read(view, request, requests)
         held = view.rows(range(requests))
         return {name: rows[request : request + 1] for name, rows in held.fields.items()}, held.positions[request]
 

@@ -23,8 +23,10 @@ PATHS = ((0, 2, 5), (1, 4), (0, 3, 6))
 
 
 class TreeEqualsPaths(MechanismLaw):
-    """A token of a tree gives what it gives behind its ancestors alone, and so does what follows the path that is kept
-    (Miao et al. 2023, arXiv 2305.09781)."""
+    """Tokens of a tree give what each path gives alone, and so does what follows a path that is kept.
+
+    Miao et al. 2023, arXiv 2305.09781.
+    """
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
@@ -36,7 +38,7 @@ class TreeEqualsPaths(MechanismLaw):
         outputs = serving.tree(0, rows[KNOWN:], PARENTS)
         for path in PATHS:
             what = f"the tokens {path} of the tree {PARENTS} and that path alone"
-            require_same(outputs[list(path)], alone(case, rows, path)[KNOWN:], what, case.tolerance)
+            require_same(outputs[list(path)], alone(case, rows, path), what, case.tolerance)
 
     def test_what_follows_a_kept_path_follows_it_alone(self, case: Case) -> None:
         rows, path = case.rows(KNOWN + len(PARENTS) + 1), PATHS[-1]
@@ -58,8 +60,6 @@ def begun(case: Case, rows: Tensor) -> Serving:
 
 
 def alone(case: Case, rows: Tensor, path: Sequence[int]) -> Tensor:
-    """Outputs [tokens, width] of the full forward of the known rows and those of a path."""
-    places, source = [*range(KNOWN), *(KNOWN + node for node in path)], case.source(5)
-    with torch.no_grad():
-        full: Tensor = case.attend(rows[places][None], None if source is None else source[None])[0]
-    return full
+    """Outputs [tokens, width] of the rows of a path, token by token."""
+    serving = begun(case, rows)
+    return torch.cat([serving.step({0: rows[KNOWN + node, None]})[0] for node in path])
