@@ -17,10 +17,10 @@ from small_models import CONTEXT, VOCABULARY, small_model
         *(("min_p", value) for value in (-0.1, 1.1, math.nan)),
         *(("top_k", value) for value in (-5, 2.5)),
         *(("repetition_penalty", value) for value in (0, -1, math.nan, math.inf)),
-        *(("seed", value) for value in (-1, 2**64, 1.5)),
+        *(("seed", value) for value in (-1, 2**64, 2**200, 1.5)),
         *(("max_new_tokens", value) for value in (0, -1, 1.5)),
         *(("alternatives", value) for value in (-1, 21)),
-        ("stop", ["x"] * 17),
+        *(("stop", ["x"] * count) for count in (17, 5000)),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_its_name(field, value):

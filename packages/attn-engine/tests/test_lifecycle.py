@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import replace
 
@@ -208,6 +209,20 @@ def test_a_source_that_cannot_be_encoded_fails_alone():
     outcomes = run(make_engine(model), [bad, *requests])
     assert outcomes["bad"].finish.reason is FinishReason.FAILED
     assert all(outcomes[r.id].finish.reason is FinishReason.LENGTH for r in requests)
+
+
+@pytest.mark.parametrize(("cache", "tokens"), [("contiguous", 96 * 8), ("shared", 96 * 3)])
+def test_what_an_engine_holds_does_not_grow_with_the_requests_it_has_served(cache, tokens):
+    model = small_model("hybrid")
+    engine = make_engine(model, cache, tokens=tokens)
+    held = []
+    for number in range(5):
+        asked = [replace(each, scope=f"s{number}") for each in some_requests(model, 10, seed=number)]
+        run(engine, asked)
+        gc.collect()
+        held.append(len(gc.get_objects()))
+    # The first rounds fill what is remembered of beginnings; others then take their place.
+    assert held[-1] - held[2] < 2 * 10
 
 
 def test_load_tells_what_runs_and_what_waits():

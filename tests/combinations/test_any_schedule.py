@@ -1,0 +1,114 @@
+"""Whatever the schedule, every decoder and models of other kinds give each request the tokens it gets alone."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from attn_cache.source import SourceStates
+from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling, build_engine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_every_mechanism_is_trained_and_served import MECHANISMS, PAPERS
+from test_every_mechanism_is_trained_and_served import served as decoder
+from test_models_with_a_source_are_served import model as source_model
+from test_recurrent_models_are_served import model as recurrent_model
+
+VOCABULARY = 32
+KINDS = {
+    **{name: (decoder, name) for name in (*MECHANISMS, *PAPERS)},
+    **{name: (source_model, name) for name in ("rnnsearch", "transformer")},
+    **{name: (recurrent_model, name) for name in ("key_value_lm", "lstmn_lm")},
+}
+ARRIVALS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "stem": st.integers(0, 1),
+            "shared": st.integers(1, 40),
+            "own": st.integers(0, 6),
+            "new": st.integers(1, 6),
+            "steps": st.integers(0, 3),
+            "aborted": st.booleans(),
+            "priority": st.integers(0, 1),
+        }
+    ),
+    min_size=2,
+    max_size=6,
+)
+"""Requests in their order: beginnings they share, how many steps pass before the next one comes, or this one goes."""
+
+
+def built(kind):
+    maker, name = KINDS[kind]
+    return maker(name)
+
+
+def request(kind, number, arrival):
+    stem = [(7 * i + 3 * i * i + 11 * arrival["stem"]) % VOCABULARY for i in range(arrival["shared"])]
+    own = [(13 * number + 5 * i) % VOCABULARY for i in range(arrival["own"])]
+    source = (1 + arrival["stem"], 5, 9) if hasattr(built(kind), "source_context") else None
+    task = Sampling(max_new_tokens=arrival["new"], ignore_end=True)
+    ids = (*stem, *own)
+    return Request(
+        id=f"r{number}", token_ids=ids, source_ids=source, task=task, scope="s", priority=arrival["priority"]
+    )
+
+
+@cache
+def alone(kind, token_ids, source_ids, new):
+    """The tokens of a request that has an engine for itself."""
+    engine = build_engine(built(kind), requests=1)
+    task = Sampling(max_new_tokens=new, ignore_end=True)
+    engine.submit(Request(id="x", token_ids=token_ids, source_ids=source_ids, task=task))
+    made = []
+    while not engine.idle:
+        made += [token.id for event in engine.step() for token in event.tokens]
+    return made
+
+
+class Listener:
+    """What an engine told of each request."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.tokens: dict[str, list[int]] = {}
+
+    def step(self):
+        for event in self.engine.step():
+            self.tokens.setdefault(event.request, []).extend(token.id for token in event.tokens)
+            assert event.finish is None or event.finish.reason in {FinishReason.LENGTH, FinishReason.CANCELLED}
+
+
+def assert_nothing_is_left(engine):
+    usage = engine._store.usage()
+    assert (usage.tokens, usage.requests) == (0, 0)
+    held = engine._store._source
+    assert isinstance(held, SourceStates)
+    assert not held._owned
+    assert not engine._scheduler.waiting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=4, deadline=None)
+@given(arrivals=ARRIVALS, step_tokens=st.integers(3, 40), cache_name=st.sampled_from(["shared", "paged"]))
+def test_any_schedule_gives_the_tokens_of_each_request_alone_and_leaves_nothing(
+    kind, arrivals, step_tokens, cache_name
+):
+    # Room for one and a half of the longest: some wait, some are thrown out and computed again.
+    limits = EngineLimits(step_tokens=step_tokens)
+    engine = build_engine(built(kind), cache=cache_name, requests=3, tokens=80, limits=limits)
+    listener, asked, aborted = Listener(engine), {}, set()
+    for number, arrival in enumerate(arrivals):
+        one = request(kind, number, arrival)
+        asked[one.id] = one
+        engine.submit(one)
+        for _ in range(arrival["steps"]):
+            listener.step()
+        if arrival["aborted"] and engine.cancel(one.id):
+            aborted.add(one.id)
+    while not engine.idle:
+        listener.step()
+    for name, one in asked.items():
+        expected, told = alone(kind, one.token_ids, one.source_ids, one.new_tokens), listener.tokens.get(name, [])
+        assert told == (expected[: len(told)] if name in aborted else expected)
+    assert_nothing_is_left(engine)
