@@ -77,8 +77,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         """What was made, scaled."""
         changed, summed = ctx.saved_tensors
-        to_rows = None if changed is None else changed * scale.to(changed.dtype)
-        to_weight = None if summed is None else (summed * scale.to(summed.dtype)).to(ctx.dtype)
+        # In the type of the sum, float32 at least: a mean over many rows is too small a factor for fewer bits.
+        to_rows = None if changed is None else (changed.to(scale.dtype) * scale).to(ctx.dtype)
+        to_weight = None if summed is None else (summed * scale).to(ctx.dtype)
         return to_rows, to_weight, None, None, None
 
 

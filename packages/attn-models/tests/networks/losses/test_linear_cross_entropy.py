@@ -80,6 +80,16 @@ def test_types_of_few_bits_are_summed_in_float32(dtype):
 
 
 @pytest.mark.usefixtures("parts")
+def test_a_mean_over_very_many_rows_is_not_rounded_to_few_bits_before_it_scales():
+    hidden, weight, ids = drawn(7, torch.float16)
+    loss = linear_cross_entropy(hidden, weight, ids, Targets())
+    scale = 2.0**-18 * 1.25
+    found, whole = (torch.autograd.grad(loss * by, weight, retain_graph=True)[0].double() for by in (scale, 1.0))
+    large = whole.abs() > 0.1
+    torch.testing.assert_close((found / scale)[large], whole[large], rtol=0.1, atol=0)
+
+
+@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("learned", ["hidden", "weight", "none"])
 def test_what_does_not_learn_gets_no_gradient(learned):
     hidden, weight, ids = drawn(11)
