@@ -154,7 +154,7 @@ def specification(model: ModelSpec, seed: int, steps: int, rate: float) -> Train
 def trained(spec: TrainingSpec, text: TextTokens) -> Decoder:
     """A decoder that has learned as the specification says."""
     torch.manual_seed(derived(spec.seed, "weights"))
-    model = Decoder(DecoderConfig.from_plain(spec.model.values(text.tokenizer.vocabulary)))
+    model = Decoder(DecoderConfig.from_plain(spec.model.values(text.decided)))
     Trainer(model, text, spec).run(Silence(), StopFlag())
     return model
 

@@ -89,7 +89,7 @@ def run(mechanism: str, seed: int, steps: int, text: TextTokens) -> dict[str, An
     try:
         spec = specification(mechanism, seed, steps)
         model = build_model(spec, text)
-        row["positions"] = spec.model.values(0)["positions"]
+        row["positions"] = spec.model.values({})["positions"]
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         Trainer(model, text, spec).run(losses, StopFlag())
     except (AttnError, TrainingDiverged, RuntimeError) as error:

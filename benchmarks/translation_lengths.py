@@ -79,7 +79,7 @@ def run(name: str, seed: int, task: str, steps: int, sentences: int) -> dict[str
     spec = specification(name, seed, steps)
     family = installed().models.get(spec.model.family)
     torch.manual_seed(derived(seed, "weights"))
-    model = family.build(family.configure(spec.model.values(pairs.tokenizer.vocabulary)))
+    model = family.build(family.configure(spec.model.values(pairs.decided)))
     began = time.perf_counter()
     Trainer(model, pairs, spec).run(Told(), StopFlag())
     seconds, right, all_written, all_wanted = time.perf_counter() - began, {}, [], []

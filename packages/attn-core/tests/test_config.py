@@ -66,6 +66,18 @@ def test_whole_floats_become_integers_since_the_wire_has_only_floats():
     assert (config.window, type(config.window), config.slope) == (4, int, 0.25)
 
 
+def test_whole_floats_in_lists_become_integers_too():
+    @dataclass(frozen=True, kw_only=True)
+    class Places(WindowConfig):
+        places: tuple[float, ...] = ()
+
+    class Placed(Windowed):
+        Config = Places
+
+    config = configure(Placed(), {"window": 4, "places": [0.0, 2.0, 0.5]}, width=16)
+    assert [type(place) for place in config.places] == [int, int, float]
+
+
 @pytest.mark.parametrize("field", ["width", "heads", "key_value_heads", "head_size", "context"])
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "4"])
 def test_sizes_are_whole_numbers_from_one(field, wrong):

@@ -176,5 +176,7 @@ def _direction(mechanism: Mechanism, causal: Any) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """Whole floats as ints: protobuf's Struct has only floats."""
+    """Whole floats as ints, in lists too: protobuf's Struct has only floats."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -104,10 +104,15 @@ class Tokenizer(Protocol):
 
 
 class ModelFamily(ABC):
-    """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass."""
+    """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass.
+
+    `learns` says from what it is trained: "text", or pairs of source and target where its config has a
+    `source_context`, both by predicting the next token; "masked" text, "tags" of words, or "images".
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    learns: ClassVar[str] = "text"
 
     @abstractmethod
     def configure(self, values: Mapping[str, Any]) -> Any:
@@ -115,7 +120,7 @@ class ModelFamily(ABC):
 
     @abstractmethod
     def build(self, config: Any) -> Any:
-        """A fresh `LanguageModel` (a `torch.nn.Module`) with random weights."""
+        """A fresh `torch.nn.Module` with random weights; a `LanguageModel` where it learns from text or pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)

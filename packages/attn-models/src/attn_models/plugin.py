@@ -7,13 +7,16 @@ from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
-    """The decoder, decoders of papers, models that read a source, and recurrent language models."""
+    """Decoders, models that read a source, recurrent language models, encoders with a head, and of images."""
     from attn_models.decoder.family import DecoderFamily
     from attn_models.decoder.named import named_decoders
+    from attn_models.encoder.families import encoder_families
     from attn_models.encoder_decoder.families import source_families
     from attn_models.recurrent.families import recurrent_families
+    from attn_models.vision.families import VitFamily
 
-    return [DecoderFamily(), *named_decoders(), *source_families(), *recurrent_families()]
+    decoders = [DecoderFamily(), *named_decoders(), *recurrent_families()]
+    return [*decoders, *source_families(), *encoder_families(), VitFamily()]
 
 
 @hookimpl

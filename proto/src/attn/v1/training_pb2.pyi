@@ -73,7 +73,7 @@ Global___JobState: _TypeAlias = JobState  # noqa: Y015
 
 @_typing.final
 class ModelConfig(_message.Message):
-    """The shape of a decoder to train."""
+    """The shape of a model to train."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -112,13 +112,13 @@ class ModelConfig(_message.Message):
     norm: _builtins.str
     """The normalisation: "layernorm" or "rmsnorm"; empty means the server's default."""
     norm_placement: _builtins.str
-    """Where it stands: "pre" or "post"; empty means "pre"."""
+    """Where it stands: "pre", "post" or "both", as in Gemma 2; empty means "pre"."""
     activation: _builtins.str
-    """The feed-forward activation: "gelu" or "swiglu"; empty means the server's default."""
+    """The feed-forward activation: "gelu", "gelu_tanh", "relu", "swiglu", "geglu" or "geglu_tanh"; empty means "gelu"."""
     feed_forward_size: _builtins.int
     """The size of the feed-forward layer; 0 means the server's default for the activation."""
     positions: _builtins.str
-    """The positions: "learned", "rotary" or "none"; empty means the server's default."""
+    """The positions: "learned", "rotary", "sinusoidal" or "none"; empty means the server's default."""
     dropout: _builtins.float
     """The probability with which activations are dropped in training, in [0, 1)."""
     tie_embeddings: _builtins.bool
@@ -181,7 +181,7 @@ Global___ModelConfig: _TypeAlias = ModelConfig  # noqa: Y015
 
 @_typing.final
 class DataSource(_message.Message):
-    """The text, or the pairs of source and target, to train on."""
+    """What to train on: text, pairs of source and target, tagged sentences or images, as the family of the model learns them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -195,10 +195,14 @@ class DataSource(_message.Message):
     """A data set the server knows by name."""
     path: _builtins.str
     """A text file, or a folder of text files read in sorted order, on the server. Of pairs: a file with source TAB target
-    in each line, or a folder with train.LANGUAGE and val.LANGUAGE, line by line; either may be compressed (.gz).
+    in each line, or a folder with train.LANGUAGE and val.LANGUAGE, line by line; either may be compressed (.gz). Of
+    tagged sentences: a .conllu file, or a folder with *train*.conllu and *dev*.conllu. Of images: a .npz file, or a
+    folder KIND/PICTURE.
     """
     tokenizer: _builtins.str
-    """How text becomes tokens: "character", or the name or folder of a tokenizer on the server; empty means "character"."""
+    """How text becomes tokens: "character", "byte_pairs:N", or the name or folder of a tokenizer on the server; empty means
+    "character", or byte pairs where there are pairs or tags.
+    """
     validation_fraction: _builtins.float
     """The fraction at the end that is kept for validation, in [0, 1); absent means 0.1."""
     languages: _builtins.str

@@ -1,20 +1,26 @@
-"""The text that a specification names."""
+"""The data that a specification names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.sources import known_sources, pull
 
 from attn_train.loop.continuations import continuations
 from attn_train.loop.lessons import Material
-from attn_train.loop.pairs import BYTE_PAIRS, WORD
+from attn_train.loop.masking import MaskedText
+from attn_train.loop.pairs import BYTE_PAIRS, WORD, is_byte_pairs, is_learned
 from attn_train.loop.text import CHARACTER, TextTokens, read_text, tokenise
 from attn_train.pair_data import CAPTIONS, load_pairs, named_pairs
-from attn_train.spec import DataSpec, SourceModelSpec, TrainingSpec
-from attn_train.synthetic import RULES
+from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, SourceModelSpec, TrainingSpec
+from attn_train.synthetic import TASKS
+from attn_train.tag_data import load_tags
+
+TEXT, PAIRS, MASKED, TAGS, IMAGES = "text", "pairs", "masked", "tags", "images"
+"""What is learned from: `ModelFamily.learns`."""
 
 
 def known_texts() -> list[str]:
@@ -24,32 +30,49 @@ def known_texts() -> list[str]:
 
 def require_known_text(name: str) -> None:
     """Raises UnknownName with near names unless there is a data set `name`, or a rule that makes one."""
-    known = sorted([*known_texts(), *RULES])
+    known = sorted([*known_texts(), *TASKS])
     if name not in known:
         raise UnknownName.of("data set", name, known)
 
 
+def subject_of(model: ModelSpec | FamilyModelSpec) -> str:
+    """What the model's family learns from, as `ModelFamily.learns` says it, or "pairs" where it reads a source."""
+    if isinstance(model, SourceModelSpec):
+        return PAIRS
+    return next((family.learns for family in installed().models if family.name == model.family), TEXT)
+
+
 def load_material(spec: TrainingSpec, home: Path, log: Callable[[str], None]) -> Material:
-    """The text, the pairs or the tasks that the model is to learn from; raises as `load_text`."""
+    """What the model is to learn from; raises as `load_text`."""
+    subject = subject_of(spec.model)
+    if subject == IMAGES:
+        from attn_train.image_data import load_images
+
+        return load_images(spec.data)
+    if subject == MASKED:
+        return MaskedText.of(load_text(spec.data, home, log))
+    named = tokenizer_of(spec.data, home)
+    if subject == TAGS:
+        return load_tags(spec.data, spec.model.context, named)
     if isinstance(spec.model, SourceModelSpec):
-        named = default_tokenizer(spec.data)
-        return load_pairs(spec.data, spec.model, named if is_learned(named) else tokenizer_folder(named, home))
-    if spec.data.name in RULES:
+        return load_pairs(spec.data, spec.model, named)
+    if spec.data.name in TASKS:
         pairs = named_pairs(spec.data.name, spec.data.most_pairs)
         return continuations(pairs, validation=spec.data.validation, longest=spec.model.context)
     return load_text(spec.data, home, log)
+
+
+def tokenizer_of(spec: DataSpec, home: Path) -> str:
+    """The tokenizer of pairs or sentences: one that is learned, or a folder."""
+    named = default_tokenizer(spec)
+    return named if is_learned(named) else tokenizer_folder(named, home)
 
 
 def default_tokenizer(spec: DataSpec) -> str:
     """The tokenizer of pairs; words where a rule made them, else byte pairs."""
     if spec.tokenizer != CHARACTER:
         return spec.tokenizer
-    return WORD if spec.name in {*RULES, CAPTIONS} else BYTE_PAIRS
-
-
-def is_learned(tokenizer: str) -> bool:
-    """Whether it is learned from the pairs, and not read from a folder."""
-    return tokenizer == WORD or tokenizer.partition(":")[0] == BYTE_PAIRS
+    return WORD if spec.name in {*TASKS, CAPTIONS} else BYTE_PAIRS
 
 
 def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextTokens:
@@ -59,7 +82,7 @@ def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextTok
     """
     return tokenise(
         read_text(_path(spec, home, log)),
-        tokenizer=tokenizer_folder(spec.tokenizer, home),
+        tokenizer=spec.tokenizer if is_byte_pairs(spec.tokenizer) else tokenizer_folder(spec.tokenizer, home),
         validation=spec.validation,
     )
 

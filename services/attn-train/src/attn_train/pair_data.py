@@ -12,7 +12,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_train.captions import caption_pairs
 from attn_train.loop.pairs import PairTokens, TextPair, tokenise_pairs
 from attn_train.spec import DataSpec, SourceModelSpec
-from attn_train.synthetic import PAIRS, RULES, synthetic_pairs
+from attn_train.synthetic import PAIRS, TASKS, synthetic_pairs
 
 SAMPLE = "tatoeba-en-zh"
 """Sentences of Tatoeba, English and Chinese (CC BY 2.0 FR; the third column says by whom)."""
@@ -25,7 +25,7 @@ MOST = 10_000_000
 
 def known_pairs() -> list[str]:
     """The sets of pairs known by name."""
-    return sorted([*RULES, SAMPLE, CAPTIONS])
+    return sorted([*TASKS, SAMPLE, CAPTIONS])
 
 
 def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairTokens:
@@ -75,7 +75,7 @@ def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
             return _columns(SAMPLE_FILE, most), []
         if spec.name == CAPTIONS:
             return caption_pairs(min(most, IMAGES), RULE_SEED)
-        if spec.name not in RULES:
+        if spec.name not in TASKS:
             raise UnknownName.of("set of pairs", spec.name, known_pairs())
         return named_pairs(spec.name, spec.most_pairs), []
     files = pair_paths(Path(spec.path or ""), spec.languages)

@@ -47,16 +47,16 @@ class ModelSpec:
         """What is trained, in a word."""
         return self.mechanism
 
-    def values(self, vocabulary: int) -> dict[str, Any]:
-        """The values of the family for this shape over `vocabulary` token ids."""
-        values = dataclasses.asdict(self) | {"vocabulary": vocabulary}
+    def values(self, decided: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the family for this shape, with those that the data have decided on, such as `vocabulary`."""
+        values = dataclasses.asdict(self) | dict(decided)
         values |= values.pop("others")
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyModelSpec:
-    """A model of another family than the decoder: its name, and the fields of its config but for the vocabulary."""
+    """A model of another family than the decoder: its name, and the fields of its config that the data leave open."""
 
     family: str
     fields: Mapping[str, Any]
@@ -76,9 +76,9 @@ class FamilyModelSpec:
         """The longest sequence that is written, in tokens."""
         return int(self.fields["context"])
 
-    def values(self, vocabulary: int) -> dict[str, Any]:
-        """The values of the family for `vocabulary` token ids."""
-        return {**self.fields, "vocabulary": vocabulary}
+    def values(self, decided: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of the family, with those that the data have decided on."""
+        return {**self.fields, **decided}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class SourceModelSpec(FamilyModelSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """The text to train on: a data set by `name`, or the text file or folder at `path`; exactly one is given.
+    """What to train on: a data set by `name`, or the file or folder at `path`; exactly one is given.
 
     `validation` is the fraction at the end that is kept for validation, in [0, 1). Of pairs, `languages`
     such as "en-de" names the files of a folder, and `most_pairs` limits how many are read; 0 reads all.

@@ -1,4 +1,4 @@
-"""Pairs that a rule makes: small tasks on which models with a source can be compared."""
+"""Pairs that a rule makes: small tasks on which models can be compared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from collections.abc import Callable, Sequence
 
 WORDS, LONGEST, PAIRS = 40, 20, 20_000
 """Words of the language, and words in the longest source of the sets known by name, and how many pairs these have."""
+HAYSTACK = 60
+"""Words in the longest source of those in which something is to be found."""
+ENTRIES = 8
+"""The most keys that a text defines in the tasks of memory."""
 
 Rule = Callable[[Sequence[int]], Sequence[int]]
+Pair = tuple[list[str], list[str]]
+Maker = Callable[[random.Random, int, int], Pair]
+"""Makes the words of a source of about so many words, the shortest and the longest, and of its target."""
 
 
 def swapped(words: Sequence[int]) -> list[int]:
@@ -27,11 +34,54 @@ REPLACED = {"words", "dictionary"}
 """Rules that also replace each word by another one, so that the target is a language of its own."""
 
 
+def recalled(choose: random.Random, shortest: int, longest: int) -> Pair:
+    """Keys with values, then one of the keys: its value (associative recall, Graves et al. 2014, arXiv 1410.5401).
+
+    "k3 v9 k1 v4 k7 v4 k1" is answered by "v4".
+    """
+    keys, values = _entries(choose, shortest, longest)
+    asked = choose.randrange(len(keys))
+    return [*_listed(keys, values), f"k{keys[asked]}"], [f"v{values[asked]}"]
+
+
+def found(choose: random.Random, shortest: int, longest: int) -> Pair:
+    """Words of which one, anywhere, follows a mark, then a question: that word (a needle in a haystack).
+
+    "s5 s2 needle s7 s2 s2 ?" is answered by "s7".
+    """
+    words = [f"s{choose.randrange(WORDS)}" for _ in range(choose.randint(max(2, shortest), max(2, longest)))]
+    place = choose.randrange(len(words))
+    return [*words[:place], "needle", *words[place:], "?"], [words[place]]
+
+
+def looked_up(choose: random.Random, shortest: int, longest: int) -> Pair:
+    """A dictionary that only this text has, then some of its keys: their values, in the order of the keys.
+
+    "k3 v9 k1 v4 k7 v2 : k7 k3" is answered by "v2 v9".
+    """
+    keys, values = _entries(choose, shortest, longest)
+    asked = [choose.randrange(len(keys)) for _ in range(choose.randint(1, len(keys)))]
+    source = [*_listed(keys, values), ":", *(f"k{keys[place]}" for place in asked)]
+    return source, [f"v{values[place]}" for place in asked]
+
+
+MAKERS: dict[str, Maker] = {"recall": recalled, "needle": found, "glossary": looked_up}
+"""Tasks whose answer stands in the source itself, at a place that must be found."""
+TASKS = (*RULES, *MAKERS)
+
+
 def synthetic_pairs(
-    name: str, count: int, seed: int, *, shortest: int = 1, longest: int = LONGEST
+    name: str, count: int, seed: int, *, shortest: int = 1, longest: int | None = None
 ) -> list[tuple[str, str]]:
-    """`count` pairs of `shortest` to `longest` words, evenly spread; equal arguments give equal pairs."""
+    """`count` pairs of about `shortest` to `longest` words, evenly spread; equal arguments give equal pairs.
+
+    Without `longest` it is 60 words where something is to be found, else 20.
+    """
+    longest = longest or (HAYSTACK if name == "needle" else LONGEST)
     choose = random.Random(f"{name}:{seed}")
+    if name in MAKERS:
+        made = (MAKERS[name](choose, shortest, longest) for _ in range(count))
+        return [(" ".join(source), " ".join(target)) for source, target in made]
     translation = list(range(WORDS))
     if name in REPLACED:
         random.Random(name).shuffle(translation)
@@ -42,3 +92,14 @@ def synthetic_pairs(
         target = [translation[word] for word in RULES[name](source)]
         pairs.append((" ".join(f"s{word}" for word in source), " ".join(f"{written}{word}" for word in target)))
     return pairs
+
+
+def _entries(choose: random.Random, shortest: int, longest: int) -> tuple[list[int], list[int]]:
+    """Keys, none twice, and a value for each, in about as many words."""
+    most = max(1, min(ENTRIES, longest // 2))
+    count = choose.randint(min(most, max(1, shortest // 2)), most)
+    return choose.sample(range(WORDS), count), [choose.randrange(WORDS) for _ in range(count)]
+
+
+def _listed(keys: Sequence[int], values: Sequence[int]) -> list[str]:
+    return [word for key, value in zip(keys, values, strict=True) for word in (f"k{key}", f"v{value}")]

@@ -89,29 +89,27 @@ def _train(assignment: Assignment, layout: Layout, teller: Teller, stop: StopFla
         torch.set_num_threads(assignment.threads)
     teller.working()
     spec = assignment.spec
-    text = load_material(spec, assignment.home, teller.log)
-    model = build_model(spec, text)
+    material = load_material(spec, assignment.home, teller.log)
+    model = build_model(spec, material)
     checkpoints = CheckpointFolder(layout.checkpoints(assignment.job_id))
     checkpoints.sweep()
-    trainer = Trainer(model, text, spec, checkpoints=checkpoints)
+    trainer = Trainer(model, material, spec, checkpoints=checkpoints)
     trainer.resume()
-    teller.log(_description(model, text))
+    teller.log(_description(model, material))
     teller.tell(Began(step=trainer.step, checkpoint=_newest(checkpoints)))
     stopped = trainer.run(teller, stop)
     if stopped is not None:
         teller.flush()
         return Stopped(stop=stopped)
-    from attn_models.loading import save_model
-
-    path = save_model(layout.model(assignment.job_id), model.cpu(), text.tokenizer)
+    path = material.save(layout.model(assignment.job_id), model.cpu())
     teller.flush()
     return Finished(model_path=str(path))
 
 
-def build_model(spec: TrainingSpec, text: Material) -> Any:
+def build_model(spec: TrainingSpec, material: Material) -> Any:
     """The model of `spec` with its first weights, on the GPU if there is one."""
     family = installed().models.get(spec.model.family)
-    config = family.configure(spec.model.values(text.tokenizer.vocabulary))
+    config = family.configure(spec.model.values(material.decided))
     torch.manual_seed(derived(spec.seed, "weights"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return family.build(config).to(device)
@@ -125,6 +123,7 @@ def _newest(checkpoints: CheckpointFolder) -> CheckpointRecord | None:
     return CheckpointRecord(step=newest.step, path=str(newest.path), size=newest.size, time=written)
 
 
-def _description(model: Any, text: Material) -> str:
+def _description(model: Any, material: Material) -> str:
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return f"{parameters} parameters, {model.vocabulary} token ids, {text.sizes}, {torch.get_num_threads()} threads"
+    decided = ", ".join(f"{name} {value}" for name, value in material.decided.items())
+    return f"{parameters} parameters, {decided}, {material.sizes}, {torch.get_num_threads()} threads"

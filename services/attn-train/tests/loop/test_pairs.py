@@ -43,7 +43,7 @@ def material(tmp_path, **data):
 def model_of(spec, pairs):
     torch.manual_seed(1)
     family = installed().models.get(spec.model.family)
-    return family.build(family.configure(spec.model.values(pairs.tokenizer.vocabulary)))
+    return family.build(family.configure(spec.model.values(pairs.decided)))
 
 
 class Book(Silence):

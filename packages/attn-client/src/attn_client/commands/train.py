@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core import parse_options
-from attn_core.errors import InvalidValue
 from google.protobuf import struct_pb2
 
+from attn_client.commands.changes import Changes, changed, data_source
 from attn_client.commands.follow import follow
 from attn_client.commands.options import (
     ADDRESS,
@@ -35,7 +34,9 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     ] = "",
     recipe: Annotated[str, Option(help=f"Start from a recipe, {', '.join(recipe_names())}, or a TOML file.")] = "",
     languages: Annotated[str, Option(help="Of a folder of pairs: from-to, such as en-de.", rich_help_panel=DATA)] = "",
-    attention: Annotated[str, Option(help="Mechanism; see `attn list mechanisms`.", rich_help_panel=MODEL)] = "mha",
+    attention: Annotated[
+        str, Option(help="Mechanism, mha or the recipe's; see `attn list mechanisms`.", rich_help_panel=MODEL)
+    ] = "",
     option: Annotated[
         list[str] | None,
         Option("--option", "-o", metavar="NAME=VALUE", help="Option of the mechanism.", rich_help_panel=MODEL),
@@ -63,7 +64,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     ] = "",
     model_option: Annotated[
         list[str] | None,
-        Option(metavar="NAME=VALUE", help="Another field of the decoder's config.", rich_help_panel=MODEL),
+        Option(metavar="NAME=VALUE", help="Another field of the model's config.", rich_help_panel=MODEL),
     ] = None,
     tokenizer: Annotated[str, Option(help="character, or a tokenizer on the server.", rich_help_panel=DATA)] = "",
     steps: Annotated[int | None, Option(help="Optimiser steps; 2000.", rich_help_panel=OPTIMISER)] = None,
@@ -92,43 +93,57 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
     Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch`. With a
-    recipe, only --data, --languages, --tokenizer, --steps, --precision and --seed change what it says. Other fields of
-    the decoder's config are given by name: `--model-option prediction_depth=1`,
-    `--model-option 'pattern=["linear", "mha"]'`.
+    recipe, only --data, --languages, --tokenizer, --steps, --seed, --precision, --attention with its options and
+    --model-option change what it says. Other fields of the decoder's config are given by name: `--model-option prediction_depth=1
+    --model-option 'pattern=["linear", "mha"]'`.
     """
-    spec = changed(read_recipe(recipe), data, tokenizer, languages, steps, seed, precision) if recipe else None
-    mechanism = common_pb2.MechanismRef(name=attention)
-    mechanism.options.update(parse_options(option))
-    spec = spec or pb.TrainingSpec(
-        model=pb.ModelConfig(
-            width=width,
-            layers=layers,
-            heads=heads,
-            kv_heads=kv_heads,
-            context_length=context,
-            mechanism=mechanism,
-            norm=norm,
-            activation=activation,
-            positions=positions,
-            dropout=dropout,
-            experts=experts,
-            experts_per_token=experts_per_token,
-            routing=routing,
-            balance=balance,
-            family_options=others(lenders, model_option),
-        ),
-        data=data_source(data, tokenizer, languages),
-        optimizer=pb.OptimizerConfig(
-            steps=2000 if steps is None else steps,
-            batch_size=batch,
-            learning_rate=learning_rate,
-            min_learning_rate=min_learning_rate,
-            warmup_steps=warmup,
-            weight_decay=weight_decay,
-        ),
-        checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
+    given = Changes(
+        data=data,
+        tokenizer=tokenizer,
+        languages=languages,
+        steps=steps,
         seed=seed,
         precision=precision,
+        attention=attention,
+        options=option or (),
+        fields=model_option or (),
+    )
+    mechanism = common_pb2.MechanismRef(name=attention or "mha")
+    mechanism.options.update(parse_options(option))
+    spec = (
+        changed(read_recipe(recipe), given)
+        if recipe
+        else pb.TrainingSpec(
+            model=pb.ModelConfig(
+                width=width,
+                layers=layers,
+                heads=heads,
+                kv_heads=kv_heads,
+                context_length=context,
+                mechanism=mechanism,
+                norm=norm,
+                activation=activation,
+                positions=positions,
+                dropout=dropout,
+                experts=experts,
+                experts_per_token=experts_per_token,
+                routing=routing,
+                balance=balance,
+                family_options=others(lenders, model_option),
+            ),
+            data=data_source(data, tokenizer, languages),
+            optimizer=pb.OptimizerConfig(
+                steps=2000 if steps is None else steps,
+                batch_size=batch,
+                learning_rate=learning_rate,
+                min_learning_rate=min_learning_rate,
+                warmup_steps=warmup,
+                weight_decay=weight_decay,
+            ),
+            checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
+            seed=seed,
+            precision=precision,
+        )
     )
     with connect(address, token_file, certificates) as client:
         submitted = client.jobs.submit(spec, job_id=job)
@@ -148,35 +163,3 @@ def others(lenders: str, pairs: list[str] | None) -> struct_pb2.Struct | None:
     fields = struct_pb2.Struct()
     fields.update(values)
     return fields
-
-
-def changed(
-    spec: pb.TrainingSpec, data: str, tokenizer: str, languages: str, steps: int | None, seed: int, precision: str = ""
-) -> pb.TrainingSpec:
-    """The recipe with what was given on the command line."""
-    if data:
-        if spec.data.path and Path(data).expanduser().is_dir():
-            # A recipe for a folder says what lies there; only where it lies differs.
-            tokenizer, languages = tokenizer or spec.data.tokenizer, languages or spec.data.languages
-        given = data_source(data, tokenizer, languages)
-        given.most_pairs = spec.data.most_pairs
-        spec.data.CopyFrom(given)
-    elif tokenizer or languages:
-        spec.data.tokenizer = tokenizer or spec.data.tokenizer
-        spec.data.languages = languages or spec.data.languages
-    if steps is not None:
-        spec.optimizer.steps = steps
-    spec.seed = seed or spec.seed
-    spec.precision = precision or spec.precision
-    return spec
-
-
-def data_source(data: str, tokenizer: str, languages: str = "") -> pb.DataSource:
-    """A path where `data` looks like one or is one here, else a name; raises `InvalidValue` for neither."""
-    if not data:
-        raise InvalidValue.of("--data", data, "a data set or a path, unless --recipe is given")
-    path = Path(data).expanduser()
-    if path.exists() or "/" in data:
-        # The server does not know this shell's folder.
-        return pb.DataSource(path=str(path.absolute()), tokenizer=tokenizer, languages=languages)
-    return pb.DataSource(name=data, tokenizer=tokenizer, languages=languages)

@@ -10,7 +10,7 @@ from attn_models.decoder.initial import initialise
 from attn_models.decoder.norms import build_norm
 from attn_models.encoder.block import PostNormBlock
 from attn_models.encoder.config import EncoderConfig
-from attn_models.encoder.positions import POSITIONS, EveryPosition, RealPosition
+from attn_models.encoder.positions import POSITIONS, Position
 
 
 class Encoder(nn.Module):
@@ -22,24 +22,32 @@ class Encoder(nn.Module):
         self.context = config.context
         self.size = config.width
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions: EveryPosition | RealPosition = POSITIONS[config.positions](config)
+        self.positions: Position = POSITIONS[config.positions](config)
         self.segments = nn.Embedding(config.segments, config.width)
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None, segments: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        keep: Tensor | None = None,
+        segments: Tensor | None = None,
+        depths: Tensor | None = None,
+    ) -> Tensor:
         """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
 
-        `keep` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where None.
-        Raises `InvalidValue` for more tokens than the context.
+        `keep` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where None;
+        `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth". Raises
+        `InvalidValue` for more tokens than the context, and without the depths that are needed.
         """
         length = tokens.shape[1]
         if length > self.context:
             raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
         kinds = torch.zeros_like(tokens) if segments is None else segments
-        hidden: Tensor = self.norm(self.embedding(tokens) + self.positions.rows(tokens, keep) + self.segments(kinds))
+        places = self.positions.rows(tokens, keep, depths)
+        hidden: Tensor = self.norm(self.embedding(tokens) + places + self.segments(kinds))
         for block in self.blocks:
             hidden = block(hidden, keep)
         return hidden

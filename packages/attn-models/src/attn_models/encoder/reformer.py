@@ -31,12 +31,14 @@ class ReformerConfig(EncoderShape):
     axis_widths: tuple[int, int] | None = None
     norm_place: ClassVar[str] = "pre"
     attention_bias: ClassVar[bool] = False
+    noun: ClassVar[str] = "a Reformer"
+    pairs: ClassVar[tuple[str, ...]] = ("axes", "axis_widths")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.axes is None and self.axis_widths is None:
             return
-        for name in ("axes", "axis_widths"):
+        for name in self.pairs:
             pair = getattr(self, name)
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise InvalidValue.of(name, pair, "two whole numbers, or neither axes nor axis_widths")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from attn_models.decoder.checks import require_choice, require_word
+from attn_models.decoder.checks import plain_fields, require_choice, require_word, whole
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
@@ -18,7 +19,8 @@ class EncoderShape(ABC):
     """Blocks of attention both ways and feed-forward.
 
     `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
-    is given. `head_size` defaults to `width / heads`. Raises `InvalidValue` for a field outside its range.
+    is given. `head_size` defaults to `width / heads`. `noun` calls it by name with its article, and `pairs` are fields
+    of two numbers. Raises `InvalidValue` for a field outside its range.
     """
 
     width: int
@@ -33,11 +35,30 @@ class EncoderShape(ABC):
     norm_eps: float = 1e-12
     norm_place: ClassVar[str]
     attention_bias: ClassVar[bool] = True
+    noun: ClassVar[str]
+    pairs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         require_choice(self.mechanism, self.options)
         require_word("feed_forward", self.feed_forward, ACTIVATIONS)
         _ = self.block
+
+    def plain(self) -> dict[str, Any]:
+        """The config as plain values, which `from_plain` turns back."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
+        return values | {"options": dict(self.options), "pattern": choices}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Self:
+        """The config of plain values, such as JSON's, whose whole numbers may be floats.
+
+        Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
+        """
+        plain = plain_fields(cls, values, cls.noun)
+        plain |= {name: tuple(map(whole, plain[name])) for name in cls.pairs if isinstance(plain.get(name), list)}
+        pattern = tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())
+        return cls(**plain | {"pattern": pattern})
 
     @property
     @abstractmethod

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from torch import Tensor
 
 from attn_models.families.door import Layout, Stored, needed, refuse_others
 from attn_models.families.encoder_door import ACTIVATIONS, THEIR_ACTIVATIONS
@@ -59,19 +60,21 @@ class VitLayout(Layout):
     derived = re.compile(r"^pooler\.")
 
     def configure(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
-        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key, and says unknown keys."""
-        if values.get("model_type") != self.model_type:
-            raise UnknownName.of("model_type of a model of images", str(values.get("model_type")), [self.model_type])
+        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key; says unknown keys."""
         try:
             say_unread(values, self.reads, path)
-            return self._configured(values)
+            return self.configured(values)
         except InvalidValue as error:
             raise CheckpointInvalid.of(path, error.message) from error
 
     def describe(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
         """The config.json of a model; raises `Incompatible` for attention that the layout cannot say."""
-        if config.mechanism != "mha" or config.options:
-            raise Incompatible(f"mechanism {config.mechanism!r} cannot be said in a vit config.json")
+        choices = config.pattern or (config.choice(0),)
+        for choice in choices:
+            if choice.mechanism != "mha" or choice.options:
+                raise Incompatible(f"mechanism {choice.mechanism!r} cannot be said in a vit config.json")
+        if config.head_size not in (None, config.width // config.heads):
+            raise Incompatible(f"heads of {config.head_size} elements cannot be said in a vit config.json")
         return {
             "architectures": ["ViTForImageClassification"],
             "model_type": self.model_type,
@@ -92,6 +95,12 @@ class VitLayout(Layout):
         """Names begin with `vit.`, all but the classifier's."""
         return {name.removeprefix(PREFIX): name for name in names}
 
+    def headed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors under the names that they have where a classifier stands on them."""
+        return {
+            name if name.startswith("classifier.") else f"{PREFIX}{name}": tensor for name, tensor in tensors.items()
+        }
+
     def _their_name(self, ours: str) -> str:
         if ours in WHOLE:
             return WHOLE[ours]
@@ -101,7 +110,8 @@ class VitLayout(Layout):
         _, layer, part = module.split(".", 2)
         return f"encoder.layer.{layer}.{BLOCK[part]}.{leaf}"
 
-    def _configured(self, values: Mapping[str, Any]) -> VisionConfig:
+    def configured(self, values: Mapping[str, Any]) -> VisionConfig:
+        """As `configure`, raising `InvalidValue` that names the key alone."""
         refuse_others(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
         return VisionConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},

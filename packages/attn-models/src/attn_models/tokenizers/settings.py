@@ -28,6 +28,7 @@ class TokenizerSettings:
     eos_token: str | None = None
     pad_token: str | None = None
     unk_token: str | None = None
+    mask_token: str | None = None
     chat_template: str | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -38,6 +39,7 @@ class TokenizerSettings:
             "eos_token": self.eos_token,
             "pad_token": self.pad_token,
             "unk_token": self.unk_token,
+            "mask_token": self.mask_token,
             "chat_template": self.chat_template,
         }
         given = {key: value for key, value in named.items() if value is not None}
@@ -55,7 +57,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     ends = _config(listed_member(folder, GENERATION_NAME, records)).get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
     return TokenizerSettings(
-        **{f"{word}_token": _spelling(config.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk")},
+        **{f"{word}_token": _spelling(config.get(f"{word}_token")) for word in ("bos", "eos", "pad", "unk", "mask")},
         chat_template=_template(listed_member(folder, TEMPLATE_NAME, records), config),
         eos_ids=tuple(end for end in ends if type(end) is int and end >= 0),
     )

@@ -79,6 +79,11 @@ class Tokenizer:
         return self._id_of(self.settings.pad_token)
 
     @property
+    def mask_id(self) -> int | None:
+        """The id that stands for a token to be guessed, None when the model has none."""
+        return self._id_of(self.settings.mask_token)
+
+    @property
     def end_ids(self) -> frozenset[int]:
         """The ids that end a generation; empty for models that never end by themselves."""
         end = self._id_of(self.settings.eos_token)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from attn_models.decoder.weightless import weightless
 from attn_models.families.built import refuse_giants
+from attn_models.families.own_vit import layout_for, vit_layout_of
 from attn_models.families.tensors import read_parameters, stored_tensors
-from attn_models.families.vit import VitLayout, labels_of
+from attn_models.families.vit import labels_of
 from attn_models.vision.vit import VisionTransformer
 from attn_models.weights import Verify, read_folder, write_folder
 
@@ -36,15 +37,10 @@ class ImageClassifier:
         return [dict(zip(self.labels, row, strict=True)) for row in rows]
 
     def save(self, folder: Path) -> Path:
-        """Write the folder, which transformers reads too; raises `Incompatible` for attention that it cannot say."""
-        layout = VitLayout()
-        config = layout.describe(self.model.config, self.labels)
-        names = {
-            name if name.startswith("classifier.") else f"vit.{name}": tensor
-            for name, tensor in stored_tensors(self.model.state_dict(), layout).items()
-        }
-        write_folder(folder, config, names)
-        return folder
+        """Write the folder, which transformers reads too where it has words for the attention; returns it."""
+        layout = layout_for(self.model.config)
+        described = layout.describe(self.model.config, self.labels) | {"dtype": "float32"}
+        return write_folder(folder, described, layout.headed(stored_tensors(self.model.state_dict(), layout)))
 
 
 def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> ImageClassifier:
@@ -55,7 +51,7 @@ def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify:
     """
     checkpoint = read_folder(folder, verify=verify)
     path = checkpoint.path / "config.json"
-    layout = VitLayout()
+    layout = vit_layout_of(checkpoint.config.get("model_type"))
     config = layout.configure(checkpoint.config, path)
     refuse_giants(checkpoint, config)
     with weightless():

@@ -24,6 +24,7 @@ class VisionConfig(EncoderShape):
     classes: int
     channels: int = 3
     norm_place: ClassVar[str] = "pre"
+    noun: ClassVar[str] = "a vision Transformer"
 
     def __post_init__(self) -> None:
         for name in ("image", "patch", "classes", "channels"):

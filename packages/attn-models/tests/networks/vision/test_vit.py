@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.decoder.config import AttentionChoice
 from attn_models.decoder.weightless import weightless
 from attn_models.families.vit import VitLayout
 from attn_models.vision.classifier import ImageClassifier, load_image_classifier
@@ -152,9 +153,15 @@ def test_everything_that_transformers_writes_is_understood(tmp_path, caplog):
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
-def test_what_the_folder_cannot_say_is_not_written(tmp_path):
-    with pytest.raises(Incompatible, match="sparsemax"):
-        ImageClassifier(drawn(mechanism="sparsemax"), LABELS).save(tmp_path / "vit")
+@pytest.mark.parametrize("changes", [{"mechanism": "sparsemax"}, {"pattern": ("mha", "linear")}, {"head_size": 8}])
+def test_what_transformers_has_no_words_for_comes_back_in_our_layout(tmp_path, changes):
+    changes = {k: tuple(AttentionChoice(mechanism=m) for m in v) if k == "pattern" else v for k, v in changes.items()}
+    model, images = drawn(**changes), torch.randn(2, 2, 8, 8)
+    with pytest.raises(Incompatible):
+        VitLayout().describe(model.config, LABELS)
+    loaded = load_image_classifier(ImageClassifier(model, LABELS).save(tmp_path / "vit"))
+    assert torch.equal(loaded.model(images), model(images))
+    assert loaded.labels == tuple(LABELS)
 
 
 @pytest.mark.oracle

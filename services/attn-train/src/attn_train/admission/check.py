@@ -8,14 +8,19 @@ from pathlib import Path
 
 from attn_core.errors import AlreadyExists, InvalidValue
 
+from attn_train.admission.images import check_images
 from attn_train.admission.model import check_model
 from attn_train.admission.numbers import check_numbers
 from attn_train.admission.sourced import check_pairs
-from attn_train.admission.text import check_text
+from attn_train.admission.tags import check_tags
+from attn_train.admission.text import check_masked, check_text
+from attn_train.data import IMAGES, MASKED, PAIRS, TAGS, TEXT, subject_of
 from attn_train.layout import Layout
 from attn_train.settings import TrainSettings
-from attn_train.spec import SourceModelSpec, TrainingSpec
+from attn_train.spec import TrainingSpec
 
+CHECKS = {PAIRS: check_pairs, TEXT: check_text, MASKED: check_masked, TAGS: check_tags, IMAGES: check_images}
+"""Of data, by what is learned from."""
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -25,10 +30,7 @@ def check_spec(spec: TrainingSpec, *, home: Path, settings: TrainSettings, local
     Takes milliseconds to seconds, and starts nothing.
     """
     check_numbers(spec)
-    if isinstance(spec.model, SourceModelSpec):
-        check_pairs(spec.data, home=home, settings=settings, local=local)
-    else:
-        check_text(spec.data, home=home, settings=settings, local=local)
+    CHECKS[subject_of(spec.model)](spec.data, home=home, settings=settings, local=local)
     check_model(spec, home)
 
 

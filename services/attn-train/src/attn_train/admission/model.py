@@ -49,7 +49,7 @@ def check_model(spec: TrainingSpec, home: Path) -> None:
     InvalidValue for sizes that do not fit; OutOfCapacity where memory or disk is too small.
     """
     if isinstance(spec.model, FamilyModelSpec):
-        parameters = count_family_parameters(spec.model)
+        parameters = count_family_parameters(spec.model, spec.data)
     else:
         mechanism = installed().mechanisms.get(spec.model.mechanism)
         if not mechanism.can(Capability.CAUSAL):
@@ -63,7 +63,7 @@ def count_parameters(model: ModelSpec) -> int:
     """Parameters of the decoder, built without memory. Raises InvalidValue with the field as on the wire."""
     family = installed().models.get("decoder")
     try:
-        config = family.configure(model.values(SAMPLE_VOCABULARY))
+        config = family.configure(model.values({"vocabulary": SAMPLE_VOCABULARY}))
         with shapes_only():
             built = family.build(config)
     except UnknownName:

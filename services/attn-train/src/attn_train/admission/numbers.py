@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue
 
 from attn_train.loop.precision import PRECISIONS
 from attn_train.spec import ModelSpec, SourceModelSpec, TrainingSpec
-from attn_train.synthetic import RULES
+from attn_train.synthetic import TASKS
 
 SizeCheck = tuple[str, Callable[[ModelSpec], float], Callable[[float], bool], str]
 Check = tuple[str, Callable[[TrainingSpec], float], Callable[[float], bool], str]
@@ -70,7 +70,7 @@ def check_numbers(spec: TrainingSpec) -> None:
         for field, given in {
             "optimizer.label_smoothing": spec.optimizer.label_smoothing,
             "checkpoint.bleu_sentences": spec.checkpoint.bleu_sentences,
-            "data.most_pairs": 0 if spec.data.name in RULES else spec.data.most_pairs,
+            "data.most_pairs": 0 if spec.data.name in TASKS else spec.data.most_pairs,
         }.items():
             _check(field, given, lambda value: value == 0, "0, as the model has no source")
     optimizer = spec.optimizer

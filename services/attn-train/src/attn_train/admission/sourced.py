@@ -6,8 +6,9 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 
-from attn_train.admission.text import check_path, roots_of
-from attn_train.data import default_tokenizer, is_learned, tokenizer_folder
+from attn_train.admission.text import check_learned, check_path, roots_of
+from attn_train.data import default_tokenizer, tokenizer_folder
+from attn_train.loop.pairs import is_learned
 from attn_train.pair_data import known_pairs, pair_paths
 from attn_train.settings import TrainSettings
 from attn_train.spec import DataSpec
@@ -25,11 +26,14 @@ def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: b
         check_path(Path(data.path or ""), roots=roots)
         for file in pair_paths(Path(data.path or ""), data.languages):
             check_path(file, roots=roots)
+    check_tokenizer(data, home)
+
+
+def check_tokenizer(data: DataSpec, home: Path) -> None:
+    """Raises InvalidValue for a tokenizer of pairs or sentences that is neither learned nor there."""
     tokenizer = default_tokenizer(data)
     if is_learned(tokenizer):
-        size = tokenizer.partition(":")[2]
-        if size and not (size.isascii() and size.isdecimal() and len(size) <= 7):
-            raise InvalidValue.of("spec.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
+        check_learned(tokenizer)
     elif not (Path(tokenizer_folder(tokenizer, home)) / "tokenizer.json").is_file():
         allowed = "'word', 'byte_pairs', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
         raise InvalidValue.of("spec.data.tokenizer", tokenizer, allowed)

@@ -9,11 +9,11 @@ from attn_core.errors import InvalidValue
 
 from attn_train.data import require_known_text, tokenizer_folder
 from attn_train.layout import Layout
-from attn_train.loop.pairs import WORD
+from attn_train.loop.pairs import WORD, is_byte_pairs
 from attn_train.loop.text import CHARACTER
 from attn_train.settings import TrainSettings
 from attn_train.spec import DataSpec
-from attn_train.synthetic import RULES
+from attn_train.synthetic import TASKS
 
 MOST_BYTES = 4 << 30
 """A text is held in memory."""
@@ -26,19 +26,35 @@ def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
     """
     if data.name is not None:
         require_known_text(data.name)
-        if data.name in RULES:
+        if data.name in TASKS:
             if data.tokenizer not in {CHARACTER, WORD}:
                 raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
             return
     else:
         check_path(Path(data.path or ""), roots=roots_of(home, settings, local=local))
-    if data.tokenizer != CHARACTER:
+    if is_byte_pairs(data.tokenizer):
+        check_learned(data.tokenizer)
+    elif data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
         roots = roots_of(home, settings, local=local)
-        _require_inside(folder, "spec.data.tokenizer", None if roots is None else (*roots, home / "models"))
+        require_inside(folder, "spec.data.tokenizer", None if roots is None else (*roots, home / "models"))
         if not (folder / "tokenizer.json").is_file():
-            allowed = "'character', a model on this server, or a folder with a tokenizer.json"
+            allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
             raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, allowed)
+
+
+def check_masked(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
+    """As `check_text`; what a rule makes is no text in which words follow from their neighbours."""
+    if data.name in TASKS:
+        raise InvalidValue.of("spec.data.name", data.name, "a text, not what a rule makes")
+    check_text(data, home=home, settings=settings, local=local)
+
+
+def check_learned(tokenizer: str) -> None:
+    """Raises InvalidValue for a size of a learned tokenizer that is none."""
+    size = tokenizer.partition(":")[2]
+    if size and not (size.isascii() and size.isdecimal() and len(size) <= 7):
+        raise InvalidValue.of("spec.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
 
 
 def roots_of(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
@@ -54,7 +70,7 @@ def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")
     # Whether a file outside exists is nobody's business, so this comes first.
-    _require_inside(path, field, roots)
+    require_inside(path, field, roots)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
         raise InvalidValue.of(field, str(path), "a text file, or a folder of text files, that the server can read")
@@ -63,7 +79,8 @@ def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
         raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MOST_BYTES} bytes")
 
 
-def _require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> None:
+def require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> None:
+    """Raises InvalidValue for a path that is below none of the roots; None allows all."""
     if roots is None:
         return
     if not any(path.resolve().is_relative_to(root.resolve()) for root in roots):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.loop.evaluation import next_token_loss
-from attn_train.loop.lessons import Done
+from attn_train.loop.lessons import Done, TokenMaterial
 from attn_train.loop.padded import PADDED, validation_mean
 from attn_train.loop.pairs import TextPair
 from attn_train.loop.seeds import derived
@@ -37,7 +37,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, eq=False)
-class Continuations:
+class Continuations(TokenMaterial):
     """Texts to train on and texts kept for validation."""
 
     training: Sequence[Continuation]

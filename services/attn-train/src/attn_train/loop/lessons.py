@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -50,11 +51,11 @@ class Lessons(Protocol):
 
 
 class Material(Protocol):
-    """Data that has been read and cut into tokens."""
+    """Data that has been read, and perhaps cut into tokens."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """What cut it."""
+    def decided(self) -> Mapping[str, Any]:
+        """The fields of a model's config that the data decide on."""
         ...
 
     @property
@@ -65,6 +66,27 @@ class Material(Protocol):
     def lessons(self, spec: TrainingSpec) -> Lessons:
         """Fresh batches for a run."""
         ...
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """Write the model with what is needed to use it; returns the folder."""
+        ...
+
+
+class TokenMaterial:
+    """What data of tokens decide on and keep: the `tokenizer` that cut them."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def decided(self) -> Mapping[str, Any]:
+        """The vocabulary."""
+        return {"vocabulary": self.tokenizer.vocabulary}
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """A folder of a `LanguageModel` with its tokenizer."""
+        from attn_models.loading import save_model
+
+        return save_model(folder, model, self.tokenizer)
 
 
 class TextLessons:

@@ -10,7 +10,7 @@ from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
 from attn_models.tokenizers.sides import begun, end_id, source_ids
 
-from attn_train.loop.lessons import Lessons
+from attn_train.loop.lessons import Lessons, TokenMaterial
 from attn_train.spec import TrainingSpec
 
 TextPair = tuple[str, str]
@@ -24,7 +24,7 @@ VOCABULARY = 8000
 
 
 @dataclass(frozen=True, eq=False)
-class PairTokens:
+class PairTokens(TokenMaterial):
     """Pairs to train on, pairs kept for validation with their texts, and the tokenizer of both sides."""
 
     training: Sequence[TokenPair]
@@ -61,6 +61,16 @@ def tokenise_pairs(
     return PairTokens(
         training=kept, validation=[pair for pair, _ in held], texts=[texts for _, texts in held], tokenizer=made
     )
+
+
+def is_byte_pairs(tokenizer: str) -> bool:
+    """Whether it is byte pairs that are learned."""
+    return tokenizer.partition(":")[0] == BYTE_PAIRS
+
+
+def is_learned(tokenizer: str) -> bool:
+    """Whether it is learned from the data, and not read from a folder."""
+    return tokenizer == WORD or is_byte_pairs(tokenizer)
 
 
 def learned_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:

@@ -10,7 +10,8 @@ from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from torch import Tensor
 
-from attn_train.loop.lessons import TextLessons
+from attn_train.loop.lessons import TextLessons, TokenMaterial
+from attn_train.loop.pairs import learned_tokenizer
 from attn_train.spec import TrainingSpec
 
 CHARACTER = "character"
@@ -18,7 +19,7 @@ LINES_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class TextTokens:
+class TextTokens(TokenMaterial):
     """A text as int32 token ids, [tokens] each part, and the tokenizer that made them."""
 
     training: Tensor
@@ -38,8 +39,9 @@ class TextTokens:
 def tokenise(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextTokens:
     """The tokens of `text`, the fraction `validation` at its end apart.
 
-    `tokenizer` is "character" (the characters of this text are the vocabulary) or a folder with a tokenizer.json.
-    Raises InvalidValue for an empty text, CheckpointInvalid for a folder without a tokenizer.
+    `tokenizer` is "character" (the characters of this text are the vocabulary), "byte_pairs:N", learned from the part
+    that is trained on, or a folder with a tokenizer.json. Raises InvalidValue for an empty text, CheckpointInvalid for
+    a folder without a tokenizer.
     """
     if not text:
         raise InvalidValue.of("data", "an empty text", "at least one character")
@@ -47,7 +49,8 @@ def tokenise(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) 
         made = character_tokenizer(text)
         ids = _character_ids(text)
     else:
-        made = Tokenizer.from_folder(tokenizer)
+        trained = text[: len(text) - int(len(text) * validation)]
+        made = learned_tokenizer(tokenizer, trained.splitlines(keepends=True))
         ids = _encoded(text, made)
     kept = len(ids) - int(len(ids) * validation)
     return TextTokens(training=ids[:kept], validation=ids[kept:], tokenizer=made)

@@ -13,9 +13,9 @@ from google.protobuf import json_format
 from attn_train.spec import CheckpointSpec, DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, TrainingSpec
 
 NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
-ACTIVATIONS = {"gelu": "gelu", "swiglu": "swiglu"}
-PLACES = {"pre": "pre", "post": "post"}
-POSITIONS = {"learned": "learned", "rotary": "rotary", "none": "none"}
+ACTIVATIONS = {word: word for word in ("gelu", "swiglu", "gelu_tanh", "relu", "geglu", "geglu_tanh")}
+PLACES = {word: word for word in ("pre", "post", "both")}
+POSITIONS = {word: word for word in ("learned", "rotary", "none", "sinusoidal")}
 
 NAMED = {item.name for item in dataclasses.fields(ModelSpec)} | {"vocabulary"}
 """Fields of a decoder that cannot stand among the others."""

@@ -1,0 +1,104 @@
+"""What a recipe comes to, by the mechanism in its blocks or by other fields of its model.
+
+    python benchmarks/recipes.py vit-digits --seeds 3 --mechanism mha --mechanism linear
+    python benchmarks/recipes.py tagging --data FOLDER --seeds 3 --field positions=every --field positions=depth
+
+Each run is that of `attn train --recipe NAME`, without a server. Of the last step's validation loss and of what is
+measured once at the end it reports the median, the lowest and the highest of the seeds; all numbers go to
+benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_client.commands.changes import Changes, changed
+from attn_client.recipe import read_recipe
+from attn_core.home import home_folder
+from attn_train.data import load_material
+from attn_train.loop.report import Silence
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.trainer import Trainer
+from attn_train.service.spec_messages import spec_of
+from attn_train.spec import TrainingSpec
+from attn_train.worker import build_model
+
+RESULTS = Path(__file__).parent / "results"
+FINAL = ("validation_loss", "images_right", "guesses_right", "tags_right", "answers_right", "bleu")
+
+
+class Last(Silence):
+    """Keeps the newest value of each metric."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Of any step."""
+        self.values |= values | {"step": step}
+
+
+def arguments() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("recipe")
+    p.add_argument("--data", default="", help="where the data of the recipe are")
+    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--steps", type=int)
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--mechanism", action="append", default=[], help="may be repeated")
+    p.add_argument("--field", action="append", default=[], metavar="NAME=VALUE", help="of the model; may be repeated")
+    p.add_argument("--out", type=Path)
+    return p.parse_args()
+
+
+def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingSpec:
+    given = Changes(data=args.data, steps=args.steps, **changes)
+    return dataclasses.replace(spec_of(changed(read_recipe(args.recipe), given)), seed=seed)
+
+
+def run(spec: TrainingSpec) -> dict[str, float]:
+    """Train to the end; the final values and how long it took."""
+    material = load_material(spec, home_folder(), print)
+    last, began = Last(), time.perf_counter()
+    trainer = Trainer(build_model(spec, material), material, spec)
+    trainer.run(last, StopFlag())
+    found = {name: last.values[name] for name in FINAL if name in last.values}
+    return found | {"steps": last.values["step"], "training_s": trainer.elapsed, "s": time.perf_counter() - began}
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median, lowest and highest."""
+    middle, low, high = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(args.threads)
+    chosen: list[tuple[str, dict[str, Any]]] = [(name, {"attention": name}) for name in args.mechanism]
+    chosen += [(field, {"fields": [field]}) for field in args.field]
+    results: dict[str, list[dict[str, float]]] = {}
+    for label, changes in chosen or [("as it is", {})]:
+        runs = [run(specification(args, seed, **changes)) for seed in range(args.seeds)]
+        results[label] = runs
+        final = ", ".join(
+            f"{name} {spread([one[name] for one in runs], 3)}" for name in (*FINAL, "training_s") if name in runs[0]
+        )
+        print(f"{args.recipe}, {label}: {final}", flush=True)
+    out = args.out or RESULTS / f"recipes-{args.recipe}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    said = {"benchmark": "recipes", "recipe": args.recipe, "threads": args.threads, "torch": torch.__version__}
+    out.write_text(json.dumps(said | {"runs": results}, indent=2) + "\n")
+    print(out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Every recipe that comes along builds the model of its name, learns, and leaves a folder; no family is without one."""
+
+from __future__ import annotations
+
+import gzip
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from attn_client.recipe import read_recipe, recipe_names
+from attn_core import installed
+from attn_models.families.doors import DOORS
+from attn_models.families.own import OwnDoor
+from attn_train.admission.check import check_spec
+from attn_train.data import load_material
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.trainer import Trainer
+from attn_train.service.spec_messages import spec_message, spec_of
+from attn_train.settings import TrainSettings
+from attn_train.worker import build_model
+
+SENTENCE = "1\tdogs\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
+DOOR_OF = {"deepseek": "deepseek_v3", "gemma3": "gemma3_text", "qwen3-next": "qwen3_next"}
+WITHOUT = {OwnDoor.model_type, "deepseek_v2"}
+"""Layouts that no recipe is named after: every decoder's, and that of the model before DeepSeek-V3."""
+
+
+@pytest.fixture
+def files(tmp_path, words):
+    """What a user has: a text, pairs of two languages, a treebank and images."""
+    (tmp_path / "words.txt").write_text(words)
+    for part, language in product(("train", "val"), ("en", "de")):
+        (tmp_path / f"{part}.{language}").write_text("a dog runs\n" * 3)
+    for part in ("train", "dev"):
+        (tmp_path / f"x-{part}.conllu.gz").write_bytes(gzip.compress((SENTENCE * 4).encode()))
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 28 * 28), dtype=np.uint8)
+    np.savez(tmp_path / "mnist.npz", x=pixels, y=np.arange(20, dtype=np.uint8) % 10)
+    return tmp_path
+
+
+def small(name, files):
+    """The recipe's model, on little data and for two steps."""
+    message = read_recipe(name)
+    if message.data.path:
+        message.data.path = str(files / "mnist.npz" if message.data.path.endswith(".npz") else files)
+    elif message.data.name == "shakespeare":
+        message.data.path = str(files / "words.txt")
+    else:
+        message.data.most_pairs = 0 if message.data.name == "digits" else 40
+    message.optimizer.steps, message.optimizer.batch_size, message.optimizer.warmup_steps = 2, 2, 1
+    message.checkpoint.evaluation_batches, message.checkpoint.bleu_sentences = 1, 0
+    return spec_of(message)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, record):
+    spec = small(name, files)
+    check_spec(spec, home=files / "home", settings=TrainSettings(), local=True)
+    assert spec_of(spec_message(spec)) == spec
+    material = load_material(spec, files / "home", lambda _: None)
+    model = build_model(spec, material)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    report = record()
+    assert Trainer(model, material, spec).run(report, StopFlag()) is None
+    assert report.losses[2] > 0
+    assert any(not torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert (material.save(files / "model", model) / "config.json").is_file()
+
+
+def test_every_family_of_models_has_a_recipe():
+    families = {read_recipe(name).model.family or "decoder" for name in recipe_names()}
+    assert families == {family.name for family in installed().models}
+
+
+@pytest.mark.parametrize("layout", sorted(DOORS.keys() - WITHOUT))
+def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(layout):
+    names = {DOOR_OF.get(name, name): name for name in recipe_names()}
+    spec = spec_of(read_recipe(names[layout]))
+    config = installed().models.get("decoder").configure(spec.model.values({"vocabulary": 100}))
+    assert DOORS[layout].describe(config)["model_type"] == layout

@@ -1,0 +1,96 @@
+"""Masked tokens: how many, how, and that guessing them is learned and measured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.encoder.headed import load_masked
+from attn_models.encoder.sentences import load_sentence_encoder
+from attn_train.loop.masking import MaskedText, Masking, guessed, guesses
+from attn_train.loop.stop import StopFlag
+from attn_train.loop.text import tokenise
+from attn_train.loop.trainer import Trainer
+from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.worker import build_model
+
+FIELDS = {"width": 64, "layers": 1, "heads": 2, "hidden": 64, "context": 12}
+
+
+@pytest.fixture
+def material(words):
+    return MaskedText.of(tokenise(words))
+
+
+def masked_spec(steps, **fields):
+    return TrainingSpec(
+        model=FamilyModelSpec(family="masked_lm", fields=FIELDS | fields),
+        data=DataSpec(path="/nowhere"),
+        optimizer=OptimizerSpec(steps=steps, batch=32, learning_rate=5e-3, min_learning_rate=5e-4, warmup=1),
+    )
+
+
+def test_fifteen_percent_are_chosen_and_eight_ninths_of_the_changed_are_hidden():
+    tokens = torch.arange(50_000) % 997
+    tokenizer = MaskedText.of(tokenise("abc")).tokenizer
+    masking = Masking(tokens, tokenizer, context=100, batch=400, seed=1)
+    masking._vocabulary = 10**9  # so that no token is replaced by itself
+    shown, places, truth = masking.draw()
+    assert places.shape == truth.shape == (400, 15)
+    assert all(len(set(row)) == 15 for row in places.tolist())
+    original = shown.scatter(1, places, truth)
+    assert ((original[:, 1:] - original[:, :-1]) % 997 == 1).all()
+    given = shown.gather(1, places)
+    hidden, kept = (given == tokenizer.mask_id), (given == truth)
+    assert hidden.float().mean().item() == pytest.approx(0.8, abs=0.02)
+    assert kept.float().mean().item() == pytest.approx(0.1, abs=0.02)
+
+
+def test_equal_seeds_mask_alike(material):
+    one, two, other = (
+        Masking(material.text.training, material.tokenizer, context=20, batch=4, seed=seed).draw() for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert not torch.equal(one[0], other[0])
+
+
+def test_guesses_are_the_whole_models_logits_at_the_places(material):
+    model = build_model(masked_spec(1), material)
+    batch = material.lessons(masked_spec(1)).draw()
+    logits = model(batch[0])
+    expected = torch.stack([row[places] for row, places in zip(logits, batch[1], strict=True)])
+    torch.testing.assert_close(guesses(model, batch), expected)
+
+
+def test_words_are_guessed_from_both_sides_and_the_folder_guesses_alike(material, record, tmp_path):
+    spec = masked_spec(160)
+    model = build_model(spec, material)
+    Trainer(model, material, spec).run(record(), StopFlag())
+    found = material.lessons(spec).final_values(model, lambda: None)
+    # The likeliest character alone is right about one time in six.
+    assert found["guesses_right"] > 0.5
+    again, tokenizer = load_masked(material.save(tmp_path / "m", model))
+    masking = Masking(material.text.validation, tokenizer, context=12, batch=8, seed=3)
+    same = Masking(material.text.validation, tokenizer, context=12, batch=8, seed=3)
+    assert guessed(again, masking, 3) == guessed(model, same, 3)
+    assert load_sentence_encoder(tmp_path / "m").embed(["key value"]).shape == (1, 64)
+
+
+def test_a_context_without_neighbours_is_refused(material):
+    with pytest.raises(InvalidValue, match="at least 2 tokens"):
+        Masking(material.text.training, material.tokenizer, context=1, batch=4, seed=1)
+
+
+def test_without_text_for_validation_nothing_is_measured(words):
+    material = MaskedText.of(tokenise(words, validation=0.0))
+    lessons = material.lessons(masked_spec(1))
+    model = build_model(masked_spec(1), material)
+    assert lessons.validation_loss(model, 2, lambda: None) is None
+    assert lessons.final_values(model, lambda: None) == {}
+
+
+def test_byte_pairs_are_learned_from_what_is_trained_on(words):
+    tokens = tokenise(words[:2000] + "ZZZZ" * 500, tokenizer="byte_pairs:300", validation=0.5)
+    assert tokens.tokenizer.vocabulary <= 300
+    assert tokens.tokenizer.decode(tokens.training.tolist()).startswith(words[:100])
+    assert "ZZ" not in tokens.tokenizer.backend.get_vocab()
