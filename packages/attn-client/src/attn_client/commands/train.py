@@ -94,8 +94,8 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
 
     Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch`. With a
     recipe, only --data, --languages, --tokenizer, --steps, --seed, --precision, --attention with its options and
-    --model-option change what it says. Other fields of the decoder's config are given by name: `--model-option prediction_depth=1
-    --model-option 'pattern=["linear", "mha"]'`.
+    --model-option change what it says. Other fields of the decoder's config are given by name:
+    `--model-option prediction_depth=1 --model-option 'pattern=["linear", "mha"]'`.
     """
     given = Changes(
         data=data,
