@@ -81,7 +81,7 @@ def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextTok
     Raises InvalidValue or UnknownName for what cannot be read, Unavailable if it cannot be fetched.
     """
     return tokenise(
-        read_text(_path(spec, home, log)),
+        read_text(text_path(spec, home, log)),
         tokenizer=spec.tokenizer if is_byte_pairs(spec.tokenizer) else tokenizer_folder(spec.tokenizer, home),
         validation=spec.validation,
     )
@@ -95,7 +95,8 @@ def tokenizer_folder(tokenizer: str, home: Path) -> str:
     return str(named if "/" not in tokenizer and named.is_dir() else Path(tokenizer))
 
 
-def _path(spec: DataSpec, home: Path, log: Callable[[str], None]) -> Path:
+def text_path(spec: DataSpec, home: Path, log: Callable[[str], None]) -> Path:
+    """Where the text is, fetched into `home` where it is known by name; raises as `load_text`."""
     if spec.path is not None:
         return Path(spec.path)
     if spec.name is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attn_core.hooks import hookimpl
+from attn_core.hooks import Command, hookimpl
 
 if TYPE_CHECKING:
     from attn_gateway import Cluster
@@ -17,3 +17,15 @@ def attn_services(cluster: Cluster) -> list[GrpcService]:
     from attn_train.service.grpc_service import TrainingGrpc
 
     return [TrainingGrpc(cluster)]
+
+
+@hookimpl
+def attn_commands() -> list[Command]:
+    """`attn evaluate`."""
+    return [
+        Command(
+            name="evaluate",
+            summary="Measure a model that names images, tags words or guesses masked tokens.",
+            target="attn_train.evaluate_command:evaluate_command",
+        )
+    ]

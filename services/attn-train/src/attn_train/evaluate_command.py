@@ -1,0 +1,28 @@
+"""`attn evaluate`. Torch is imported only where a model runs."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def evaluate_command(
+    model: Annotated[str, typer.Argument(help="A trained model of this machine by name, or its folder.")],
+    data: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,  # noqa: FBT002
+) -> None:
+    """Measure a model that names images, tags words or guesses masked tokens on data of yours, here.
+
+    Examples: `attn evaluate vit-1a2b3c4d --data digits`, `attn evaluate folder --data test.conllu`.
+    """
+    from attn_core.home import home_folder
+
+    from attn_train.evaluation import evaluate
+
+    home = home_folder()
+    named = home / "models" / model
+    found = evaluate(named if "/" not in model and named.is_dir() else Path(model).expanduser(), data, home)
+    typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))

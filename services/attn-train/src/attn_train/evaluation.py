@@ -1,0 +1,90 @@
+"""How well a trained folder does on data: images named, words tagged, masked tokens guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from attn_core.errors import Incompatible, InvalidValue
+from attn_models.encoder.headed import load_masked, load_tagger
+from attn_models.families.own_vit import VIT_LAYOUTS
+from attn_models.vision.classifier import load_image_classifier
+from attn_models.weights import read_folder
+from attn_models.weights.config_file import read_config
+
+from attn_train.data import text_path
+from attn_train.image_data import known_images, load_images
+from attn_train.loop.images import ImageSet, named
+from attn_train.loop.lessons import VALIDATION_SEED
+from attn_train.loop.masking import ANSWERED, Masking, guessed
+from attn_train.loop.padded import validation_mean
+from attn_train.loop.tags import EVERYTHING, collated, rightness
+from attn_train.loop.text import read_text
+from attn_train.spec import DataSpec
+from attn_train.tag_data import tagged
+from attn_train.treebank import sentences_of
+
+BATCH = 32
+
+
+def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
+    """What is measured of the model in `folder` on `data`, by name, as when training is over.
+
+    Images are all of a file, or of a set known by name; sentences all of a .conllu file; of a text the model guesses
+    masked windows. Raises `CheckpointInvalid` for a folder that is damaged, `Incompatible` for another kind of model,
+    and `InvalidValue` for data that cannot be read or do not fit it.
+    """
+    return _measure(folder)(folder, data, home)
+
+
+def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
+    if read_config(folder / "config.json").get("model_type") in VIT_LAYOUTS:
+        return _images
+    names = read_folder(folder, verify="sizes").tensors.entries
+    if "cls.predictions.bias" in names:
+        return _masked
+    if "classifier.weight" in names:
+        return _tags
+    raise Incompatible(f"{folder}: a model that neither names images, tags words nor guesses masked tokens")
+
+
+def _images(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
+    classifier = load_image_classifier(folder)
+    spec = DataSpec(name=data) if data in known_images() else DataSpec(path=data, validation=0.0)
+    images = load_images(spec)
+    if unknown := sorted(set(images.names) - set(classifier.labels)):
+        allowed = f"those that the model tells apart: {', '.join(classifier.labels)}"
+        raise InvalidValue.of("data", f"images of {', '.join(unknown)}", allowed)
+    found = images.validation if len(images.validation.labels) else images.training
+    places = torch.tensor([classifier.labels.index(name) for name in images.names])
+    right = named(classifier.model, ImageSet(found.images, places[found.labels]))
+    return {"images": float(len(found.labels)), "loss": right["loss"], "images_right": right["right"]}
+
+
+def _tags(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
+    tagger, names, tokenizer = load_tagger(folder)
+    kept = tagged(sentences_of([Path(data)]), tokenizer, names, tagger.encoder.context)
+    right = validation_mean(
+        tagger,
+        kept,
+        collated,
+        lambda batch: rightness(tagger, batch),
+        batch=BATCH,
+        batches=EVERYTHING,
+        done=lambda: None,
+    )
+    if right is None:
+        allowed = f"at least one of at most {tagger.encoder.context} tokens, with tags"
+        raise InvalidValue.of("data", f"{data} without such sentences", allowed)
+    return {"sentences": float(len(kept)), "tags_right": right}
+
+
+def _masked(folder: Path, data: str, home: Path) -> dict[str, float]:
+    model, tokenizer = load_masked(folder)
+    spec = DataSpec(path=data) if Path(data).exists() else DataSpec(name=data)
+    text = read_text(text_path(spec, home, lambda _: None))
+    ids = torch.from_numpy(tokenizer.encode_corpus(text))
+    masking = Masking(ids, tokenizer, context=model.encoder.context, batch=BATCH, seed=VALIDATION_SEED)
+    found = guessed(model, masking, ANSWERED)
+    return {"tokens": float(len(ids)), "loss": found["loss"], "guesses_right": found["right"]}
