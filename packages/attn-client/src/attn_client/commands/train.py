@@ -22,6 +22,7 @@ from attn_client.commands.options import (
     print_line,
 )
 from attn_client.recipe import read_recipe, recipe_names
+from attn_client.results.jobs import Job
 
 Option = typer.Option
 MODEL, DATA, OPTIMISER, RUN = "Model", "Data", "Optimiser", "Run"
@@ -108,51 +109,59 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
         options=option or (),
         fields=model_option or (),
     )
-    mechanism = common_pb2.MechanismRef(name=attention or "mha")
-    mechanism.options.update(parse_options(option))
-    spec = (
-        changed(read_recipe(recipe), given)
-        if recipe
-        else pb.TrainingSpec(
-            model=pb.ModelConfig(
-                width=width,
-                layers=layers,
-                heads=heads,
-                kv_heads=kv_heads,
-                context_length=context,
-                mechanism=mechanism,
-                norm=norm,
-                activation=activation,
-                positions=positions,
-                dropout=dropout,
-                experts=experts,
-                experts_per_token=experts_per_token,
-                routing=routing,
-                balance=balance,
-                family_options=others(lenders, model_option),
-            ),
-            data=data_source(data, tokenizer, languages),
-            optimizer=pb.OptimizerConfig(
-                steps=2000 if steps is None else steps,
-                batch_size=batch,
-                learning_rate=learning_rate,
-                min_learning_rate=min_learning_rate,
-                warmup_steps=warmup,
-                weight_decay=weight_decay,
-            ),
-            checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
-            seed=seed,
-            precision=precision,
-        )
+    spec = changed(read_recipe(recipe), given) if recipe else None
+    spec = spec or pb.TrainingSpec(
+        model=pb.ModelConfig(
+            width=width,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            context_length=context,
+            mechanism=mechanism_of(attention, option),
+            norm=norm,
+            activation=activation,
+            positions=positions,
+            dropout=dropout,
+            experts=experts,
+            experts_per_token=experts_per_token,
+            routing=routing,
+            balance=balance,
+            family_options=others(lenders, model_option),
+        ),
+        data=data_source(data, tokenizer, languages),
+        optimizer=pb.OptimizerConfig(
+            steps=2000 if steps is None else steps,
+            batch_size=batch,
+            learning_rate=learning_rate,
+            min_learning_rate=min_learning_rate,
+            warmup_steps=warmup,
+            weight_decay=weight_decay,
+        ),
+        checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
+        seed=seed,
+        precision=precision,
     )
     with connect(address, token_file, certificates) as client:
         submitted = client.jobs.submit(spec, job_id=job)
         if not detach:
             follow(client, submitted.id, after=0, json=json)
-        elif json:
-            print_line({"job": submitted.id, "state": submitted.state})
         else:
-            typer.echo(submitted.id)
+            say(submitted, json=json)
+
+
+def say(job: Job, *, json: bool) -> None:
+    """Print which job it is."""
+    if json:
+        print_line({"job": job.id, "state": job.state})
+    else:
+        typer.echo(job.id)
+
+
+def mechanism_of(attention: str, options: list[str] | None) -> common_pb2.MechanismRef:
+    """The mechanism with its options NAME=VALUE; mha where there is none."""
+    mechanism = common_pb2.MechanismRef(name=attention or "mha")
+    mechanism.options.update(parse_options(options))
+    return mechanism
 
 
 def others(lenders: str, pairs: list[str] | None) -> struct_pb2.Struct | None:

@@ -1,0 +1,84 @@
+"""`attn evaluate`: trained folders on data of one's own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_train.data import load_material
+from attn_train.evaluate_command import evaluate_command
+from attn_train.evaluation import evaluate
+from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.worker import build_model
+
+BLOCKS = {"width": 16, "layers": 1, "heads": 2, "hidden": 16}
+SENTENCES = "1\ta\t_\tX\t_\t_\t2\t_\t_\t_\n2\tb\t_\tY\t_\t_\t0\t_\t_\t_\n\n" * 20
+
+
+@pytest.fixture
+def files(tmp_path, words):
+    (tmp_path / "words.txt").write_text(words)
+    (tmp_path / "x.conllu").write_text(SENTENCES)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x=pixels, y=np.arange(20) % 10)
+    return tmp_path
+
+
+def left(files, model, **data):
+    """The folder of an untrained model of this data."""
+    data = DataSpec(**{"validation": 0.5} | data)
+    optimizer = OptimizerSpec(steps=1, batch=2, learning_rate=1e-3, min_learning_rate=0)
+    spec = TrainingSpec(model=model, data=data, optimizer=optimizer)
+    material = load_material(spec, files, lambda _: None)
+    trained = build_model(spec, material)
+    return material.save(files / "model", trained), material, trained, spec
+
+
+def test_images_are_named_as_when_training_was_over(files):
+    model = FamilyModelSpec(family="vit", fields=BLOCKS | {"patch": 4})
+    folder, material, trained, _ = left(files, model, path=str(files / "x.npz"), validation=0.0)
+    found = evaluate(folder, str(files / "x.npz"), files)
+    with torch.inference_mode():
+        images = material.training.images.float() / 127.5 - 1
+        right = (trained.eval()(images).argmax(-1) == material.training.labels).float().mean().item()
+    assert found["images"] == 20
+    assert found["images_right"] == pytest.approx(right)
+    with pytest.raises(InvalidValue, match="zero"):
+        evaluate(folder, "digits", files)
+
+
+@pytest.mark.parametrize("positions", ["every", "depth"])
+def test_words_are_tagged_as_when_training_was_over(files, positions):
+    model = FamilyModelSpec(family="tagger", fields=BLOCKS | {"context": 8, "positions": positions})
+    folder, material, trained, spec = left(files, model, path=str(files / "x.conllu"), tokenizer="word")
+    found = evaluate(folder, str(files / "x.conllu"), files)
+    expected = material.lessons(spec).final_values(trained, lambda: None)
+    assert found == {"sentences": 20, "tags_right": pytest.approx(expected["tags_right"])}
+    (files / "none.conllu").write_text("1\ta\t_\tZ\t_\t_\t0\t_\t_\t_\n")
+    with pytest.raises(InvalidValue, match="with tags"):
+        evaluate(folder, str(files / "none.conllu"), files)
+
+
+def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
+    model = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"context": 8})
+    folder, *_ = left(files, model, path=str(files / "words.txt"))
+    evaluate_command(str(folder), str(files / "words.txt"), json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["tokens"] == len((files / "words.txt").read_text())
+    assert 0 <= found["guesses_right"] <= 1
+    assert found == evaluate(folder, str(files / "words.txt"), files)
+    (files / "short.txt").write_text("key")
+    with pytest.raises(InvalidValue, match="context"):
+        evaluate(folder, str(files / "short.txt"), files)
+
+
+def test_other_models_and_folders_that_are_none_are_refused(files):
+    model = ModelSpec(width=16, layers=1, heads=2, context=8, mechanism="mha")
+    folder, *_ = left(files, model, path=str(files / "words.txt"))
+    with pytest.raises(Incompatible, match="neither"):
+        evaluate(folder, str(files / "words.txt"), files)
+    with pytest.raises(CheckpointInvalid):
+        evaluate(files, "digits", files)
