@@ -2,7 +2,8 @@
 
     python benchmarks/mechanism_table.py benchmarks/results/mechanisms-cpu*.json benchmarks/results/recurrences-cpu.json
 
-replaces what stands between the two markers of the page: a table for each file, in their order.
+replaces what stands between the two markers of the page: one table of mechanisms, which joins the files, and one of
+recurrences. Where files measured the same, the last one counts.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ def times(low: float, middle: float, high: float) -> str:
     return f"{middle:.0f} ({low:.0f} to {high:.0f})"
 
 
-def of_mechanisms(result: dict[str, Any]) -> list[str]:
+def of_mechanisms(rows: Iterable[dict[str, Any]]) -> list[str]:
     """A row for each mechanism and length: ours, beside dense attention and another package's layer."""
     found: dict[tuple[str, int], dict[str, dict[str, Any]]] = {}
-    for row in result["rows"]:
+    for row in rows:
         options = "".join(f" {name}={value}" for name, value in row["options"].items())
-        found.setdefault((row["mechanism"] + options, row["length"]), {})[row["system"]] = row
+        systems = found.setdefault((row["mechanism"] + options, row["length"]), {})
+        # Ratios are of one sitting, whose first row is that of dense attention.
+        if row["system"] == "dense":
+            systems.clear()
+        systems[row["system"]] = row
     lines = [
         "| mechanism | tokens | ms | dense / ours | peer / ours | MB, ours | MB, dense |",
         "|---|---|---|---|---|---|---|",
@@ -73,17 +78,20 @@ def said_of(result: dict[str, Any]) -> str:
     before = result.get("load", {}).get("before", [machine.get("load", 0.0)])[0]
     after = result.get("load", {}).get("after", [result.get("load_after", 0.0)])[0]
     threads = result.get("threads", machine.get("threads"))
-    command = shlex.join(result.get("command", ["python", "benchmarks/recurrences_cpu.py"]))
+    words = result.get("command", ["python", "benchmarks/recurrences_cpu.py"])
+    command = shlex.join(words[: words.index("--out")] if "--out" in words else words)
     when = result.get("time", result.get("when"))
-    return f"`{command}`, {when}, {threads} thread(s), load {before:.1f} before and {after:.1f} after:"
+    return f"`{command}`, {when}, {threads} thread(s), load {before:.1f} before and {after:.1f} after"
 
 
-def tables(results: Iterable[dict[str, Any]]) -> str:
-    """What is said of each result, and its table."""
-    written = []
-    for result in results:
-        rows = of_recurrences(result) if "milliseconds" in result["rows"][0] else of_mechanisms(result)
-        written.append("\n".join([said_of(result), "", *rows]))
+def tables(results: list[dict[str, Any]]) -> str:
+    """A table of all mechanisms and one of recurrences, each with the commands that measured it."""
+    recurrences = [result for result in results if "milliseconds" in result["rows"][0]]
+    mechanisms = [result for result in results if result not in recurrences]
+    rows = [row for result in mechanisms for row in result["rows"]]
+    written = ["\n".join(of_mechanisms(rows)), "\n".join(f"- {said_of(result)}" for result in mechanisms)]
+    for result in recurrences:
+        written += ["\n".join(of_recurrences(result)), f"- {said_of(result)}"]
     return "\n\n".join(written)
 
 
