@@ -66,7 +66,7 @@ def test_concat_is_additive_with_its_weight_in_halves(build, agrees):
     same.functions(concat, additive, doubles(2, 6, WIDTH), tolerance=1e-12)
 
 
-def test_location_scores_are_a_linear_layer_without_keys(build, agrees):
+def test_location_scores_are_a_linear_layer_and_do_not_see_the_keys(build, agrees):
     layer = build("location", {"longest": 9}, width=WIDTH, heads=1, causal=False)
     rows = doubles(1, 6, WIDTH)
     expected = torch.softmax((layer.query(rows) @ layer.score.weight[0].T)[..., :6], -1)
