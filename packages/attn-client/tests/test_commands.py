@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import typer
 from attn.v1 import training_pb2
+from attn_client.commands.follow import describe
 from attn_client.plugin import attn_commands
 from attn_core.errors import AttnError, UserError
 from typer.testing import CliRunner
@@ -242,3 +243,10 @@ def test_a_map_for_programs_is_its_weights(shell: Shell) -> None:
     code, out, _ = shell.run("map", "words", "a b", "--head", "2", "--json")
     assert code == 0
     assert json.loads(out)["weights"] == [[[1.0, 0.0], [0.5, 0.5]]]
+
+
+def test_what_was_measured_at_the_end_is_shown():
+    metrics = {"loss": 0.5, "images_right": 0.914, "tags_right": 0.86, "guesses_right": 0.2, "answers_right": 1.0}
+    shown = describe(metrics)
+    for said in ("images right 91.4%", "tags right 86.0%", "guesses right 20.0%", "answers right 100.0%"):
+        assert said in shown

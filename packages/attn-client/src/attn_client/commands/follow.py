@@ -20,8 +20,14 @@ SHOWN = {
     "validation_loss": "validation {:.4f}",
     "learning_rate": "rate {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
+    "answers_right": "answers right {:.1%}",
+    "guesses_right": "guesses right {:.1%}",
+    "images_right": "images right {:.1%}",
+    "tags_right": "tags right {:.1%}",
 }
 """Metrics that people are shown, and how."""
+NAMING = frozenset({"images_right", "tags_right"})
+"""Metrics of models that name what they are given, which no server runs."""
 
 
 class View(Protocol):
@@ -50,7 +56,9 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> Job:
         raise typer.Exit(1)
     if not json:
         typer.echo(f"{job_id} {job.state}: {describe(job.metrics)}")
-        typer.echo(f"serve it with: attn models load {job_id} {job.model_path}")
+        measured = NAMING & job.metrics.keys()
+        serve = f"serve it with: attn models load {job_id} {job.model_path}"
+        typer.echo(f"measure it with: attn evaluate {job_id} --data DATA" if measured else serve)
     return job
 
 
