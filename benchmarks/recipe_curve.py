@@ -1,11 +1,12 @@
-"""How soon does a model learn to translate the captions of Multi30k?
+"""How soon does a model learn what its recipe is for?
 
 Trains a recipe as a job would, in this process, and notes the validation loss by processor seconds, in nats a token:
-of two recipes with one tokenizer the losses can be compared. The finished model lies in the home folder (ATTN_HOME),
-where `attn translate --model NAME` finds it. A run that is stopped goes on from its newest checkpoint. Run:
+of recipes with the same tokens the losses can be compared. The finished model lies in the home folder (ATTN_HOME),
+where `attn translate --model NAME` and `attn generate --model NAME` find it. A run that is stopped goes on from its
+newest checkpoint. Run:
 
-    python benchmarks/multi30k.py multi30k --data FOLDER
-    python benchmarks/multi30k.py multi30k-rnnsearch --data FOLDER
+    python benchmarks/recipe_curve.py multi30k --data FOLDER
+    python benchmarks/recipe_curve.py key-value
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from attn_train.worker import work
 from report import machine
 
 
-def specification(recipe: str, data: Path, steps: int | None, precision: str | None) -> TrainingSpec:
-    """The recipe's, on the pairs in this folder."""
+def specification(recipe: str, data: Path | None, steps: int | None, precision: str | None) -> TrainingSpec:
+    """The recipe's, on the pairs in this folder if one is given."""
     message = read_recipe(recipe)
-    message.data.path = str(data.absolute())
+    if data is not None:
+        message.data.path = str(data.absolute())
     message.optimizer.steps = steps or message.optimizer.steps
     message.precision = precision or message.precision
     return spec_of(message)
@@ -66,7 +68,7 @@ def main() -> None:
     """Train one recipe."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
-    parser.add_argument("--data", type=Path, required=True, help="folder with train.en, train.de and so on")
+    parser.add_argument("--data", type=Path, help="folder with train.en, train.de and so on, for recipes that need one")
     parser.add_argument("--name", help="of the job and the model; by default the recipe's")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--precision", choices=("float32", "bfloat16"))
