@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from attn_engine.adjust import Draw, adjust
 from attn_engine.chance import uniform
 from attn_engine.draw import draw_token, first_largest
+
+BLOCK = 256
+"""Logits whose maximum is taken at once when the likeliest token is looked for."""
 
 
 def choose_tokens(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
@@ -31,12 +33,18 @@ def log_probabilities(logits: Tensor, tokens: Sequence[int], most: int) -> list[
 
 
 def likeliest(logits: Tensor) -> list[int]:
-    """The first of the likeliest tokens of each row; -1 where it is not a finite number."""
-    rows = logits.detach().float().cpu().numpy()
-    # One call finds all; numpy's place of a maximum takes a fifth of the time of torch's.
-    places = rows.argmax(-1)
-    finite = np.isfinite(rows[np.arange(len(rows)), places])
-    found: list[int] = np.where(finite, places, -1).tolist()
+    """The first of the likeliest tokens of each row; -1 where it is not a finite number.
+
+    The maximum of each block, then the place in the best block: on a CPU, torch finds a maximum ten times faster than
+    its place, and with all threads.
+    """
+    missing = -logits.shape[-1] % BLOCK
+    # Padding copies all logits, even with nothing.
+    padded = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits.contiguous()
+    blocks = padded.view(len(logits), -1, BLOCK)
+    best = blocks.amax(-1).argmax(-1)
+    values, places = blocks[torch.arange(len(logits), device=logits.device), best].max(-1)
+    found: list[int] = (best * BLOCK + places).where(values.isfinite(), -1).tolist()
     return found
 
 
