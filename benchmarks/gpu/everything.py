@@ -3,49 +3,75 @@
     benchmarks/gpu/run.sh
 
 Ratios are times of others divided by ours: above 1 we are faster. Shares are of the speed at which memory is copied.
+A table whose kernels are not all right is left out: times of wrong results mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import attention
-import correctness
-import decoding
-import recurrences
-import rowwise
 import torch
 import triton
-from cases import RIGHT, SMALL
+from parts import Part, apart
 from report import RESULTS, write_report
 
+ROOT = Path(__file__).resolve().parents[2]
+BUDGET = 570
+"""Seconds for everything."""
 
-def rows(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Verdicts of all kernels; if all are right, times."""
-    wrong = 0
-    for verdict in verdicts(device, small=small):
-        wrong += not verdict["right"]
-        yield verdict
-    if wrong:
-        yield {"stopped": f"{wrong} results are wrong; times of wrong results mean nothing"}
-        return
-    for part in (attention, decoding, recurrences, rowwise):
-        yield from part.tables(device, small=small)
+INTERPRETED = 20
+"""By how many times more everything may take where it is interpreted."""
+FAMILY = Part("family", "verdicts", 240)
+TABLES = {
+    FAMILY: [Part("attention", "tables", 150), Part("growth", "tables", 30)],
+    Part("schedules", "verdicts", 120): [Part("schedules", "tables", 60)],
+    Part("eight_bits", "verdicts", 120): [Part("eight_bits", "tables", 40)],
+    Part("decoding", "verdicts", 120): [Part("decoding", "tables", 60)],
+    Part("recurrences", "verdicts", 240): [Part("recurrences", "tables", 80)],
+    Part("rowwise", "verdicts", 120): [Part("rowwise", "tables", 60)],
+}
+"""Verdicts, and what is measured where all of them are right."""
+STEP = Part("training_step", "tables", 60)
+MEMORY_CHECK = Part("sanitizer", "rows", 60)
 
 
-def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """What is right, of all kernels."""
-    yield from correctness.verdicts(SMALL if small else RIGHT, device)
-    yield from decoding.verdicts(device, small=small)
-    yield from recurrences.verdicts(device, small=small)
-    yield from rowwise.verdicts(device, small=small)
+def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
+    """Verdicts of all kernels, at once where there is a GPU; then one by one times of those that are right."""
+    slack = 1 if device == "cuda" else INTERPRETED
+    ends = time.monotonic() + slack * BUDGET
+    right = {}
+    with ThreadPoolExecutor(len(TABLES) if device == "cuda" else 1) as pool:
+        found = pool.map(lambda part: list(apart(part, options, slack * part.limit)), TABLES)
+        for part, judged in zip(TABLES, found, strict=True):
+            yield from judged
+            right[part] = all(row.get("right") for row in judged)
+            if not right[part]:
+                yield {"part": part.name, "stopped": "not all is right; nothing of it is timed"}
+    timed = [table for part, tables in TABLES.items() if right[part] for table in tables]
+    for part in [*timed, *([STEP] if right[FAMILY] else []), MEMORY_CHECK]:
+        left = ends - time.monotonic()
+        if left < 1:
+            yield {"part": part.name, "stopped": "no time was left"}
+        else:
+            yield from apart(part, options, min(slack * part.limit, left))
+
+
+def part_of(name: str) -> Part:
+    """The part of this name."""
+    parts = [*TABLES, *(part for tables in TABLES.values() for part in tables), STEP, MEMORY_CHECK]
+    return next(part for part in parts if part.name == name)
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -54,22 +80,40 @@ def facts(device: str) -> dict[str, Any]:
     if device != "cuda":
         return found
     properties = torch.cuda.get_device_properties(0)
-    return {**found, "device": properties.name, "bytes": properties.total_memory, "clock_mhz": torch.cuda.clock_rate()}
+    fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
+    asked = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    clocks = dict(zip(fields.split(","), said.split(", "), strict=False))
+    return {**found, "device": properties.name, "bytes": properties.total_memory, "clocks": clocks}
+
+
+def repair_interpreter() -> None:
+    """Have Triton's interpreter round and multiply as its tests do."""
+    sys.path.insert(0, str(ROOT / "packages" / "attn-kernels-triton" / "tests" / "interpreted"))
+    importlib.import_module("repairs").install()
 
 
 def main() -> int:
-    """Measure and write; 1 where something is wrong."""
+    """Measure and write; 1 where something is wrong or was not finished."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for Triton's interpreter")
+    parser.add_argument("--part", help="one part alone, whose rows are printed: as family.verdicts")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
+    if options.part:
+        if options.device == "cpu":
+            repair_interpreter()
+        for row in part_of(options.part).rows(options.device, small=options.small):
+            print(json.dumps(row), flush=True)
+        return 0
     name = "interpreted" if options.device == "cpu" else "h200"
     out = options.out or RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
     found: list[dict[str, Any]] = []
 
     def kept() -> Iterator[dict[str, Any]]:
-        for row in rows(options.device, small=options.small):
+        given = ["--device", options.device, *(["--small"] if options.small else [])]
+        for row in rows(given, options.device):
             found.append(row)
             yield row
 

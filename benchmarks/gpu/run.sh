@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One call: every kernel against float64 first, and only if all are right the tables; writes benchmarks/results/h200-DATE.json.
+# One call: every kernel against float64 first, then the tables of those that are right; writes benchmarks/results/h200-DATE.json.
 # Needs torch with CUDA, triton, pluggy and packaging; nothing of this tree need be installed; fla-core is a peer where it is. Under ten minutes on an H200.
-# Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` goes the same way through Triton's interpreter.
+# Each part has a process and a time limit of its own. Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` rehearses it in the interpreter.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 for part in attn-core attn-testing attn-variants attn-models attn-kernels-triton; do

@@ -106,6 +106,9 @@ def dense_choice(sizes: Sizes) -> Choice:
     """What is shipped for bands where the chip copies tiles by itself, never larger than the operands."""
     chosen = DENSE_CHOICES[max(NARROWEST, sizes.width)]
     queries, keys = min(chosen.queries, power_of_two(sizes.queries)), min(chosen.keys, power_of_two(sizes.keys))
+    if chosen.schedule == "specialised" and queries < chosen.queries:
+        # Two groups of warps compute, which must have rows of their own for the matrix unit.
+        chosen = chosen._replace(schedule="descriptors")
     return chosen._replace(queries=queries, keys=keys)
 
 
