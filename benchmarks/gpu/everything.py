@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 import triton
-from parts import Part, apart
+from parts import Part, apart, judges
 from report import RESULTS, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,18 +33,17 @@ BUDGET = 570
 
 INTERPRETED = 20
 """By how many times more everything may take where it is interpreted."""
-FAMILY = Part("family", "verdicts", 240)
+FAMILY = judges("family", 4)
 TABLES = {
-    FAMILY: [Part("attention", "tables", 150), Part("growth", "tables", 30)],
-    Part("schedules", "verdicts", 120): [Part("schedules", "tables", 60)],
-    Part("eight_bits", "verdicts", 120): [Part("eight_bits", "tables", 40)],
-    Part("decoding", "verdicts", 120): [Part("decoding", "tables", 60)],
-    Part("recurrences", "verdicts", 240): [Part("recurrences", "tables", 80)],
-    Part("rowwise", "verdicts", 120): [Part("rowwise", "tables", 60)],
+    FAMILY: [Part("attention", "tables", 110), Part("growth", "tables", 20), Part("training_step", "tables", 30)],
+    judges("schedules"): [Part("schedules", "tables", 40)],
+    judges("eight_bits"): [Part("eight_bits", "tables", 30)],
+    judges("decoding"): [Part("decoding", "tables", 40)],
+    judges("recurrences", 4): [Part("recurrences", "tables", 60)],
+    judges("rowwise"): [Part("rowwise", "tables", 40)],
 }
 """Verdicts, and what is measured where all of them are right."""
-STEP = Part("training_step", "tables", 60)
-MEMORY_CHECK = Part("sanitizer", "rows", 60)
+MEMORY_CHECK = Part("sanitizer", "rows", 45)
 
 
 def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
@@ -52,15 +51,16 @@ def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
     slack = 1 if device == "cuda" else INTERPRETED
     ends = time.monotonic() + slack * BUDGET
     right = {}
-    with ThreadPoolExecutor(len(TABLES) if device == "cuda" else 1) as pool:
-        found = pool.map(lambda part: list(apart(part, options, slack * part.limit)), TABLES)
-        for part, judged in zip(TABLES, found, strict=True):
+    parts = [part for several in TABLES for part in several]
+    with ThreadPoolExecutor(len(parts) if device == "cuda" else 1) as pool:
+        found = pool.map(lambda part: list(apart(part, options, slack * part.limit)), parts)
+        for part, judged in zip(parts, found, strict=True):
             yield from judged
             right[part] = all(row.get("right") for row in judged)
             if not right[part]:
                 yield {"part": part.name, "stopped": "not all is right; nothing of it is timed"}
-    timed = [table for part, tables in TABLES.items() if right[part] for table in tables]
-    for part in [*timed, *([STEP] if right[FAMILY] else []), MEMORY_CHECK]:
+    timed = [table for several, tables in TABLES.items() if all(map(right.get, several)) for table in tables]
+    for part in [*timed, MEMORY_CHECK]:
         left = ends - time.monotonic()
         if left < 1:
             yield {"part": part.name, "stopped": "no time was left"}
@@ -70,7 +70,8 @@ def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
 
 def part_of(name: str) -> Part:
     """The part of this name."""
-    parts = [*TABLES, *(part for tables in TABLES.values() for part in tables), STEP, MEMORY_CHECK]
+    tables = [part for tables in TABLES.values() for part in tables]
+    parts = [*(part for several in TABLES for part in several), *tables, MEMORY_CHECK]
     return next(part for part in parts if part.name == name)
 
 
@@ -98,7 +99,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for Triton's interpreter")
-    parser.add_argument("--part", help="one part alone, whose rows are printed: as family.verdicts")
+    parser.add_argument("--part", help="one part alone, whose rows are printed: as decoding.verdicts")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.part:

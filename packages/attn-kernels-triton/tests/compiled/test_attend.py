@@ -5,6 +5,7 @@ import torch
 from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
 from attn_core import Causal, Full, Prefix, SoftCap, SoftmaxWithSink, Window
 from attn_kernels_triton.attention import dense, tiles
+from attn_kernels_triton.tuning.candidates import CANDIDATES
 from launches import launches
 
 PROGRAMS = ("forward", "to_queries", "to_keys")
@@ -78,6 +79,19 @@ def test_on_hopper_warps_that_fetch_give_their_registers_to_those_that_compute(m
     assert (found.spills, found.count("LDGSTS")) == (0, 0)
     assert min(found.count("USETMAXREG"), found.count("HGMMA"), found.count("UTMALDG")) > 0
     assert found.shared <= SHARED_MEMORY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
+@pytest.mark.parametrize(
+    ("width", "choice"), [(width, choice) for width, choices in CANDIDATES.items() for choice in choices]
+)
+def test_on_hopper_no_candidate_of_the_tuner_spills(monkeypatch, width, choice, mask):
+    monkeypatch.setitem(tiles.DENSE_CHOICES, width, choice)
+    found = artefact(launches(width, mask=mask)["forward"])
+    assert found.spills == 0
+    assert found.shared <= SHARED_MEMORY
+    assert min(found.count("HGMMA"), found.count("UTMALDG")) > 0
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from attn_kernels_triton.attention.dense import copied, tiles_of
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.tiles import choice_of, dense_choice, tile_of
+from attn_kernels_triton.attention.tiles import Choice, choice_of, tile_of
 from attn_kernels_triton.launch import Launch, rows
 from attn_kernels_triton.programs.arguments import Forward
 from attn_kernels_triton.programs.dense import attend_dense, attend_specialised
 from attn_kernels_triton.programs.forward import attend_forward
+from attn_kernels_triton.tuning.chosen import chosen
 
 PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense, "specialised": attend_specialised}
 """By how they read keys and values."""
@@ -50,7 +51,13 @@ def empty(plan: Plan, inputs: Inputs) -> Attended:
 
 def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
     """The forward program, which fills `result`."""
-    choice = dense_choice(plan.sizes) if copied(plan, *inputs) else choice_of("forward", plan.sizes)
+    if copied(plan, *inputs):
+        return launch_of(plan, inputs, result, chosen(plan, inputs.query.device))
+    return launch_of(plan, inputs, result, choice_of("forward", plan.sizes))
+
+
+def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> Launch:
+    """The forward program of a choice."""
     call = Forward(
         query=rows(inputs.query),
         key=rows(inputs.key),

@@ -102,9 +102,9 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 
 
-def dense_choice(sizes: Sizes) -> Choice:
-    """What is shipped for bands where the chip copies tiles by itself, never larger than the operands."""
-    chosen = DENSE_CHOICES[max(NARROWEST, sizes.width)]
+def dense_choice(sizes: Sizes, measured: Choice | None = None) -> Choice:
+    """What was measured, else what is shipped, where the chip copies tiles; never larger than the operands."""
+    chosen = measured or DENSE_CHOICES[max(NARROWEST, sizes.width)]
     queries, keys = min(chosen.queries, power_of_two(sizes.queries)), min(chosen.keys, power_of_two(sizes.keys))
     if chosen.schedule == "specialised" and queries < chosen.queries:
         # Two groups of warps compute, which must have rows of their own for the matrix unit.

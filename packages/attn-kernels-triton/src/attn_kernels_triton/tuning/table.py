@@ -1,0 +1,93 @@
+"""Choices that were measured, in a file for each device, version of Triton and text of the programs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import triton
+
+from attn_kernels_triton import programs
+from attn_kernels_triton.attention.tiles import Choice
+from attn_kernels_triton.tuning.candidates import CANDIDATES
+
+FOLDER = "ATTN_TUNING"
+"""The variable that names the folder; without it, attn/triton in the user's folder for what can be made again."""
+
+
+def path_of(device: str) -> Path:
+    """The file of a device, by the name that its driver gives it."""
+    made = json.dumps(origin(device), sort_keys=True).encode()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn" / "triton"
+    return Path(os.environ.get(FOLDER) or home) / f"{hashlib.sha256(made).hexdigest()[:32]}.json"
+
+
+def origin(device: str) -> dict[str, str]:
+    """What a measurement is true of."""
+    return {"device": device, "triton": triton.__version__, "programs": digest()}
+
+
+@cache
+def digest() -> str:
+    """A hash of the text of all programs."""
+    found = hashlib.sha256()
+    for path in sorted(Path(str(programs.__file__)).parent.glob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def read(device: str) -> dict[str, Choice]:
+    """Choices by the names of their kinds; none, and a warning, where the file is not what `add` wrote for the device."""
+    path = path_of(device)
+    try:
+        return choices_of(json.loads(path.read_text(encoding="utf-8")), origin(device))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        warnings.warn(f"{path} is passed by, and what is shipped is taken: {error}", RuntimeWarning, stacklevel=2)
+        return {}
+
+
+def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Choice]:
+    """The choices of a file; raises `ValueError` for another origin, and for what is no candidate of its kind."""
+    if content["origin"] != made:
+        raise ValueError(f"it is of {content['origin']}, not of {made}")
+    found = {name: Choice(*choice) for name, choice in content["choices"].items()}
+    for name, choice in found.items():
+        if choice not in CANDIDATES[int(name.split()[0])]:
+            raise ValueError(f"{tuple(choice)} is none of the candidates of {name!r}")
+    return found
+
+
+def add(device: str, found: dict[str, Choice]) -> Path:
+    """Put choices beside those that the file holds; whole for every reader, and after every other writer."""
+    path = path_of(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path.with_suffix(".lock")):
+        content = {"origin": origin(device), "choices": {**read(device), **found}}
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    return path
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
