@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands
 from attn_kernels_triton.attention.forward import Inputs, empty, launch_of
 from attn_kernels_triton.attention.plan import plan_of
 from attn_kernels_triton.attention.tiles import Choice, dense_choice
+from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.tuning.candidates import CANDIDATES, LONG, Kind, kind_of
 
 MASKS: tuple[Mask, ...] = (Full(), Causal())
@@ -40,19 +41,19 @@ def measure(device: torch.device, lengths: tuple[int, ...] = LENGTHS, repeats: i
                 plan = plan_of(AttentionSpec(heads=heads, mask=mask), operands)
                 for candidate in candidates:
                     launch = launch_of(plan, inputs, empty(plan, inputs), dense_choice(plan.sizes, candidate))
-                    times = [timed(lambda run=launch.run: run(device), device) for _ in range(WARMING + repeats)]
+                    times = [timed(launch, device) for _ in range(WARMING + repeats)]
                     yield Measured(kind_of(plan.sizes, plan.rule), candidate, statistics.median(times[-repeats:]))
 
 
-def timed(call: Callable[[], None], device: torch.device) -> float:
-    """The time of one call, in seconds."""
+def timed(launch: Launch, device: torch.device) -> float:
+    """The time of one launch, in seconds."""
     if device.type != "cuda":
         started = time.perf_counter()
-        call()
+        launch.run(device)
         return time.perf_counter() - started
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
-    call()
+    launch.run(device)
     stop.record()
     stop.synchronize()
     return float(start.elapsed_time(stop)) / 1e3
