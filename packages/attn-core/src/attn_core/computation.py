@@ -15,13 +15,16 @@ from attn_core.spec import AttentionSpec
 class WholeCall:
     """A call of a layer with whole sequences of `tokens` tokens, 0 where they are not known.
 
-    `gradients` are wanted or not; `padded` sequences have different lengths.
+    `gradients` are wanted or not; `padded` sequences have different lengths, `packed` ones lie end to end, each with
+    several texts; `dropout` says that weights are dropped.
     """
 
     dtype: str
     device: str = "cpu"
     gradients: bool = False
     padded: bool = False
+    packed: bool = False
+    dropout: bool = False
     tokens: int = 0
 
 
@@ -53,6 +56,8 @@ class Computation:
             device=call.device,
             gradients=call.gradients,
             padded=call.padded,
+            packed=call.packed,
+            dropout=call.dropout,
             queries=call.tokens,
             keys=call.tokens,
         )

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from attn_core.dropout import Dropout
 from attn_core.errors import InvalidValue
+from attn_core.packed import Packed
 from attn_core.problem import PRICED, Problem
 
 if TYPE_CHECKING:
@@ -88,7 +90,9 @@ class Operands:
     absolute, are None where positions are plainly aligned to the end of the keys. Queries are consecutive, each one
     position behind the last, wherever the first stands; keys whose positions are given may stand anywhere. `keep`
     [batch, key], bool, is None where every key is real. `parameters` are the score's weights by name; see
-    `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and values.
+    `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and values. `packed`
+    says which texts lie end to end in every row; None where a row is one text. `dropout` says which weights become
+    zero; None where all stay.
     """
 
     query: Tensor
@@ -99,6 +103,8 @@ class Operands:
     keep: Tensor | None = None
     parameters: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    packed: Packed | None = None
+    dropout: Dropout | None = None
 
 
 class Kernel(ABC):

@@ -21,6 +21,9 @@ class Problem:
 
     `placed` says that positions are given, `scattered` that those of the keys are: they may stand in any order.
 
+    `packed` says that rows hold several texts, see `Packed`; whoever finds no kernel for that computes text by text.
+    `dropout` says that weights are dropped at random, see `Dropout`.
+
     Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `recurrence`, see
     `recurrence_problem`, `decay` says what fades, `corrects` that keys write by the delta rule. Of operations on rows,
     see `row_problem`, `width` is the number of elements, `form` which of its forms.
@@ -41,6 +44,8 @@ class Problem:
     padded: bool = False
     placed: bool = False
     scattered: bool = False
+    packed: bool = False
+    dropout: bool = False
     weights: bool = False
     gradients: bool = False
     dtype: str = "float32"
@@ -69,8 +74,8 @@ def attend_problem(
     """The problem of computing `spec` over given tensors.
 
     `padded` says that a key mask or explicit positions are given. Known may be: `placed`, that positions are explicit,
-    and `scattered`, that those of keys are; `weights`, that the weights are wanted too; `queries` and `keys`, the
-    lengths.
+    and `scattered`, that those of keys are; `packed`, that rows hold several texts; `dropout`, that weights are
+    dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
     """
     heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
     return Problem(
@@ -88,6 +93,8 @@ def attend_problem(
         padded=padded,
         placed=bool(known.get("placed")),
         scattered=bool(known.get("scattered")),
+        packed=bool(known.get("packed")),
+        dropout=bool(known.get("dropout")),
         weights=bool(known.get("weights")),
         gradients=gradients,
         dtype=dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from attn_core import Heads, Part, QkL2Norm
@@ -32,6 +33,12 @@ def part_weights(part: Part | None, heads: Heads, *, without: str | None = None)
     if part is None or not part.weights(heads):
         return None
     return PartWeights({name: weight for name, weight in draw(part, heads).items() if name != without})
+
+
+def named_weights(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
+    """The weights of the parts that have any, by the place of the part and the weight's own name."""
+    found = [(place, cast("PartWeights", part)) for place, part in parts.items() if part is not None]
+    return {f"{place}.{name}": weight for place, part in found for name, weight in part.named().items()}
 
 
 def draw(part: Part, heads: Heads) -> dict[str, Tensor]:

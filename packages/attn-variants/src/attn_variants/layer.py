@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
-from attn_variants.drawing import PartWeights, part_weights
+from attn_variants.drawing import named_weights, part_weights
 from attn_variants.joint import JointProjection
+from attn_variants.packing import forward_packed
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.recurrences.numbers import by_heads
@@ -128,13 +129,16 @@ class SpecLayer(nn.Module):
         *,
         keep: Tensor | None = None,
         borrowed: Fields | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> Tensor:
-        """Attend over whole sequences.
+        """Attend over whole sequences; each row holds texts of these `lengths` end to end, where they are given.
 
         `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None; `keep`
         [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
         Returns [batch, query, width].
         """
+        if lengths is not None:
+            return forward_packed(self, query, lengths, {"source": source, "keep": keep, "borrowed": borrowed})
         out = self.attend(query, self._operands(query, source, keep, borrowed))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
@@ -244,15 +248,8 @@ class SpecLayer(nn.Module):
 
     def part_weights(self) -> Mapping[str, Tensor]:
         """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`."""
-        found: dict[str, Tensor] = {}
-        for place, part in self._weighted():
-            found |= {f"{place}.{name}": weight for name, weight in part.named().items()}
-        return found
-
-    def _weighted(self) -> list[tuple[str, PartWeights]]:
-        modifiers = [(f"modifiers.{kind}", cast("PartWeights", part)) for kind, part in self.modifiers.items()]
-        placed = [("score", self.score), *modifiers, ("distribution", self.distribution)]
-        return [(place, part) for place, part in placed if part is not None]
+        modifiers = {f"modifiers.{kind}": part for kind, part in self.modifiers.items()}
+        return named_weights({"score": self.score, **modifiers, "distribution": self.distribution})
 
     def _normed(self, rows: Tensor, gain: str) -> Tensor:
         if self.norm is None or self.spec.norm is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Kernel, Operands, attend_problem, choose, installed
+from attn_core import AttentionSpec, Kernel, Operands, attend_problem, choose, explain, installed
+from attn_core.packed import texts
 from torch import Tensor
 
 from attn_variants.kernels.block_sparse import BlockSparse
@@ -15,8 +16,8 @@ COMPILED = 4096
 """Queries and keys that a graph is priced for: it is made for all lengths, and the choice weighs most where they are
 many."""
 
-Flags = tuple[bool, bool, bool, bool]
-"""Whether gradients are wanted, rows are padded, positions are given, and those of keys are."""
+Flags = tuple[bool, bool, bool, bool, bool]
+"""Whether gradients are wanted, rows are padded, positions are given, those of keys are, and weights are dropped."""
 
 Lengths = tuple[int, int]
 """Queries and keys, rounded up to powers of two; zeros where not known."""
@@ -30,13 +31,23 @@ class KernelPlan:
         self.name = name
         self._kernels: tuple[Kernel, ...] = tuple(installed().kernels)
         self._chosen: dict[tuple[torch.dtype, str, Flags, Lengths], int] = {}
+        self._packed: dict[tuple[torch.dtype, str, bool, bool, bool], Kernel | None] = {}
 
     def run(self, operands: Operands) -> Tensor:
-        """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`."""
+        """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`.
+
+        Packed texts that no kernel takes together are computed one by one.
+        """
+        if operands.packed is not None:
+            kernel = self.packed_kernel(operands)
+            if kernel is not None:
+                return kernel.run(self.spec, operands)
+            return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         scattered = operands.key_positions is not None
         placed = scattered or operands.query_positions is not None
-        flags = torch.is_grad_enabled(), placed or operands.keep is not None, placed, scattered
+        padded, drops = placed or operands.keep is not None, operands.dropout is not None
+        flags = torch.is_grad_enabled(), padded, placed, scattered, drops
         if scattered or self.spec.mask.kind in ALL_SEEN:
             lengths = (0, 0)
         elif torch.compiler.is_compiling():
@@ -52,6 +63,26 @@ class KernelPlan:
             return attend(self.spec, names, operands)
         return self._kernels[index].run(self.spec, operands)
 
+    def packed_kernel(self, operands: Operands) -> Kernel | None:
+        """The cheapest kernel, or the one of this plan's name, that takes packed texts together, if any does."""
+        query = operands.query
+        said = operands.keep is not None, operands.dropout is not None
+        kind = query.dtype, query.device.type, torch.is_grad_enabled(), *said
+        if kind not in self._packed:
+            dtype, device, gradients, padded, drops = kind
+            problem = attend_problem(
+                self.spec,
+                dtype=str(dtype).removeprefix("torch."),
+                device=device,
+                gradients=gradients,
+                padded=padded,
+                packed=True,
+                dropout=drops,
+            )
+            best = explain([k for k in self._kernels if self.name in {None, k.name}], problem)[:1]
+            self._packed[kind] = best[0].kernel if best and best[0].accepted else None
+        return self._packed[kind]
+
     def masks(self) -> str:
         """The names of the masks in a compiled graph."""
         from attn_variants.compute.block_sparse.compiled import named
@@ -62,7 +93,7 @@ class KernelPlan:
         """The place of the chosen kernel among the installed ones."""
         key = dtype, device, flags, lengths
         if key not in self._chosen:
-            gradients, padded, placed, scattered = flags
+            gradients, padded, placed, scattered, drops = flags
             problem = attend_problem(
                 self.spec,
                 dtype=str(dtype).removeprefix("torch."),
@@ -71,11 +102,17 @@ class KernelPlan:
                 padded=padded,
                 placed=placed,
                 scattered=scattered,
+                dropout=drops,
                 queries=lengths[0],
                 keys=lengths[1],
             )
             self._chosen[key] = self._kernels.index(choose(installed().kernels, problem, self.name))
         return self._chosen[key]
+
+
+def no_rows(operands: Operands) -> tuple[int, ...]:
+    """The shape of no output at all."""
+    return operands.query.shape[0], 0, operands.query.shape[2], operands.value.shape[-1]
 
 
 def rounded(length: int) -> int:

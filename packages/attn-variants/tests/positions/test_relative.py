@@ -6,7 +6,6 @@ import pytest
 import torch
 from attn_core import T5Bias, configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.compute.relative import t5_buckets
 
 
 def doubles(*shape):
@@ -21,7 +20,7 @@ def test_buckets_are_those_of_the_t5_of_transformers(agrees, bidirectional, buck
 
     distance = torch.arange(-400, 401)
     theirs = T5Attention._relative_position_bucket(distance, bidirectional, buckets, longest)
-    ours = t5_buckets(T5Bias(buckets=buckets, max_distance=longest, bidirectional=bidirectional), distance)
+    ours = T5Bias(buckets=buckets, max_distance=longest, bidirectional=bidirectional).bucket(distance)
     agrees("t5_bias", package="transformers T5Attention").outputs(ours, theirs, 0)
 
 

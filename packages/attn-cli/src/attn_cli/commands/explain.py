@@ -43,6 +43,8 @@ def explain_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
     padded: Annotated[bool, typer.Option("--padded", help="Sequences of different lengths.")] = False,
+    packed: Annotated[bool, typer.Option("--packed", help="Texts laid end to end, without padding.")] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Attention weights are dropped at random.")] = False,
     rows: Annotated[
         str | None,
         typer.Option(help="A step of serving over rows where a cache keeps them: plain, int8, int4, latent."),
@@ -63,11 +65,24 @@ def explain_command(
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
     config = sizes.config(mechanism, parse_options(option))
-    call = WholeCall(dtype=dtype_name(dtype), device=device, gradients=training, padded=padded, tokens=seq)
+    call = WholeCall(
+        dtype=dtype_name(dtype),
+        device=device,
+        gradients=training,
+        padded=padded,
+        packed=packed,
+        dropout=dropout,
+        tokens=seq,
+    )
     if rows is None:
         found = verdicts(mechanism, config, call)
-    elif training or padded:
-        raise InvalidValue.of("--rows", rows, "no --training and no --padded beside it: it is a step of serving")
+        if packed and all(row["verdict"] != "runs" for row in found):
+            typer.echo(
+                "no kernel here takes packed texts together: each is computed alone, see without --packed", err=True
+            )
+    elif training or padded or packed or dropout:
+        allowed = "no --training, --padded, --packed or --dropout beside it: it is a step of serving"
+        raise InvalidValue.of("--rows", rows, allowed)
     else:
         found = paged_verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, rows=rows)
         if not found:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import InvalidValue
 from attn_core.heads import Heads
 from attn_core.modifier.base import Modifier
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +24,15 @@ class BiasTable(Modifier):
     def rows(self) -> int:
         """Number of buckets."""
         raise TypeError(f"{type(self).__name__} does not say how many buckets it has")
+
+    @property
+    def far(self) -> int:
+        """The distance from which on, to either side, all share a bucket."""
+        raise TypeError(f"{type(self).__name__} does not say how far it tells distances apart")
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance, key less query, int64; of the same shape. Only operators of tensors are used."""
+        raise TypeError(f"{type(self).__name__} does not say which bucket {distance} has")
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
         return {"table": (self.rows(), heads.query)}
@@ -57,6 +73,21 @@ class T5Bias(BiasTable):
     def rows(self) -> int:
         return self.buckets
 
+    @property
+    def far(self) -> int:
+        # Where the last bucket begins is rounded; one further on, nothing is left to round.
+        return self.max_distance + 1
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        side = (distance > 0) * self.one_side if self.bidirectional else 0
+        away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        near = self.one_by_one
+        # In float32, as checkpoints were trained: a distance on the edge of two buckets must fall on the same side.
+        share = (away.clamp(min=1).float() / near).log() / math.log(self.max_distance / near)
+        grown = (near + (share * (self.one_side - near)).long()).clamp(max=self.one_side - 1)
+        found: Tensor = side + away.where(away < near, grown)
+        return found
+
 
 @dataclass(frozen=True, kw_only=True)
 class RelativeBias(BiasTable):
@@ -70,6 +101,13 @@ class RelativeBias(BiasTable):
 
     def rows(self) -> int:
         return 2 * self.clip + 1
+
+    @property
+    def far(self) -> int:
+        return self.clip
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        return distance.clamp(-self.clip, self.clip) + self.clip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     """
     if operands.key.shape[1] == 0:
         return nothing(operands)
-    return summed(spec, operands, attention_weights(spec, operands))
+    return summed(spec, operands, dropped(operands, attention_weights(spec, operands)))
 
 
 def summed(spec: AttentionSpec, operands: Operands, weights: Tensor) -> Tensor:
@@ -39,6 +39,17 @@ def attention_weights(spec: AttentionSpec, operands: Operands) -> Tensor:
     """Weights [batch, heads, query, key], float32 for 16-bit inputs; zeros where no key is allowed."""
     pairs = pairs_of(spec, operands)
     return distribute(pairs, modify(pairs, scores(pairs)))
+
+
+def dropped(operands: Operands, weights: Tensor) -> Tensor:
+    """Weights [batch, heads, query, key] of which some are dropped, where the operands say so."""
+    dropout = operands.dropout
+    if dropout is None:
+        return weights
+    batch, heads, queries, keys = weights.shape
+    row, query, key = (torch.arange(count, device=weights.device) for count in (batch * heads, queries, keys))
+    row = (row + dropout.first * heads).view(batch, heads, 1, 1)
+    return torch.where(dropout.kept(row, query[:, None], key), weights * dropout.scale, 0)
 
 
 def pairs_of(spec: AttentionSpec, operands: Operands) -> Pairs:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
-from attn_core import DependencyKeys, DependencyValues, Modifier, RelativeBias, RelativeKeys, RelativeValues, T5Bias
-from attn_core.errors import InvalidValue
+from attn_core import DependencyKeys, DependencyValues, Modifier, RelativeKeys, RelativeValues
 from attn_core.modifier import BiasTable
 from torch import Tensor
 
@@ -20,27 +17,7 @@ def relative_bias(modifier: BiasTable, table: Tensor, query: Tensor, key: Tensor
     `query` [batch or 1, 1, query, 1] and `key` [batch or 1, 1, 1, key] are absolute positions.
     """
     # Head by head, so that what is added to the scores lies in memory as they do.
-    return table.t().contiguous()[:, buckets(modifier, (key - query)[:, 0])].transpose(0, 1)
-
-
-def buckets(modifier: BiasTable, distance: Tensor) -> Tensor:
-    """The bucket of each distance j - i, int64 of the same shape."""
-    if isinstance(modifier, T5Bias):
-        return t5_buckets(modifier, distance)
-    if isinstance(modifier, RelativeBias):
-        return distance.clamp(-modifier.clip, modifier.clip) + modifier.clip
-    raise InvalidValue.of("modifier", modifier.kind, "t5_bias, relative_bias")
-
-
-def t5_buckets(modifier: T5Bias, distance: Tensor) -> Tensor:
-    """The bucket of each distance j - i (Raffel et al. 2020, section 2.1)."""
-    side = torch.where(distance > 0, modifier.one_side, 0) if modifier.bidirectional else 0
-    away = distance.abs() if modifier.bidirectional else (-distance).clamp(min=0)
-    near = modifier.one_by_one
-    # In float32, as checkpoints were trained: a distance on the edge of two buckets must fall on the same side.
-    share = torch.log(away.clamp(min=1).float() / near) / math.log(modifier.max_distance / near)
-    far = (near + (share * (modifier.one_side - near)).long()).clamp(max=modifier.one_side - 1)
-    return side + torch.where(away < near, away, far)
+    return table.t().contiguous()[:, modifier.bucket((key - query)[:, 0])].transpose(0, 1)
 
 
 def relative_keys(pairs: Pairs, modifier: RelativeKeys) -> Tensor:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Plain(Kernel):
-    """Accepts every `attend`, keeps all scores in memory and is chosen last."""
+    """Accepts every `attend` of one text a row, keeps all scores in memory and is chosen last."""
 
     name = "plain"
     summary = "the equation in torch; accepts everything"
-    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS if field != "packed"}
 
     def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
         """The unit of all costs."""
