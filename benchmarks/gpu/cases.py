@@ -17,14 +17,18 @@ from attn_core import (
     Modifier,
     Operands,
     Prefix,
+    RelativeBias,
     Segments,
     SoftCap,
     Softmax,
     SoftmaxOne,
     SoftmaxWithSink,
     Strided,
+    T5Bias,
     Window,
 )
+from attn_core.dropout import Dropout
+from attn_core.packed import Packed
 from torch import Tensor
 
 CAUSAL, FULL, SOFTMAX = Causal(), Full(), Softmax()
@@ -44,6 +48,8 @@ class Case:
     batch: int = 1
     modifiers: tuple[Modifier, ...] = ()
     distribution: Distribution = SOFTMAX
+    packed: Packed | None = None
+    dropout: Dropout | None = None
 
     @property
     def spec(self) -> AttentionSpec:
@@ -66,8 +72,12 @@ class Case:
             key=normal(self.batch, self.keys, key_value, key_size),
             value=normal(self.batch, self.keys, key_value, value_size),
             parameters={name: normal(*shape) for name, shape in self.spec.weights.items()},
+            packed=self.packed,
+            dropout=self.dropout,
         )
 
+
+DROPPED = Dropout(probability=0.5, seed=0xFEDCBA9876543210, offset=7)
 
 RIGHT = [
     Case(name="causal"),
@@ -89,12 +99,26 @@ RIGHT = [
     Case(name="prefix", mask=CAUSAL | Prefix(150)),
     Case(name="packed documents", mask=CAUSAL & Segments((100, 1, 150, 82)), queries=333),
     Case(name="strides", mask=CAUSAL & Strided(5)),
+    Case(name="packed texts", packed=Packed.of((100, 1, 0, 150, 49)), queries=300, keys=300, batch=2),
+    Case(name="packed texts after others", packed=Packed((100, 1, 199), (200, 33, 100))),
+    Case(name="packed texts of 128", packed=Packed.of((300, 212)), queries=512, keys=512, sizes=(128, 128)),
+    Case(name="packed texts of 256", packed=Packed.of((100, 200)), queries=300, keys=300, sizes=(256, 256)),
+    Case(name="biases of T5", modifiers=(T5Bias(),)),
+    Case(name="biases of T5, 128", modifiers=(T5Bias(),), sizes=(128, 128), queries=512, keys=512),
+    Case(name="biases over both sides", mask=FULL, modifiers=(SoftCap(cap=20.0), RelativeBias(clip=40)), batch=2),
+    Case(name="biases of a list", mask=CAUSAL | Prefix(150), modifiers=(RelativeBias(clip=40),)),
+    Case(name="dropout", dropout=Dropout(probability=0.1, seed=1)),
+    Case(name="dropout of 128 in a window", mask=Window(left=64), dropout=DROPPED, sizes=(128, 128)),
+    Case(name="dropout of packed texts", dropout=DROPPED, packed=Packed((100, 1, 199), (200, 33, 100))),
     Case(name="heads that differ", mask=BigBird(block=32, random=1, number_of_heads=4)),
 ]
 """Every feature of every program once, at sizes that are no multiples of a tile."""
 
 SMALL = [
     Case(name="causal", queries=20, keys=33, sizes=(16, 16), dtype="float16"),
+    Case(name="packed", packed=Packed((7, 13), (20, 13)), queries=20, keys=33, sizes=(16, 16), dtype="float16"),
+    Case(name="biases", modifiers=(T5Bias(),), queries=20, keys=33, sizes=(16, 16), dtype="float16"),
+    Case(name="dropout", dropout=DROPPED, queries=20, keys=33, sizes=(16, 16), dtype="float16"),
     Case(name="prefix", mask=CAUSAL | Prefix(9), queries=20, keys=33, sizes=(16, 16), dtype="float16"),
 ]
 """For the interpreter, which cannot multiply bfloat16."""

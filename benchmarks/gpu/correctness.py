@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, Operands
+from attn_core.packed import texts
 from attn_kernels_triton.attention.attend import attend
 from attn_variants.kernels.plain import Plain
 from cases import Case
@@ -18,8 +19,6 @@ FACTOR, ROUNDINGS = 1.25, 3
 
 def verdicts(cases: list[Case], device: str) -> Iterator[dict[str, Any]]:
     """For each case and result, the relative error, what is allowed, and whether it is right."""
-    # Not by name: on a bare machine nothing of this tree is installed, so nothing is found.
-    plain = Plain().run
     for case in cases:
         operands = case.operands(device)
         exact = results(plain, case.spec, changed(operands, {n: t.double() for n, t in leaves(operands).items()}))
@@ -32,6 +31,15 @@ def verdicts(cases: list[Case], device: str) -> Iterator[dict[str, Any]]:
             same = torch.equal(found[name], again[name])
             right = error <= allowed and same
             yield {"case": case.name, "what": name, "error": error, "allowed": allowed, "same": same, "right": right}
+
+
+def plain(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """The plain computation, text by text where texts are packed."""
+    # Not by name: on a bare machine nothing of this tree is installed, so nothing is found.
+    run = Plain().run
+    if operands.packed is None:
+        return run(spec, operands)
+    return torch.cat([run(spec, text) for text in texts(operands)], dim=1)
 
 
 def leaves(operands: Operands) -> dict[str, Tensor]:

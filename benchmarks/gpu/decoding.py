@@ -46,36 +46,95 @@ class Step:
         held = [past + new for past, new in zip(self.contexts, self.lengths, strict=True)]
         pool, longest = sum(held), max(held)
 
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=generator, device=device).to(self.dtype)
-
-        (query, shared), (key, value) = self.heads, self.sizes
-        if self.latent:
-            fields = {"latent": normal(pool, value), "rotary_key": normal(pool, key - value)}
-        else:
-            fields = {"key": normal(pool, shared, key), "value": normal(pool, shared, value)}
+        fields, query = self.drawn(generator, pool)
         numbers = torch.zeros(len(held), longest, dtype=torch.int64, device=device)
         for request, part in enumerate(torch.randperm(pool, generator=generator, device=device).split(held)):
             numbers[request, : len(part)] = part
         batch = RaggedBatch.of(self.lengths, self.contexts, partial(torch.tensor, device=device))
         rows = RowsInPlace(fields, numbers, numbers, (0,) * len(held), "plain")
         asked = tuple(range(len(held)))
-        return PagedOperands(query=normal(sum(self.lengths), query, key), batch=batch, rows=rows, requests=asked)
+        return PagedOperands(query=query, batch=batch, rows=rows, requests=asked)
+
+    def drawn(self, generator: torch.Generator, pool: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Random memory of so many rows, by field, and queries [tokens, heads, size]."""
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(*shape, generator=generator, device=generator.device).to(self.dtype)
+
+        (query, shared), (key, value) = self.heads, self.sizes
+        if self.latent:
+            fields = {"latent": normal(pool, value), "rotary_key": normal(pool, key - value)}
+        else:
+            fields = {"key": normal(pool, shared, key), "value": normal(pool, shared, value)}
+        return fields, normal(sum(self.lengths), query, key)
+
+
+BINARY = (-1, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7)
+"""Parents of the tokens of a tree of 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStep(Step):
+    """A step in which each request checks a tree of tokens, each a request for itself, after `bases` others."""
+
+    bases: tuple[int, ...]
+    parents: tuple[int, ...] = BINARY
+
+    @classmethod
+    def of(cls, name: str, bases: tuple[int, ...], **more: Any) -> TreeStep:
+        """The step of a binary tree after each of `bases`."""
+        depths = [len(path_of(BINARY, node)) - 1 for node in range(len(BINARY))]
+        contexts = tuple(base + depth for base in bases for depth in depths)
+        return cls(name=name, lengths=(1,) * len(contexts), contexts=contexts, bases=bases, **more)
+
+    def operands(self, device: str) -> PagedOperands:
+        """Random rows, each request's scattered over memory."""
+        generator = torch.Generator(device).manual_seed(0)
+        held = [base + len(self.parents) for base in self.bases]
+        fields, query = self.drawn(generator, sum(held))
+        numbers = torch.zeros(len(self.contexts), max(self.contexts) + 1, dtype=torch.int64, device=device)
+        paths = []
+        for tree, part in enumerate(torch.randperm(sum(held), generator=generator, device=device).split(held)):
+            base = self.bases[tree]
+            for node in range(len(self.parents)):
+                path = path_of(self.parents, node)
+                line = numbers[tree * len(self.parents) + node]
+                line[:base] = part[:base]
+                line[base : base + len(path)] = part[torch.tensor(path, device=device) + base]
+                paths.append(tuple(base + place for place in path))
+        tensor = partial(torch.tensor, device=device)
+        batch = RaggedBatch.of(self.lengths, self.contexts, tensor, paths)
+        rows = RowsInPlace(fields, numbers, numbers, (0,) * len(paths), "plain")
+        return PagedOperands(query=query, batch=batch, rows=rows, requests=tuple(range(len(paths))))
+
+
+def path_of(parents: tuple[int, ...], node: int) -> list[int]:
+    """A token of a tree behind its ancestors, the root first."""
+    found = [node]
+    while parents[found[0]] >= 0:
+        found.insert(0, parents[found[0]])
+    return found
 
 
 RIGHT = [
     Step(name="tokens that decode", lengths=(1, 1, 1), contexts=(3000, 5, 700)),
     Step(name="chunks of prompts beside tokens", lengths=(1, 200, 37), contexts=(900, 0, 300), sizes=(64, 64)),
     Step(name="float32", lengths=(1, 9), contexts=(500, 60), heads=(4, 2), sizes=(64, 64), dtype=torch.float32),
+    TreeStep.of("trees of 16 tokens", (900, 5, 0)),
     Step(name="latents of 16 heads", lengths=(1, 1), contexts=(2000, 77), heads=(16, 1), sizes=(576, 512)),
     Step(name="latents of 128 heads", lengths=(1, 3), contexts=(400, 77), heads=(128, 1), sizes=(576, 512)),
 ]
-SMALL = [Step(name="small", lengths=(1, 3), contexts=(20, 5), heads=(2, 1), sizes=(16, 16), dtype=torch.float32)]
+SMALL_SIZES: dict[str, Any] = {"heads": (2, 1), "sizes": (16, 16), "dtype": torch.float32}
+SMALL = [
+    TreeStep.of("small tree", (9,), **SMALL_SIZES),
+    Step(name="small", lengths=(1, 3), contexts=(20, 5), **SMALL_SIZES),
+]
 LATENTS: dict[str, Any] = {"lengths": (1,) * 64, "contexts": (8191,) * 64, "sizes": (576, 512)}
 TIMED = [
     Step(name="32 of 4096", lengths=(1,) * 32, contexts=(4095,) * 32),
     Step(name="64 of 4096, a head each", lengths=(1,) * 64, contexts=(4095,) * 64, heads=(8, 8)),
     Step(name="4 of 65536", lengths=(1,) * 4, contexts=(65535,) * 4),
+    TreeStep.of("trees of 16 tokens, 32 of 4096", (4096,) * 32),
     Step(name="1 of 4096", lengths=(1,), contexts=(4095,)),
     *(Step(name=f"latents, {heads} heads, 64 of 8192", heads=(heads, 1), **LATENTS) for heads in (16, 32, 128)),
 ]

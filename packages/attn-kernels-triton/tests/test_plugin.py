@@ -59,7 +59,7 @@ def test_listing_imports_neither_torch_nor_triton():
 
 
 def problem(**fields):
-    return Problem(key_size=64, value_size=64, dtype="bfloat16", device="cuda", **fields)
+    return Problem(**{"key_size": 64, "value_size": 64, "dtype": "bfloat16", "device": "cuda", **fields})
 
 
 def test_a_gpu_that_is_there_gets_this_kernel_and_a_cpu_does_not(monkeypatch):
@@ -76,7 +76,13 @@ def test_a_gpu_that_is_there_gets_this_kernel_and_a_cpu_does_not(monkeypatch):
     [
         ({"modifiers": ("alibi", "soft_cap")}, "modifiers"),
         ({"modifiers": ("soft_cap", "soft_cap")}, "modifiers"),
-        ({"modifiers": ("t5_bias",)}, "modifiers"),
+        ({"modifiers": ("t5_bias", "soft_cap")}, "modifiers"),
+        ({"modifiers": ("relative_keys",)}, "modifiers"),
+        ({"modifiers": ("t5_bias",), "gradients": True, "placed": True}, "gradients"),
+        ({"dropout": True, "value_size": 129}, "dropout"),
+        ({"dropout": True, "modifiers": ("t5_bias",)}, "dropout"),
+        ({"modifiers": ("relative_bias",), "key_size": 129}, "modifiers"),
+        ({"modifiers": ("relative_bias",), "mask": "prefix"}, "mask"),
         ({"distribution": "sparsemax"}, "distribution"),
         ({"score": "additive"}, "score"),
         ({"weights": True}, "weights"),
@@ -179,7 +185,8 @@ def test_masks_that_are_bands_are_known_as_such(mask, band):
 
 
 def test_words_in_order_are_accepted_once():
-    condition = InOrder(("one", "two"))
-    assert condition.refuses(()) is None
-    assert condition.refuses(("one", "two")) is None
-    assert "in this order" in str(condition.refuses(("two", "one")))
+    condition = InOrder((("one",), ("two", "three")))
+    for accepted in ((), ("one", "two"), ("three", "two"), ("one", "three", "two")):
+        assert condition.refuses(accepted) is None
+    for refused in (("two", "one"), ("two", "two"), ("four",)):
+        assert "one, then two and three" in str(condition.refuses(refused))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,11 @@ def rows(tensor: Tensor) -> Rows:
     """The view of a tensor [batch, row, head, size]."""
     batch, row, head, _ = tensor.stride()
     return Rows(tensor, batch, row, head)
+
+
+def integers(found: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:
+    """The numbers, int32, on the device of a tensor."""
+    return torch.tensor(found, dtype=torch.int32, device=like.device)
 
 
 def power_of_two(size: int) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, Softmax
-from attn_kernels_triton.attention.backward import Backwards, backward_launches
+from attn_core.dropout import Dropout
+from attn_core.packed import Packed
+from attn_kernels_triton.attention.backward import Backwards, backward_launches, call_of
+from attn_kernels_triton.attention.diagonals import bias_launch
 from attn_kernels_triton.attention.forward import empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import plan_of
 from attn_kernels_triton.launch import Launch
@@ -19,6 +22,8 @@ def launches(
     mask: Mask = CAUSAL,
     value_size: int = 0,
     heads: tuple[int, int] = (8, 2),
+    packed: Packed | None = None,
+    dropout: Dropout | None = None,
     **parts,
 ) -> dict[str, Launch]:
     """The programs of one attention by name; heads are of queries and of keys."""
@@ -32,9 +37,15 @@ def launches(
         query=rows(heads[0], size),
         key=rows(heads[1], size),
         value=rows(heads[1], layout.value_size),
-        parameters={name: torch.zeros(shape) for name, shape in spec.weights.items()},
+        parameters={name: torch.zeros(shape, requires_grad=True) for name, shape in spec.weights.items()},
+        packed=packed,
+        dropout=dropout,
     )
     plan, inputs = plan_of(spec, operands), inputs_of(operands)
     result = empty(plan, inputs)
-    delta, queries, keys = backward_launches(plan, Backwards(inputs, result, result.out, result.lse, inputs))
-    return {"forward": forward_launch(plan, inputs, result), "delta": delta, "to_queries": queries, "to_keys": keys}
+    work = Backwards(inputs, result, result.out, result.lse, inputs)
+    delta, queries, keys = backward_launches(plan, work)
+    found = {"forward": forward_launch(plan, inputs, result), "delta": delta, "to_queries": queries, "to_keys": keys}
+    if plan.bias is not None:
+        found["to_biases"], _ = bias_launch(plan, call_of(plan, work), plan.bias.shape[1] // 2)
+    return found

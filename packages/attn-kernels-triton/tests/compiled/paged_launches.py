@@ -20,9 +20,11 @@ def paged_launches(
     dtype: torch.dtype = torch.bfloat16,
     lengths: tuple[int, ...] = (1, 1, 200),
     mask: Mask = CAUSAL,
+    tree: bool = False,
     **parts,
 ) -> list[Launch]:
-    """The programs of a step that decodes and computes a chunk of a prompt; where `form` is latent, of MLA."""
+    """The programs of a step that decodes and computes a chunk of a prompt, or of a `tree`; where `form` is latent, of
+    MLA."""
     query, shared = heads
     latent = form == "latent"
     sizes = (size + 64, size) if latent else (size, size)
@@ -31,6 +33,11 @@ def paged_launches(
     batch = RaggedBatch.of(lengths, CONTEXTS, torch.tensor)
     width = max(length + context for length, context in zip(lengths, CONTEXTS, strict=True))
     numbers = torch.zeros(len(lengths), width, dtype=torch.int64)
+    if tree:
+        lengths = (1, 1, 1)
+        batch = RaggedBatch.of(lengths, (700, 701, 701), torch.tensor, [(700,), (700, 701), (700, 702)])
+        numbers = torch.arange(702).repeat(3, 1)
+        numbers[2, 701] = 702
     known = "plain" if latent else form
     operands = PagedOperands(
         query=torch.empty(sum(lengths), query, sizes[0], dtype=dtype),

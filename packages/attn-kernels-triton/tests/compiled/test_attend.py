@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import Causal, Full, Prefix, SoftCap, SoftmaxWithSink, Window
+from attn_core import Alibi, Causal, Full, Prefix, SoftCap, SoftmaxWithSink, T5Bias, Window
+from attn_core.dropout import Dropout
+from attn_core.packed import Packed
 from attn_kernels_triton.attention import dense, tiles
 from attn_kernels_triton.tuning.candidates import CANDIDATES
 from launches import launches
@@ -16,6 +18,17 @@ WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink
 CAPPED = {"size": 128, "modifiers": (SoftCap(cap=30.0),)}
 SPECIALISED = tiles.Choice(128, 128, 4, 2, "specialised")
 LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
+PACKED = {"size": 128, "packed": Packed.of((700, 48, 1300))}
+DROPPED = {"size": 128, "dropout": Dropout(probability=0.1, seed=3)}
+EVERYTHING = {
+    **PACKED,
+    "mask": Window(left=512),
+    "modifiers": (SoftCap(cap=30.0), Alibi()),
+    "distribution": SoftmaxWithSink(),
+}
+ALL_BIASED = {**EVERYTHING, "modifiers": (SoftCap(cap=30.0), T5Bias())}
+ALL_DROPPED = {**EVERYTHING, **DROPPED}
+FURTHER = {"all with biases": ALL_BIASED, "all with dropout": ALL_DROPPED}
 WIDER = {
     "256, forward": ({"size": 256}, "forward"),
     "256, to queries": ({"size": 256}, "to_queries"),
@@ -28,6 +41,18 @@ WIDER = {
     "128, blocks of a list, to keys": (LISTED, "to_keys"),
     "128, window and sinks, to queries": (WINDOW, "to_queries"),
     "128, blocks of a list, forward": (LISTED, "forward"),
+    **{
+        f"{shape['size']}, {name}, {program}": (shape, program)
+        for name, one in FURTHER.items()
+        for shape in (one, {**one, "size": 64})
+        for program in PROGRAMS
+    },
+    "64, all with biases, to biases": ({**ALL_BIASED, "size": 64}, "to_biases"),
+    "128, all with biases, to biases": (ALL_BIASED, "to_biases"),
+    "128, packed, to keys": (PACKED, "to_keys"),
+    "128, blocks of a list, dropout, to queries": ({**LISTED, **DROPPED}, "to_queries"),
+    "256, packed, forward": ({**PACKED, "size": 256}, "forward"),
+    "256, packed, to keys": ({**PACKED, "size": 256}, "to_keys"),
 }
 
 
@@ -49,8 +74,10 @@ def require_ships(program: str, shape: dict) -> None:
     assert found.registers <= REGISTERS
     assert found.shared <= SHARED_MEMORY
     if shape.get("dtype") != torch.float32:
-        # Tiles of 32 keys, the most that gradients of size 256 leave room for, are too few for a warp group.
-        assert found.count("HGMMA") > 0 or (program == "to_keys" and shape["size"] > 128 and found.count("HMMA") > 0)
+        # Tiles of 32 keys, the most that gradients of size 256, or with dropout, leave room for, are too few for a warp
+        # group.
+        few = program == "to_keys" and (shape["size"] > 128 or "dropout" in shape)
+        assert found.count("HGMMA") > 0 or (few and found.count("HMMA") > 0)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -107,6 +134,14 @@ def test_every_program_compiles_for_other_gpus(target, copier):
     copier(present=target == "sm_100")
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in launches(64).values()]
     assert found == [OTHERS[target]] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", OTHERS)
+@pytest.mark.parametrize("name", FURTHER)
+def test_packed_texts_biases_and_dropout_compile_for_other_gpus(name, target):
+    asked = launches(**{**FURTHER[name], "size": 64}).values()
+    assert {compiled(launch, OTHERS[target]).metadata.target for launch in asked} == {OTHERS[target]}
 
 
 def test_memory_that_is_loaded_ahead_is_loaded_without_registers(copier):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from artefacts import HOPPER, compiled
-from attn_core import Causal, Prefix
+from attn_core import Causal, Prefix, RelativeBias
+from attn_core.dropout import Dropout
+from attn_core.packed import Packed
 from launches import launches
 from paged_launches import paged_launches
 
@@ -16,6 +18,18 @@ def test_programs_over_codes_of_one_head_compile(form):
 
 
 MASKS = {"band": Causal(), "list": Causal() | Prefix(100)}
+
+
+FURTHER = {
+    "biases": {"modifiers": (RelativeBias(clip=1),)},
+    "dropout": {"dropout": Dropout(probability=0.5, seed=1)},
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_packed_texts_biases_and_dropout_of_heads_with_keys_of_their_own_compile(name):
+    for launch in launches(64, heads=(8, 8), packed=Packed.of((700, 1348)), **FURTHER[name]).values():
+        assert compiled(launch, HOPPER).metadata.target == HOPPER
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -8,8 +8,15 @@ from torch import Tensor
 FACTOR, ROUNDINGS = 1.25, 2
 RECOMPUTED = 1
 """One more rounding for gradients: weights are computed again from logarithms that were stored in float32."""
+CANCELLED = 4
+"""More roundings for gradients to biases of distances: sums of changes that nearly cancel, as those of a query do."""
 WORST = 4.0
 """How many times the worst error of the plain computation the worst error of an element may be, besides roundings."""
+
+
+def roundings_of(result: str) -> int:
+    """How many roundings a result of this name may be off."""
+    return ROUNDINGS + RECOMPUTED * result.startswith("gradient") + CANCELLED * result.endswith("table")
 
 
 def require_close(found: Tensor, plain: Tensor, exact: Tensor, what: str, roundings: int = ROUNDINGS) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from attn_core import AttentionSpec, Distribution, Heads, Mask, Modifier, Operands, Softmax
 from attn_testing import oracle
-from bounds import RECOMPUTED, ROUNDINGS, require_close
+from bounds import require_close, roundings_of
 from torch import Tensor
 
 Attend = Callable[[AttentionSpec, Operands], Tensor]
@@ -85,5 +85,4 @@ def require_right(attend: Attend, call: Call, operands: Operands | None = None) 
     exact = results(oracle.attend, call.spec, wide(operands))
     plain = results(oracle.attend, call.spec, operands)
     for name, found in results(attend, call.spec, operands).items():
-        roundings = ROUNDINGS + RECOMPUTED * name.startswith("gradient")
-        require_close(found, plain[name], exact[name], f"{call}: {name}", roundings)
+        require_close(found, plain[name], exact[name], f"{call}: {name}", roundings_of(name))

@@ -11,12 +11,14 @@ from attn_core import (
     Full,
     Predicate,
     Prefix,
+    RelativeBias,
     Segments,
     SoftCap,
     Softmax,
     SoftmaxOne,
     SoftmaxWithSink,
     Strided,
+    T5Bias,
     Window,
 )
 from attn_core.errors import InvalidValue
@@ -47,6 +49,20 @@ CALLS = {
     "soft cap": Call(Causal(), modifiers=(SoftCap(cap=1.5),)),
     "alibi": Call(Causal(), modifiers=(Alibi(),), heads=(3, 3)),
     "soft cap and alibi of a window": Call(Window(left=9), modifiers=(SoftCap(cap=3.0), Alibi())),
+    "relative biases": Call(Causal(), modifiers=(RelativeBias(clip=5),)),
+    "relative biases over both sides": Call(Full(), 50, 70, modifiers=(RelativeBias(clip=40),), heads=(3, 3)),
+    "biases of T5": Call(Causal(), modifiers=(T5Bias(),), **LONG),
+    "biases of T5 over both sides": Call(Full(), modifiers=(T5Bias(buckets=8, max_distance=20, bidirectional=True),)),
+    "all biases, bfloat16": Call(
+        Causal(), 70, 70, dtype=BRAIN, modifiers=(SoftCap(cap=2.0), RelativeBias(clip=1), Alibi(), T5Bias())
+    ),
+    "biases of a window with sinks": Call(
+        Window(left=40, right=3), 70, 70, modifiers=(RelativeBias(clip=9),), distribution=SoftmaxWithSink(), batch=2
+    ),
+    "biases of a list": Call(Causal() | Prefix(40), 70, 100, modifiers=(T5Bias(buckets=8, max_distance=30),)),
+    "biases of heads that differ": Call(
+        BigBird(block=16, random=1, number_of_heads=2), 70, 80, modifiers=(RelativeBias(clip=3),)
+    ),
     "sinks": Call(Causal(), distribution=SoftmaxWithSink(), batch=2),
     "softmax one of a window": Call(Window(left=5), distribution=SoftmaxOne()),
     "prefix": Call(Causal() | Prefix(70), 100, 140),

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, Operands
+from attn_core.mask.band import band_of
+from attn_core.packed import texts
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -18,14 +20,15 @@ from attn_kernels_triton.attention.plan import Plan, plan_of
 
 
 class Attend(torch.autograd.Function):
-    """Output and lse to the base 2 of a plan; gradients to queries, keys, values and the sink."""
+    """Output and lse to the base 2 of a plan; gradients to queries, keys, values, the sink and the biases."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, sink: Tensor | None, *inputs: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG004
-        """Run the forward program."""
+    def forward(ctx: Any, plan: Plan, *learned: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Run the forward program over the last three tensors; the sink and the biases before them are the plan's."""
+        inputs: tuple[Any, ...] = learned[2:]
         result = empty(plan, Inputs(*inputs))
         forward_launch(plan, Inputs(*inputs), result).run(inputs[0].device)
-        ctx.plan = dataclasses.replace(plan, sink=None if plan.sink is None else plan.sink.detach())
+        ctx.plan = dataclasses.replace(plan, sink=apart(plan.sink), bias=apart(plan.bias))
         ctx.save_for_backward(*inputs, *result)
         ctx.mark_non_differentiable(result.lse)
         return result.out, result.lse
@@ -35,8 +38,13 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, change: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Run the backward programs."""
         saved = ctx.saved_tensors
-        found, sink = backward(ctx.plan, Inputs(*saved[:3]), Attended(*saved[3:]), change)
-        return None, sink, *found
+        found = backward(ctx.plan, Inputs(*saved[:3]), Attended(*saved[3:]), change)
+        return None, found.sink, found.bias, *found.inputs
+
+
+def apart(learned: Tensor | None) -> Tensor | None:
+    """A tensor that needs a gradient if this one does, and holds nothing of how it came about."""
+    return None if learned is None else learned.detach().requires_grad_(learned.requires_grad)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -51,6 +59,10 @@ def attend_with_lse(spec: AttentionSpec, operands: Operands) -> tuple[Tensor, Te
     The second carries no gradient.
     """
     check(spec, operands)
+    if operands.packed is not None and band_of(spec.mask) is None:
+        # The blocks of other masks depend on the length of each text.
+        parts = [attend_with_lse(spec, text) for text in texts(operands)]
+        return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)
     plan = plan_of(spec, operands)
-    out, lse = Attend.apply(plan, plan.sink, *inputs_of(operands))  # type: ignore[no-untyped-call]
+    out, lse = Attend.apply(plan, plan.sink, plan.bias, *inputs_of(operands))  # type: ignore[no-untyped-call]
     return out, lse * math.log(2)

@@ -8,11 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from attn_kernels_triton.attention.diagonals import bias_launch, to_bias
 from attn_kernels_triton.attention.forward import Attended, Inputs
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.tiles import Choice, choice_of, tile_of
+from attn_kernels_triton.attention.texts import Listed
+from attn_kernels_triton.attention.tiles import choice_of, tile_of
 from attn_kernels_triton.launch import Launch, rows
-from attn_kernels_triton.programs.arguments import NO_BLOCKS, Backward
+from attn_kernels_triton.programs.arguments import NO_BLOCKS, NO_TILE, Backward
 from attn_kernels_triton.programs.backward_key import gradient_to_keys
 from attn_kernels_triton.programs.backward_query import attend_delta, gradient_to_queries
 
@@ -27,24 +29,38 @@ class Backwards(NamedTuple):
     gradients: Inputs
 
 
-def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> tuple[Inputs, Tensor | None]:
-    """Gradients to the inputs, and to the sink where there is one, of a gradient to the output."""
+class Gradients(NamedTuple):
+    """Gradients to the inputs, and to sinks and biases where there are any."""
+
+    inputs: Inputs
+    sink: Tensor | None
+    bias: Tensor | None
+
+
+def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gradients:
+    """The gradients of a gradient to the output."""
     change = change if change.stride(3) == 1 else change.contiguous()
     work = Backwards(inputs, result, change, torch.empty_like(result.lse), Inputs(*map(torch.empty_like, inputs)))
     for launch in backward_launches(plan, work):
         launch.run(change.device)
-    return work.gradients, to_sink(plan, result.lse, work.delta)
+    return Gradients(work.gradients, to_sink(plan, result.lse, work.delta), to_biases(plan, work))
 
 
 def backward_launches(plan: Plan, work: Backwards) -> list[Launch]:
     """The programs in the order in which they run."""
-    queries = -(-plan.sizes.queries // (by_query := choice_of("to_queries", plan.sizes)).queries)
-    keys = -(-plan.sizes.keys // (by_key := choice_of("to_keys", plan.sizes)).keys)
-    heads, shared = plan.batch * plan.shape.heads, plan.batch * (plan.shape.heads // plan.shape.group)
-    start = call_of(plan, work, by_query)._replace(second=rows(work.result.out))
+    by_query, by_key = choice_of("to_queries", plan.sizes), choice_of("to_keys", plan.sizes)
+    device, heads, shared = work.change.device, plan.shape.heads, plan.shape.heads // plan.shape.group
+    queries, texts_by_query = plan.tiles(Listed(by_query.queries, by_key=False), device)
+    keys, texts_by_key = plan.tiles(Listed(by_key.keys, by_key=True), device)
+    shared_call = call_of(plan, work)
+    start = shared_call._replace(second=rows(work.result.out), tile=tile_of(by_query, plan.sizes), texts=texts_by_query)
     to_query = start._replace(first=rows(work.gradients.query), second=None, blocks=plan.by_query)
-    to_key = call_of(plan, work, by_key)._replace(
-        first=rows(work.gradients.key), second=rows(work.gradients.value), blocks=plan.by_key
+    to_key = shared_call._replace(
+        first=rows(work.gradients.key),
+        second=rows(work.gradients.value),
+        blocks=plan.by_key,
+        tile=tile_of(by_key, plan.sizes),
+        texts=texts_by_key,
     )
     return [
         Launch(program=attend_delta, programs=queries * heads, call=start, warps=by_query.warps, stages=1),
@@ -59,7 +75,7 @@ def backward_launches(plan: Plan, work: Backwards) -> list[Launch]:
     ]
 
 
-def call_of(plan: Plan, work: Backwards, choice: Choice) -> Backward:
+def call_of(plan: Plan, work: Backwards) -> Backward:
     """What the programs have in common."""
     return Backward(
         query=rows(work.inputs.query),
@@ -74,8 +90,19 @@ def call_of(plan: Plan, work: Backwards, choice: Choice) -> Backward:
         rule=plan.rule,
         places=plan.places,
         blocks=NO_BLOCKS,
-        tile=tile_of(choice, plan.sizes),
+        tile=NO_TILE,
+        dropout=plan.dropped,
     )
+
+
+def to_biases(plan: Plan, work: Backwards) -> Tensor | None:
+    """The gradient [heads, 2 far + 1] to the biases; `delta` must have been computed."""
+    if plan.bias is None or not plan.bias.requires_grad:
+        return None
+    far = plan.bias.shape[1] // 2
+    launch, extent = bias_launch(plan, call_of(plan, work), far)
+    launch.run(work.change.device)
+    return to_bias(launch.call.diagonals, extent, far)
 
 
 def to_sink(plan: Plan, lse: Tensor, delta: Tensor) -> Tensor | None:

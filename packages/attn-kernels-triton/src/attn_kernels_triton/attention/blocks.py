@@ -12,6 +12,7 @@ from attn_core import Mask
 from attn_core.mask.blocks import blocks
 from torch import Tensor
 
+from attn_kernels_triton.launch import integers
 from attn_kernels_triton.programs.arguments import Blocks
 
 WHOLE = 0
@@ -133,10 +134,10 @@ def listed_by_query(entries: list[Entry], grid: Grid, bits: Tensor, heads: int |
         chosen[entry.head * grid.rows + entry.row].append(entry)
     return Blocks(
         full_starts=starts(full, bits),
-        full=numbers([entry.column for row in full for entry in row], bits),
+        full=integers([entry.column for row in full for entry in row], bits),
         partial_starts=starts(partial, bits),
-        partial=numbers([entry.column for row in partial for entry in row], bits),
-        slots=numbers([entry.slot for row in partial for entry in row], bits),
+        partial=integers([entry.column for row in partial for entry in row], bits),
+        slots=integers([entry.slot for row in partial for entry in row], bits),
         bits=bits,
         heads=None if heads is None else grid.rows,
         turns=None,
@@ -155,20 +156,25 @@ def listed_by_key(entries: list[Entry], grid: Grid, bits: Tensor, shared: tuple[
         full_starts=None,
         full=None,
         partial_starts=starts(met, bits),
-        partial=numbers([entry.row for entry in ordered], bits),
-        slots=numbers([entry.slot for entry in ordered], bits),
+        partial=integers([entry.row for entry in ordered], bits),
+        slots=integers([entry.slot for entry in ordered], bits),
         bits=bits,
         heads=None if shared is None else grid.columns,
-        turns=None if shared is None else numbers([entry.head % group for entry in ordered], bits),
+        turns=None if shared is None else integers([entry.head % group for entry in ordered], bits),
         size=grid.size,
     )
 
 
+def with_map(lists: Blocks, keys: int) -> Blocks:
+    """Lists of rows of blocks over so many keys, with the slot of every block beside them."""
+    columns = -(-keys // lists.size)
+    found = torch.full((len(lists.full_starts) - 1, columns), -1, dtype=torch.int32, device=lists.bits.device)
+    rows = torch.arange(len(found), device=found.device)
+    found[rows.repeat_interleave(lists.full_starts.diff()), lists.full.long()] = WHOLE
+    found[rows.repeat_interleave(lists.partial_starts.diff()), lists.partial.long()] = lists.slots
+    return lists._replace(map=found)
+
+
 def starts(lists: list[list[Entry]], like: Tensor) -> Tensor:
     """Where each list starts in all of them end to end, and where the last one stops."""
-    return numbers([0, *accumulate(map(len, lists))], like)
-
-
-def numbers(found: list[int], like: Tensor) -> Tensor:
-    """The numbers, int32."""
-    return torch.tensor(found, dtype=torch.int32, device=like.device)
+    return integers([0, *accumulate(map(len, lists))], like)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from attn_core import AttentionSpec, Operands
 from attn_core.errors import InvalidValue
+from attn_core.packed import check_packed
 from torch import Tensor
 
+from attn_kernels_triton.kernels.attend import WIDEST_DROPPED
 from attn_kernels_triton.machine import interpreted
 
 LARGEST_OFFSET = 2**31 - 1
@@ -38,7 +40,20 @@ def check(spec: AttentionSpec, operands: Operands) -> None:
         if name not in operands.parameters:
             raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")
         check_like(name, operands.parameters[name], weight, query.device)
+    check_packed(operands)
+    check_biases(spec, operands)
+    if operands.dropout is not None and max(heads.key_size, heads.value_size) > WIDEST_DROPPED:
+        given = max(heads.key_size, heads.value_size)
+        raise InvalidValue.of("dropout", f"over heads of size {given}", f"sizes up to {WIDEST_DROPPED}")
     check_count("queries of all heads", batch * heads.query * query.shape[1])
+
+
+def check_biases(spec: AttentionSpec, operands: Operands) -> None:
+    """Biases that learn need distances that follow from the rows."""
+    placed = operands.query_positions is not None or operands.key_positions is not None
+    tables = [operands.parameters[name] for name in spec.weights if name.endswith("_bias.table")]
+    if placed and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+        raise InvalidValue.of("positions", "given", "none where learned biases need gradients")
 
 
 def check_rows(name: str, tensor: Tensor, query: Tensor) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attn_kernels_triton.attention.dense import copied, tiles_of
 from attn_kernels_triton.attention.plan import Plan
+from attn_kernels_triton.attention.texts import Listed
 from attn_kernels_triton.attention.tiles import Choice, choice_of, tile_of
 from attn_kernels_triton.launch import Launch, rows
 from attn_kernels_triton.programs.arguments import Forward
@@ -58,6 +59,7 @@ def forward_launch(plan: Plan, inputs: Inputs, result: Attended) -> Launch:
 
 def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> Launch:
     """The forward program of a choice."""
+    tiles, texts = plan.tiles(Listed(choice.queries, by_key=False), inputs.query.device)
     call = Forward(
         query=rows(inputs.query),
         key=rows(inputs.key),
@@ -69,10 +71,12 @@ def launch_of(plan: Plan, inputs: Inputs, result: Attended, choice: Choice) -> L
         places=plan.places,
         blocks=plan.by_query,
         tile=tile_of(choice, plan.sizes),
+        texts=texts,
+        dropout=plan.dropped,
     )
     return Launch(
         program=PROGRAMS[choice.schedule],
-        programs=-(-plan.sizes.queries // choice.queries) * plan.batch * plan.shape.heads,
+        programs=tiles * plan.shape.heads,
         call=call,
         warps=choice.warps,
         stages=choice.stages,

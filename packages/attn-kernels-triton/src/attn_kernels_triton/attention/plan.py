@@ -12,9 +12,11 @@ from attn_core.mask.band import Band, band_of
 from attn_core.pairs import positions, seen_pairs
 from torch import Tensor
 
-from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of
+from attn_kernels_triton.attention.biases import bias_of
+from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of, with_map
+from attn_kernels_triton.attention.texts import Listed, Text, longest, texts_of, tiles_of
 from attn_kernels_triton.attention.tiles import Sizes
-from attn_kernels_triton.programs.arguments import NO_BLOCKS, Blocks, Places, Rule, Shape
+from attn_kernels_triton.programs.arguments import NO_BLOCKS, NOTHING_DROPPED, Blocks, Dropped, Places, Rule, Shape
 
 EVERYTHING = Band(None, None)
 LARGE_BLOCK, SMALL_BLOCK = 128, 64
@@ -24,7 +26,11 @@ SHORT = 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """What is asked of every program. `sink` [heads], float32, is None where no share goes to nothing."""
+    """What is asked of every program.
+
+    `sink` [heads], float32, is None where no share goes to nothing, `bias`, see `Rule`, where nothing is learned of
+    distances; gradients flow to both. `texts` are those that are packed, None where each row is one.
+    """
 
     sizes: Sizes
     batch: int
@@ -33,6 +39,9 @@ class Plan:
     places: Places
     lists: Lists | None
     sink: Tensor | None
+    bias: Tensor | None
+    texts: tuple[Text, ...] | None
+    dropped: Dropped
 
     @property
     def by_query(self) -> Blocks:
@@ -44,34 +53,68 @@ class Plan:
         """Lists for programs that own keys."""
         return NO_BLOCKS if self.lists is None else constant(self.lists.by_key)
 
+    @property
+    def by_pair(self) -> Blocks:
+        """Lists for programs that ask about each pair."""
+        if self.lists is None:
+            return NO_BLOCKS
+        return constant(with_map(self.lists.by_query, self.shape.keys))
+
+    def tiles(self, listed: Listed, device: torch.device) -> tuple[int, Tensor | None]:
+        """How many tiles there are for each head, and their list where texts are packed."""
+        if self.texts is not None:
+            found = tiles_of(self.texts, listed, device)
+            return len(found), found
+        rows = self.shape.keys if listed.by_key else self.shape.queries
+        return -(-rows // listed.rows) * self.batch, None
+
 
 def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:
     """The plan of an attention whose operands have been checked."""
     query, key = operands.query, operands.key
     sizes = Sizes(query.dtype, query.shape[-1], operands.value.shape[-1], query.shape[1], key.shape[1])
     placed = operands.query_positions is not None or operands.key_positions is not None
-    band = band_of(spec.mask)
+    packed = texts_of(spec.mask, operands)
+    band = band_of(spec.mask) if packed is None else packed.band
     places = places_of(operands, placed=placed, by_pairs=None if band else spec.mask if placed else None)
-    lists = None
+    lists, texts = None, None
+    if packed is not None:
+        texts = packed.texts
+        lengths = [longest(text[place] for text in texts) for place in (2, 4)]
+        sizes = sizes._replace(queries=lengths[0], keys=lengths[1], packed=True)
     if band is None and not placed:
         size = LARGE_BLOCK if sizes.keys > SHORT else SMALL_BLOCK
         group = spec.heads.query // spec.heads.key_value
         sizes = sizes._replace(block=size)
         lists = lists_of(spec.mask, Grid(sizes.queries, sizes.keys, size), group, query.device)
-    sink = sink_of(spec, operands.query, operands.parameters)
+    sink, bias = sink_of(spec, query, operands.parameters), bias_of(spec, operands.parameters)
     return Plan(
-        sizes=sizes,
+        sizes=sizes._replace(biased=bias is not None, dropped=operands.dropout is not None),
         batch=query.shape[0],
-        shape=Shape(spec.heads.query, spec.heads.query // spec.heads.key_value, sizes.queries, sizes.keys),
-        rule=rule_of(spec, query, band or EVERYTHING)._replace(sinks=None if sink is None else sink.detach()),
+        shape=Shape(spec.heads.query, spec.heads.query // spec.heads.key_value, query.shape[1], key.shape[1]),
+        rule=with_learned(rule_of(spec, query, band or EVERYTHING), sink, bias),
         places=places,
         lists=lists,
         sink=sink,
+        bias=bias,
+        texts=texts,
+        dropped=dropped_of(operands),
     )
 
 
+def dropped_of(operands: Operands) -> Dropped:
+    """What programs are told of weights that are dropped."""
+    dropout = operands.dropout
+    if dropout is None:
+        return NOTHING_DROPPED
+    # Held as 64 bits with a sign, of which programs take the bits.
+    seed = dropout.seed - (1 << 64) * (dropout.seed >> 63)
+    state = torch.tensor([seed, dropout.offset, dropout.first, dropout.threshold], dtype=torch.int64)
+    return Dropped(state.to(operands.query.device), dropout.scale)
+
+
 def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
-    """How products of these queries become logits, without sinks."""
+    """How products of these queries become logits, without what is learned."""
     scale = 1.0
     if isinstance(spec.score, ScaledDot):
         scale = query.shape[-1] ** -0.5 if spec.score.scale is None else spec.score.scale
@@ -83,6 +126,13 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
             slopes = torch.tensor(modifier.slopes(spec.heads.query), dtype=torch.float32, device=query.device)
             rule = rule._replace(slopes=slopes)
     return rule
+
+
+def with_learned(rule: Rule, sink: Tensor | None, bias: Tensor | None) -> Rule:
+    """The rule with sinks [heads] and biases [heads, 2 far + 1]."""
+    if bias is not None:
+        rule = rule._replace(bias=bias.detach(), far=bias.shape[1] // 2)
+    return rule._replace(sinks=None if sink is None else sink.detach())
 
 
 def sink_of(spec: AttentionSpec, query: Tensor, parameters: Mapping[str, Tensor]) -> Tensor | None:

@@ -36,7 +36,8 @@ class Choice(NamedTuple):
 class Sizes(NamedTuple):
     """Of what kind the operands of a program are: element type, sizes of keys and values, queries and keys.
 
-    `block` is the side of the blocks that lists name, None where a program walks without lists.
+    `block` is the side of the blocks that lists name, None where a program walks without lists; `packed`, `biased` and
+    `dropped` say that rows hold several texts, that biases are learned, and that weights are dropped.
     """
 
     dtype: torch.dtype
@@ -45,6 +46,9 @@ class Sizes(NamedTuple):
     queries: int
     keys: int
     block: int | None = None
+    packed: bool = False
+    biased: bool = False
+    dropped: bool = False
 
     @property
     def width(self) -> int:
@@ -71,6 +75,12 @@ CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("to_keys", False, 64): Choice(16, 16, 4, 1),
     ("to_keys", False, 128): Choice(16, 16, 4, 1),
     ("to_keys", False, 256): Choice(16, 16, 4, 1),
+    ("to_biases", True, 64): Choice(64, 64, 4, 2),
+    ("to_biases", True, 128): Choice(64, 64, 8, 2),
+    ("to_biases", True, 256): Choice(64, 64, 8, 1),
+    ("to_biases", False, 64): Choice(16, 16, 4, 1),
+    ("to_biases", False, 128): Choice(16, 16, 4, 1),
+    ("to_biases", False, 256): Choice(16, 16, 4, 1),
 }
 """By the program, whether elements have 16 bits, and the width; none of these spills on sm_90a, as a test sees to."""
 
@@ -88,6 +98,29 @@ LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {
 }
 """In place of the above where blocks are listed, whose bits need registers of their own."""
 
+PACKED_CHOICES: dict[tuple[str, bool, int], Choice] = {("to_keys", True, 128): Choice(64, 64, 8, 2)}
+"""The same where texts are packed."""
+
+BIASED_CHOICES: dict[tuple[str, bool, int], Choice] = {
+    ("forward", True, 64): Choice(128, 64, 8, 2),
+    ("forward", True, 128): Choice(128, 32, 8, 2),
+    ("to_queries", True, 128): Choice(128, 32, 8, 2),
+    ("to_keys", True, 128): Choice(32, 64, 4, 2),
+}
+"""The same where biases are learned."""
+
+LISTED_BIASED_CHOICES: dict[tuple[str, bool, int], Choice] = {("forward", True, 128): Choice(128, 32, 8, 1)}
+"""The same where both are."""
+
+DROPPED_CHOICES: dict[tuple[str, bool, int], Choice] = {
+    ("forward", True, 64): Choice(64, 32, 8, 2),
+    ("forward", True, 128): Choice(64, 32, 8, 2),
+    ("to_keys", True, 64): Choice(32, 32, 4, 2),
+    ("to_queries", True, 128): Choice(64, 32, 4, 2) if NEWER else Choice(64, 32, 8, 2),
+    ("to_keys", True, 128): Choice(32, 32, 4, 2),
+}
+"""The same where weights are dropped, whose words are counted in registers."""
+
 NARROWEST = 64
 
 
@@ -95,9 +128,17 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
     """What is shipped for a program, never larger than the operands, nor than a block that a list names."""
     key = program, sizes.dtype.itemsize == 2, max(NARROWEST, sizes.width)
     chosen, queries, keys = CHOICES[key], power_of_two(sizes.queries), power_of_two(sizes.keys)
+    for applies, others in (
+        (sizes.block is not None, LISTED_CHOICES),
+        (sizes.packed, PACKED_CHOICES),
+        (sizes.biased, BIASED_CHOICES),
+        (sizes.block is not None and sizes.biased, LISTED_BIASED_CHOICES),
+        (sizes.dropped, DROPPED_CHOICES),
+    ):
+        # What comes later needs more registers.
+        chosen = others.get(key, chosen) if applies else chosen
     if sizes.block is not None:
         # A tile over several blocks would meet what the list says of the first of them alone.
-        chosen = LISTED_CHOICES.get(key, chosen)
         queries, keys = min(queries, sizes.block), min(keys, sizes.block)
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 

@@ -56,7 +56,11 @@ def checked_plan(spec: AttentionSpec, operands: Operands) -> Plan:
         raise InvalidValue.of("query.device", str(query.device), "a GPU of compute capability 9.0 or more")
     if plan.rule.scale <= 0:
         raise InvalidValue.of("score.scale", plan.rule.scale, "a number above zero")
-    if plan.lists is not None or plan.places != Places():
+    if operands.packed is not None:
+        raise InvalidValue.of("packed", operands.packed, "None: each row is one text")
+    if plan.bias is not None or operands.dropout is not None:
+        raise InvalidValue.of("modifiers, dropout", "learned biases or dropout", "neither")
+    if plan.lists is not None or plan.texts is not None or plan.places != Places():
         raise InvalidValue.of("mask", str(spec.mask), "a band: full, causal, or a window, nothing padded or placed")
     return plan
 

@@ -21,13 +21,22 @@ class OnGpu:
 
 @dataclass(frozen=True)
 class InOrder:
-    """A tuple with each of these words at most once, in this order."""
+    """A tuple with each of these words at most once; those of a stage in any order, the stages in this one."""
 
-    words: tuple[str, ...]
+    stages: tuple[tuple[str, ...], ...]
 
     def refuses(self, value: Any) -> str | None:
         """Why the tuple is refused, or None if it is accepted."""
-        places = [self.words.index(word) if word in self.words else -1 for word in value]
-        if -1 not in places and places == sorted(set(places)):
+        stage = {word: number for number, words in enumerate(self.stages) for word in words}
+        places = [stage.get(word, -1) for word in value]
+        if -1 not in places and places == sorted(places) and len(set(value)) == len(value):
             return None
-        return f"{value!r} is not some of {', '.join(self.words)}, each once and in this order"
+        allowed = ", then ".join(" and ".join(words) for words in self.stages)
+        return f"{value!r} is not some of {allowed}, each once"
+
+
+MODIFIERS = InOrder((("soft_cap",), ("alibi", "t5_bias", "relative_bias")))
+"""Changes of scores that programs know."""
+
+PAGED_MODIFIERS = InOrder((("soft_cap",), ("alibi",)))
+"""Those that programs over pages have registers for."""

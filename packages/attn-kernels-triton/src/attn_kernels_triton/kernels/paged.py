@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core import Anything, AtMost, Condition, OneOf, PagedKernel, PagedOperands, Problem
 from attn_core.paged import BAND, LATENT
 
-from attn_kernels_triton.kernels.conditions import InOrder, OnGpu
+from attn_kernels_triton.kernels.conditions import PAGED_MODIFIERS, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class TritonPaged(PagedKernel):
     summary = "decoding and chunks of prompts over pages on a GPU, int8 and int4 codes too"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
-        "modifiers": InOrder(("soft_cap", "alibi")),
+        "modifiers": PAGED_MODIFIERS,
         "distribution": OneOf("softmax", "softmax_one", "sink"),
         "mask": OneOf(BAND),
         "key_size": AtMost(256),

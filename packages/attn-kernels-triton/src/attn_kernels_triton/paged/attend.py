@@ -11,12 +11,13 @@ from attn_core.errors import InvalidValue
 from attn_core.mask.band import band_of
 from torch import Tensor
 
-from attn_kernels_triton.attention.plan import rule_of, sink_of
+from attn_kernels_triton.attention.biases import bias_of
+from attn_kernels_triton.attention.plan import rule_of, sink_of, with_learned
 from attn_kernels_triton.launch import Launch, power_of_two
 from attn_kernels_triton.paged.choices import choice_of, many
 from attn_kernels_triton.paged.items import Heads
 from attn_kernels_triton.paged.memory import check, memory_of
-from attn_kernels_triton.paged.prepared import Portion, Prepared, prepared
+from attn_kernels_triton.paged.prepared import Portion, prepared
 from attn_kernels_triton.programs.arguments import Rows, Rule
 from attn_kernels_triton.programs.paged import attend_paged, merge_paged
 from attn_kernels_triton.programs.paged_arguments import NO_MEMORY, Memory, Merge, Paged, PagedTile
@@ -48,12 +49,12 @@ def launches(spec: AttentionSpec, operands: PagedOperands, out: Tensor) -> list[
     owners = spec.heads.key_value
     met = met_of(spec, operands)
     heads = Heads(spec.heads.query // owners, owners, many(operands.query.dtype, met.first, spec.heads.value_size))
-    sink = sink_of(spec, operands.query, operands.parameters)
-    rule = rule_of(spec, operands.query, band)._replace(sinks=None if sink is None else sink.detach())
+    sink, bias = sink_of(spec, operands.query, operands.parameters), bias_of(spec, operands.parameters)
+    rule = with_learned(rule_of(spec, operands.query, band), sink, bias)
     work = prepared(operands, heads, band.left, met.key.data.shape[0])
     found = []
     for portion in work.portions:
-        attend = attend_launch((spec, operands, out), (met, rule), work, portion)
+        attend = attend_launch((spec, operands, out), (met, rule), portion)
         found.append(attend)
         if len(portion.merges):
             found.append(merge_launch(attend, portion))
@@ -72,7 +73,7 @@ def met_of(spec: AttentionSpec, operands: PagedOperands) -> Met:
 
 
 def attend_launch(
-    call: tuple[AttentionSpec, PagedOperands, Tensor], asked: tuple[Met, Rule], work: Prepared, portion: Portion
+    call: tuple[AttentionSpec, PagedOperands, Tensor], asked: tuple[Met, Rule], portion: Portion
 ) -> Launch:
     """The program that meets rows, for tiles of one kind."""
     (spec, operands, out), (met, rule) = call, asked
@@ -88,9 +89,12 @@ def attend_launch(
         rest=met.rest,
         value=met.value,
         out=Rows(out, 0, out.stride(0), out.stride(1)),
-        numbers=work.numbers,
-        stride=work.numbers.stride(0),
-        firsts=work.firsts,
+        numbers=portion.tables.numbers,
+        stride=portion.tables.numbers.stride(0),
+        firsts=portion.tables.firsts,
+        bases=portion.tables.bases,
+        seen=portion.tables.seen,
+        words=None if portion.tables.seen is None else portion.tables.seen.stride(0),
         positions=operands.batch.positions,
         items=portion.items,
         sums=sums,

@@ -40,6 +40,19 @@ class MergeItem(NamedTuple):
     slots: int
 
 
+class Asked(NamedTuple):
+    """A request that computes `tokens` tokens, the first of which is token `begin` of the step, after `context` others.
+
+    Of a `tree`, any token may see any other.
+    """
+
+    request: int
+    begin: int
+    tokens: int
+    context: int
+    tree: bool = False
+
+
 class Work(NamedTuple):
     """What one kind of tile has to do."""
 
@@ -57,31 +70,39 @@ class Heads(NamedTuple):
     many: int
 
 
-def works(batch: RaggedBatch, requests: Iterable[int], heads: Heads, left: int | None) -> list[Work]:
-    """The work of these requests, queries of which see `left` places before themselves, None for all.
+def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
+    """These requests of a batch, as far as they compute anything."""
+    wanted = set(requests)
+    for span in batch.spans():
+        if span.request in wanted and span.start < span.stop:
+            yield Asked(span.request, span.start, span.stop - span.start, batch.contexts[span.request])
+
+
+def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
+    """The work of requests, queries of which see `left` places before themselves, None for all.
 
     How a request is cut depends on that request alone: it computes the same in any company.
     """
-    wanted, found = set(requests), {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
-    for span in batch.spans():
-        if span.request not in wanted or span.start == span.stop:
-            continue
-        rows = (span.stop - span.start) * heads.group
+    found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
+    for request, begin, tokens, context, tree in asked:
+        rows = tokens * heads.group
         tile = FEW if rows <= FEW else heads.many
         work = found[tile]
-        context = batch.contexts[span.request]
         for first in range(0, rows, tile):
             count = min(tile, rows - first)
-            oldest = 0 if left is None else max(0, context + first // heads.group - left)
-            stop = context + (first + count - 1) // heads.group + 1
-            several = span.stop - span.start > 1
-            cuts = [(oldest, stop)] if several else list(stretches(oldest, stop, heads.owners))
+            oldest, stop = context, context + tokens
+            if not tree:
+                oldest, stop = context + first // heads.group, context + (first + count - 1) // heads.group + 1
+            oldest = 0 if left is None else max(0, oldest - left)
+            # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
+            whole = tokens > 1 and rows > heads.many
+            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads.owners))
             slot = work.slots if len(cuts) > 1 else -1
             for place, (start, end) in enumerate(cuts):
                 goes = slot if slot < 0 else slot + place * heads.owners
-                work.items.append(Item(span.request, span.start, first, count, start, end, goes))
+                work.items.append(Item(request, begin, first, count, start, end, goes))
             if slot >= 0:
-                work.merges.append(MergeItem(span.start, first, count, slot, len(cuts)))
+                work.merges.append(MergeItem(begin, first, count, slot, len(cuts)))
                 work = found[tile] = work._replace(slots=slot + len(cuts) * heads.owners)
     return [work for work in found.values() if work.items]
 

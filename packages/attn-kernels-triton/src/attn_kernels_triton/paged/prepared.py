@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,7 +11,18 @@ from attn_core import PagedOperands, RaggedBatch, RowsInPlace
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
-from attn_kernels_triton.paged.items import Heads, works
+from attn_kernels_triton.launch import integers
+from attn_kernels_triton.paged.items import Heads, Work, asked_of, works
+from attn_kernels_triton.paged.trees import grove_of
+
+
+class Tables(NamedTuple):
+    """Row numbers [request, place] from positions `firsts` on, int32; of trees `bases` and `seen` too, see `Grove`."""
+
+    numbers: Tensor
+    firsts: Tensor
+    bases: Tensor | None = None
+    seen: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,14 +33,14 @@ class Portion:
     items: Tensor
     merges: Tensor
     slots: int
+    tables: Tables
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Portions of work, and the positions, int32, from which on the numbers of each request are."""
+    """Portions of work over the row numbers that were given."""
 
     portions: tuple[Portion, ...]
-    firsts: Tensor
     numbers: Tensor
 
 
@@ -45,20 +57,30 @@ def prepared(operands: PagedOperands, heads: Heads, left: int | None, rows: int)
     key = operands.requests, heads, left, id(numbers), rows
     if key not in known:
         check_numbers(operands.rows, operands.batch, rows)
-        device = numbers.device
-        portions = tuple(
-            Portion(
-                work.tile,
-                torch.tensor(work.items, dtype=torch.int32, device=device),
-                torch.tensor(work.merges, dtype=torch.int32, device=device).view(-1, 5),
-                work.slots,
-            )
-            for work in works(operands.batch, operands.requests, heads, left)
-        )
-        firsts = torch.tensor(operands.rows.firsts, dtype=torch.int32, device=device)
+        grove = grove_of(operands)
+        firsts = integers(operands.rows.firsts, numbers)
+        alone = set(operands.requests).difference(() if grove is None else grove.requests)
+        portions = portions_of(works(asked_of(operands.batch, alone), heads, left), Tables(numbers, firsts))
+        if grove is not None:
+            tables = Tables(grove.numbers, grove.firsts, grove.bases, grove.seen)
+            portions += portions_of(works(grove.asked, heads, left), tables)
         # The row numbers are held, so that no others can take their place in memory.
-        known[key] = Prepared(portions, firsts, numbers)
+        known[key] = Prepared(tuple(portions), numbers)
     return known[key]
+
+
+def portions_of(found: list[Work], tables: Tables) -> list[Portion]:
+    """The work as programs read it."""
+    return [
+        Portion(
+            work.tile,
+            integers(work.items, tables.numbers),
+            integers(work.merges, tables.numbers).view(-1, 5),
+            work.slots,
+            tables,
+        )
+        for work in found
+    ]
 
 
 def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:

@@ -33,7 +33,8 @@ class Shape(NamedTuple):
 class Rule(NamedTuple):
     """How products become logits, and how far before and after itself a query sees; None is no bound or no such thing.
 
-    `slopes` and `sinks` are [heads], float32.
+    `slopes` and `sinks` are [heads], float32. `bias` [heads, 2 far + 1], float32, is for distances key - query from
+    -far to far, those beyond with that of the last.
     """
 
     scale: Any
@@ -42,6 +43,8 @@ class Rule(NamedTuple):
     sinks: Any = None
     left: Any = None
     right: Any = None
+    bias: Any = None
+    far: Any = None
 
 
 class Places(NamedTuple):
@@ -68,7 +71,8 @@ class Blocks(NamedTuple):
     `full` and `partial` hold the columns, `slots` which of `bits` [slot, size, size / 32] belongs to a partial block.
     For programs that own keys, rows and columns are exchanged, and full blocks are among the partial ones. Where heads
     differ, `heads` is how many rows of blocks a head has, and for owners of keys `turns` which of the heads that share
-    them a block belongs to; else both are None.
+    them a block belongs to; else both are None. `map` [head or 1, row, column] has the slot of every block, 0 where it
+    is full, -1 where it is empty; None where nobody asks for it.
     """
 
     full_starts: Any
@@ -80,6 +84,7 @@ class Blocks(NamedTuple):
     heads: Any
     turns: Any
     size: Any
+    map: Any = None
 
 
 NO_BLOCKS = Blocks(None, None, None, None, None, None, None, None, None)
@@ -97,8 +102,28 @@ class Tile(NamedTuple):
     value_width: Any
 
 
+NO_TILE = Tile(None, None, None, None, None, None)
+
+
+class Dropped(NamedTuple):
+    """`state` [4], int64: seed, offset, the number of the first row of a batch, and the threshold of words; see
+    `attn_core.Dropout`. What is left is multiplied by `scale`. None where nothing is dropped.
+    """
+
+    state: Any
+    scale: Any
+
+
+NOTHING_DROPPED = Dropped(None, None)
+
+
 class Forward(NamedTuple):
-    """Everything for the forward program; `lse` [batch, heads, queries], float32, to the base 2."""
+    """Everything for the forward program; `lse` [batch, heads, queries], float32, to the base 2.
+
+    `texts` [tile, 7], int32, lists the tiles of packed texts, which are counted from each text's first row on: batch,
+    number of the tile, first query of the text, its queries, first key, its keys, its number. None where nothing is
+    packed.
+    """
 
     query: Rows
     key: Rows
@@ -110,11 +135,38 @@ class Forward(NamedTuple):
     places: Places
     blocks: Blocks
     tile: Tile
+    texts: Any = None
+    dropout: Dropped = NOTHING_DROPPED
+
+
+class Diagonals(NamedTuple):
+    """What the program is given that sums changes of scores by their distances.
+
+    Square tiles whose first key stands a multiple of their side from their first query lie on the diagonal of that
+    number; pairs at the same place of such tiles have the same distance. There are `count` diagonals from `first` on.
+    On those from `near` to `near_stop` biases differ: what is summed at each place of a tile goes to `sums` [slice,
+    head, diagonal, side, side]. On each other one all pairs share one, and their sum goes to `far` [slice, head,
+    diagonal]. Both are float32. Slice s has the rows of a batch s, s + slices, and so on, or such texts: `number` in
+    all, which are what `texts` lists where they are packed.
+    """
+
+    first: Any
+    count: Any
+    near: Any
+    near_stop: Any
+    number: Any
+    slices: Any
+    sums: Any
+    far: Any
+
+
+NO_DIAGONALS = Diagonals(None, None, None, None, None, None, None, None)
 
 
 class Backward(NamedTuple):
     """Everything for the backward programs; `out` is the gradient to the output, `lse` and `delta` [batch, heads,
-    queries], `first` and `second` the gradients that the program writes."""
+    queries], `first` and `second` the gradients that the program writes; `texts` as of
+    `Forward`."""
 
     query: Rows
     key: Rows
@@ -129,3 +181,6 @@ class Backward(NamedTuple):
     places: Places
     blocks: Blocks
     tile: Tile
+    texts: Any = None
+    dropout: Dropped = NOTHING_DROPPED
+    diagonals: Diagonals = NO_DIAGONALS

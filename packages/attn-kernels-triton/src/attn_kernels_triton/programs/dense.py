@@ -9,17 +9,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.forward import begun, finish, placed
+from attn_kernels_triton.programs.forward import begun, finish
 from attn_kernels_triton.programs.rows import start_of
 from attn_kernels_triton.programs.scores import LOG2_E
 from attn_kernels_triton.programs.spans import spans
+from attn_kernels_triton.programs.texts import owned_queries
 
 
 @triton.jit
 def attend_dense(call, queries, keys, values):
     """Grid as of `attend_forward`; the others are descriptors of tiles of [batch, head, row, size]."""
     shape = call.shape
-    block, batch, head = placed(call)
+    batch, head, block, text = owned_queries(call)
     query = tl.reshape(
         queries.load([batch, head, block * call.tile.queries, 0]), (call.tile.queries, call.tile.key_width)
     )
@@ -39,7 +40,7 @@ def attend_dense(call, queries, keys, values):
         step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
         key, value = fetched(call, keys, values, (batch, owner, step * call.tile.keys))
         running = meet(call, (query, block), (key, value, step), running, ask=True)
-    finish(call, (batch, head, block), running)
+    finish(call, (batch, head, block, text), running)
 
 
 @triton.jit
@@ -57,7 +58,7 @@ def attend_specialised(call):
     section 3.1). Triton 3.6 to 3.9 part warps only where there is one loop, without branches, over descriptors that the
     program itself has made."""
     shape = call.shape
-    block, batch, head = placed(call)
+    batch, head, block, text = owned_queries(call)
     owner = head // shape.group
     queries = tl.make_tensor_descriptor(
         start_of(call.query, batch, head),
@@ -86,7 +87,7 @@ def attend_specialised(call):
     for step in tl.range(span[0], span[3], warp_specialize=True):
         key, value = keys.load([step * call.tile.keys, 0]), values.load([step * call.tile.keys, 0])
         running = meet(call, (query, block), (key, value, step), running, ask=True)
-    finish(call, (batch, head, block), running)
+    finish(call, (batch, head, block, text), running)
 
 
 @triton.jit

@@ -8,27 +8,29 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attn_kernels_triton.programs.dropout import kept
 from attn_kernels_triton.programs.rows import read, read_whole, start_of, write
 from attn_kernels_triton.programs.scores import LOG2_E, hidden, logits, places_of
 from attn_kernels_triton.programs.spans import listed, listed_tile, spans
+from attn_kernels_triton.programs.texts import first_key, first_query, first_sum, keys_of, owned_queries, queries_of
 
 
 @triton.jit
 def attend_forward(call):
-    """Grid: tiles of queries, for each head of each batch; tiles that see most keys of a causal call come first."""
-    shape, places = call.shape, call.places
-    block, batch, head = placed(call)
+    """Grid: tiles of queries, for each head of each batch; see `texts.owned_queries`."""
+    batch, head, block, text = owned_queries(call)
+    queries, keys = queries_of(call, text), keys_of(call, text)
     rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
-    at = places_of(places.query, places.query_batch, batch, rows, shape.queries, shape.keys - shape.queries)
-    query = read(
-        call.query, start_of(call.query, batch, head), rows, shape.queries, call.tile.key_size, call.tile.key_width
-    )
-    here = (query, batch, head, rows, at)
+    places = call.places
+    at = places_of(places.query, places.query_batch, batch, rows, queries, keys - queries)
+    start_query = first_query(call, call.query, start_of(call.query, batch, head), text)
+    query = read(call.query, start_query, rows, queries, call.tile.key_size, call.tile.key_width)
+    here = (query, batch, head, rows, at, text, head // call.shape.group)
     running = begun(call, head)
     if call.blocks.size is None:
-        first = block * call.tile.queries + shape.keys - shape.queries
+        first = block * call.tile.queries + keys - queries
         reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
-        span = spans(call, first, first + call.tile.queries - 1, reach, shape.keys, call.tile.keys)
+        span = spans(call, first, first + call.tile.queries - 1, reach, keys, call.tile.keys)
         running = walk(call, here, running, span, ask=False)
         running = walk(call, here, running, span, ask=True)
     else:
@@ -39,15 +41,7 @@ def attend_forward(call):
         running = walk(call, here, running, (start, stop, stop, stop), ask=True)
         start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
         running = walk(call, here, running, (start, start, stop, stop), ask=False)
-    finish(call, (batch, head, block), running)
-
-
-@triton.jit
-def placed(call):
-    """The tile of queries of a program, its batch and its head."""
-    tiles = tl.cdiv(call.shape.queries, call.tile.queries)
-    block = tiles - 1 - tl.program_id(0) % tiles
-    return block, tl.program_id(0) // tiles // call.shape.heads, tl.program_id(0) // tiles % call.shape.heads
+    finish(call, (batch, head, block, text), running)
 
 
 @triton.jit
@@ -92,23 +86,24 @@ def walk(call, here, running, span, ask: tl.constexpr):
 @triton.jit
 def meet(call, here, running, there, ask: tl.constexpr):
     """Meet one tile of keys."""
-    query, batch, head, rows, at = here
+    query, batch, head, rows, at, text, owner = here
     summed, total, top = running
-    shape, places = call.shape, call.places
+    places = call.places
     keys = there[0] + tl.arange(0, call.tile.keys)
-    start_key = start_of(call.key, batch, head // shape.group)
-    start_value = start_of(call.value, batch, head // shape.group)
+    count = keys_of(call, text)
+    start_key = first_key(call, call.key, start_of(call.key, batch, owner), text)
+    start_value = first_key(call, call.value, start_of(call.value, batch, owner), text)
     if ask:
-        key = read(call.key, start_key, keys, shape.keys, call.tile.key_size, call.tile.key_width)
+        key = read(call.key, start_key, keys, count, call.tile.key_size, call.tile.key_width)
     else:
         key = read_whole(call.key, start_key, keys, call.tile.key_size, call.tile.key_width)
     products = tl.dot(query, tl.trans(key), input_precision="ieee")
-    key_at = places_of(places.key, places.key_batch, batch, keys, shape.keys, 0)
+    key_at = places_of(places.key, places.key_batch, batch, keys, count, 0)
     powers, _ = logits(call, products, head, at[:, None], key_at[None, :])
     if ask:
-        who = (batch, head, there[1])
+        who = (batch, head, there[1], text)
         pairs, positions = (rows[:, None], keys[None, :]), (at[:, None], key_at[None, :])
-        powers = tl.where(pairs[1] < shape.keys, powers, float("-inf"))
+        powers = tl.where(pairs[1] < count, powers, float("-inf"))
         powers = hidden(call, powers, who, pairs, positions)
     highest = tl.maximum(top, tl.max(powers, 1))
     # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
@@ -116,8 +111,10 @@ def meet(call, here, running, there, ask: tl.constexpr):
     shares = tl.exp2(powers - base[:, None])
     faded = tl.exp2(top - base)
     total = total * faded + tl.sum(shares, 1)
+    if call.dropout.state is not None:
+        shares = tl.where(kept(call, (batch, head, text), rows, there[0]), shares, 0.0)
     if ask:
-        value = read(call.value, start_value, keys, shape.keys, call.tile.value_size, call.tile.value_width)
+        value = read(call.value, start_value, keys, count, call.tile.value_size, call.tile.value_width)
     else:
         value = read_whole(call.value, start_value, keys, call.tile.value_size, call.tile.value_width)
     summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
@@ -127,12 +124,15 @@ def meet(call, here, running, there, ask: tl.constexpr):
 @triton.jit
 def finish(call, place, running):
     """Write the output, zeros where nothing was seen, and the logarithm of the sum of exponentials."""
-    batch, head, block = place
+    batch, head, block, text = place
     summed, total, top = running
-    shape = call.shape
+    queries = queries_of(call, text)
     rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
     out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
-    write(call.out, start_of(call.out, batch, head), rows, shape.queries, out, call.tile.value_size)
+    if call.dropout.state is not None:
+        out *= call.dropout.scale
+    start = first_query(call, call.out, start_of(call.out, batch, head), text)
+    write(call.out, start, rows, queries, out, call.tile.value_size)
     if call.lse is not None:
-        start = call.lse + tl.cast(batch * shape.heads + head, tl.int64) * shape.queries
-        tl.store(start + rows, top + tl.log2(total), mask=rows < shape.queries)
+        start = first_sum(call, call.lse, batch, head, text)
+        tl.store(start + rows, top + tl.log2(total), mask=rows < queries)

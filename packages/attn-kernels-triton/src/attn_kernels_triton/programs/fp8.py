@@ -6,10 +6,11 @@ import triton
 import triton.language as tl
 
 from attn_kernels_triton.programs.dense import within
-from attn_kernels_triton.programs.forward import begun, finish, placed
+from attn_kernels_triton.programs.forward import begun, finish
 from attn_kernels_triton.programs.rows import read, start_of
 from attn_kernels_triton.programs.scores import LOG2_E
 from attn_kernels_triton.programs.spans import spans
+from attn_kernels_triton.programs.texts import owned_queries
 
 BLOCK = tl.constexpr(128)
 """Rows that share a scale."""
@@ -51,7 +52,7 @@ def attend_codes(call, queries, keys, values):
     """Grid as of `attend_forward`; the others are descriptors of tiles of codes [head of batch and row, size], of
     values [head of batch and size, row]."""
     shape = call.shape
-    block, batch, head = placed(call)
+    batch, head, block, text = owned_queries(call)
     owner = batch * (shape.heads // shape.group) + head // shape.group
     blocks = tl.cdiv(shape.queries, BLOCK)
     one = batch * shape.heads + head
@@ -77,7 +78,7 @@ def attend_codes(call, queries, keys, values):
         summed, total, top = meet(
             call, (query, scale, block), (key, value, scales, step), (summed, total, top), ask=True
         )
-    finish(call, (batch, head, block), (summed / LIFTED, total / LIFTED, top))
+    finish(call, (batch, head, block, text), (summed / LIFTED, total / LIFTED, top))
 
 
 @triton.jit

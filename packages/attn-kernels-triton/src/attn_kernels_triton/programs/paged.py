@@ -29,7 +29,7 @@ def attend_paged(call):
     if call.rest.data is not None:
         rest = read_query(call, token, head, real, call.tile.key_size, call.tile.rest_size, call.tile.rest_width)
     numbers = call.numbers + tl.cast(request, tl.int64) * call.stride - tl.load(call.firsts + request)
-    here = (query, rest, head, at, owner, numbers, stop)
+    here = (query, rest, head, at, owner, numbers, stop, (token, request, begin))
     summed = tl.zeros([call.tile.rows, call.tile.value_width], tl.float32)
     total = tl.zeros([call.tile.rows], tl.float32)
     top = tl.full([call.tile.rows], float("-inf"), tl.float32)
@@ -69,7 +69,7 @@ def read_query(call, token, head, real, first, size: tl.constexpr, width: tl.con
 @triton.jit
 def meet(call, here, running, start):
     """Meet one tile of keys, from position `start` on."""
-    query, rest, head, at, owner, numbers, stop = here
+    query, rest, head, at, owner, numbers, stop, own = here
     summed, total, top = running
     keys = start + tl.arange(0, call.tile.keys)
     inside = keys < stop
@@ -81,10 +81,15 @@ def meet(call, here, running, start):
         products = tl.dot(rest, tl.trans(other), products, input_precision="ieee")
     if call.key.step is not None and call.key.low is None:
         products *= read_scale(call.key, number, owner, inside)[None, :]
-    powers, _ = logits(call, products, head[:, None], at[:, None], keys[None, :])
-    seen = inside[None, :] & (keys[None, :] <= at[:, None])
+    key_at = keys
+    if call.seen is not None:
+        key_at = places_in_tree(call, own, keys, inside)
+    powers, _ = logits(call, products, head[:, None], at[:, None], key_at[None, :])
+    seen = inside[None, :] & (key_at[None, :] <= at[:, None])
     if call.rule.left is not None:
-        seen = seen & (at[:, None] - keys[None, :] <= call.rule.left)
+        seen = seen & (at[:, None] - key_at[None, :] <= call.rule.left)
+    if call.seen is not None:
+        seen = seen & seen_in_tree(call, own, keys, inside)
     powers = tl.where(seen, powers, float("-inf"))
     highest = tl.maximum(top, tl.max(powers, 1))
     # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
@@ -101,6 +106,27 @@ def meet(call, here, running, start):
             value = (value.to(tl.float32) * scale[:, None]).to(query.dtype)
     summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
     return summed, total, highest
+
+
+@triton.jit
+def places_in_tree(call, own, keys, inside):
+    """Positions of keys, of which those of a tree are those of its tokens."""
+    _, request, begin = own
+    since = keys - tl.load(call.bases + request)
+    place = tl.load(call.positions + begin + since, mask=inside & (since >= 0), other=0).to(tl.int32)
+    return tl.where(since >= 0, place, keys)
+
+
+@triton.jit
+def seen_in_tree(call, own, keys, inside):
+    """Whether the tokens of rows see keys of their tree; those before it they do."""
+    token, request, _ = own
+    since = keys - tl.load(call.bases + request)
+    among = inside & (since >= 0)
+    number = tl.maximum(since, 0)
+    at = call.seen + (tl.cast(token, tl.int64) * call.words)[:, None] + (number // 32)[None, :]
+    word = tl.load(at, mask=among[None, :], other=-1)
+    return ((word >> (number % 32)[None, :]) & 1) != 0
 
 
 @triton.jit

@@ -48,7 +48,9 @@ class Paged(NamedTuple):
     where keys have no second part. `numbers` [request, place] are rows in memory from position `firsts[request]` on,
     `stride` its stride. `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key,
     last key (exclusive), and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse`
-    [slot, rows], float32, to the base 2, hold partial results.
+    [slot, rows], float32, to the base 2, hold partial results. Of trees, whose tokens lie from position
+    `bases[request]` on, `seen` [token, words], int32, has a bit for each token of its tree that a token sees; else both
+    are None.
     """
 
     query: Rows
@@ -59,6 +61,9 @@ class Paged(NamedTuple):
     numbers: Any
     stride: Any
     firsts: Any
+    bases: Any
+    seen: Any
+    words: Any
     positions: Any
     items: Any
     sums: Any

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from attn_kernels_triton.programs.texts import keys_of
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -27,7 +29,7 @@ def logits(call, products, head, query, key):
     """
     rule = call.rule
     slope = rule.scale
-    if rule.cap is None and rule.slopes is None:
+    if rule.cap is None and rule.slopes is None and rule.bias is None:
         powers = products * (rule.scale * LOG2_E)
     else:
         scores = products * rule.scale
@@ -37,6 +39,9 @@ def logits(call, products, head, query, key):
             slope = (1.0 - share * share) * rule.scale
         if rule.slopes is not None:
             scores -= tl.load(rule.slopes + head) * tl.abs(query - key).to(tl.float32)
+        if rule.bias is not None:
+            away = tl.minimum(tl.maximum(key - query, -rule.far), rule.far) + rule.far
+            scores += tl.load(rule.bias + head * (2 * rule.far + 1) + away)
         powers = scores * LOG2_E
     return powers, slope
 
@@ -55,9 +60,10 @@ def places_of(given, stride, batch, rows, count, offset):
 def hidden(call, powers, who, pairs, places):
     """Logits with -inf where a pair may not meet; that the key exists is for the caller to see to.
 
-    `who` is batch, head and the slot of the block's bits; `pairs` rows and keys by number, `places` by position.
+    `who` is batch, head, the slot of the block's bits, and the text, see `texts`; `pairs` rows and keys by number,
+    `places` by position.
     """
-    batch, head, slot = who
+    batch, head, slot, text = who
     rows, keys = pairs
     query, key = places
     never = float("-inf")
@@ -67,7 +73,9 @@ def hidden(call, powers, who, pairs, places):
         powers = tl.where(key - query <= call.rule.right, powers, never)
     if call.places.keep is not None:
         start = call.places.keep + tl.cast(batch, tl.int64) * call.places.keep_batch
-        powers = tl.where(tl.load(start + keys, mask=keys < call.shape.keys, other=0) != 0, powers, never)
+        if call.texts is not None:
+            start += text[2]
+        powers = tl.where(tl.load(start + keys, mask=keys < keys_of(call, text), other=0) != 0, powers, never)
     if call.places.pairs is not None:
         start = call.places.pairs + tl.cast(batch, tl.int64) * call.places.pairs_batch
         start += tl.cast(head, tl.int64) * call.places.pairs_head
