@@ -27,7 +27,8 @@ def launches(size: int, mask, heads: tuple[int, int] = (8, 2)) -> list:
     return attend.launches(plan, inputs, attend.empty_coded(inputs, rotated=True), empty(plan, inputs))
 
 
-SHIPPED = [(128, Causal()), (64, Causal()), (256, Causal()), (128, Full()), (128, Window(left=512))]
+SHIPPED = [(128, Causal()), (64, Causal()), (256, Causal()), (128, Full())]
+SHIPPED += [(size, Window(left=512)) for size in (64, 128, 256)]
 
 
 @pytest.mark.parametrize(("size", "mask"), SHIPPED, ids=lambda given: getattr(given, "kind", str(given)))

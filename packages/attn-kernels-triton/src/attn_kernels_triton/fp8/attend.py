@@ -86,7 +86,7 @@ def launches(plan: Plan, inputs: Inputs, coded: Rounded, result: Attended) -> li
 
 def attend_launch(plan: Plan, coded: Rounded, result: Attended) -> Launch:
     """The program that meets codes."""
-    sizes, choice = plan.sizes, coded_choice(plan.sizes)
+    sizes, choice = plan.sizes, coded_choice(plan.sizes, plan.rule)
     widths = width_of(sizes.key_size), width_of(sizes.value_size)
     scale = plan.rule.scale / widths[0] if coded.rotated else plan.rule.scale
     call = fp8_arguments.Coded(

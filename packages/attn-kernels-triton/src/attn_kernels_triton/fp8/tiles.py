@@ -7,6 +7,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.tiles import NARROWEST, Choice, Sizes
 from attn_kernels_triton.launch import power_of_two
+from attn_kernels_triton.programs.arguments import Rule
 
 LEAST_KEYS = 32
 """Keys whose weights the matrix unit sums over at once."""
@@ -17,11 +18,13 @@ CODED_CHOICES: dict[int, Choice] = {
     256: Choice(64, 64, 8, 2, "descriptors"),
 }
 """By the width; none of these spills on sm_90a, as a test sees to."""
+WINDOWED_CHOICES = CODED_CHOICES | {128: Choice(128, 64, 8, 2, "descriptors")}
+"""Where queries see only so far back: a second bound takes registers."""
 
 
-def coded_choice(sizes: Sizes) -> Choice:
+def coded_choice(sizes: Sizes, rule: Rule) -> Choice:
     """What is shipped, never larger than the operands."""
-    chosen = CODED_CHOICES[max(NARROWEST, sizes.width)]
+    chosen = (CODED_CHOICES if rule.left is None else WINDOWED_CHOICES)[max(NARROWEST, sizes.width)]
     queries, keys = power_of_two(sizes.queries), max(LEAST_KEYS, power_of_two(sizes.keys))
     return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
 
