@@ -62,14 +62,16 @@ def turned(rotary, rows):
     return torch.cat([spun.real, spun.imag], dim=-1)
 
 
+def heads_of(linear, rows):
+    return (rows @ linear.weight.T).view(*rows.shape[:2], -1, WIDTH // HEADS)
+
+
 def by_definition(layer, rows, source=None):
     memory = rows if source is None else source
-    query, key, value = (
-        (given @ linear.weight.T).view(*given.shape[:2], -1, WIDTH // HEADS)
-        for given, linear in ((rows, layer.query), (memory, layer.key), (memory, layer.value))
-    )
-    query, key = normed(layer, query, "query_gain"), normed(layer, key, "key_gain")
-    fields = {"key": turned(layer.spec.rotary, key), "value": value}
+    query, fields = normed(layer, heads_of(layer.query, rows), "query_gain"), {"value": heads_of(layer.value, memory)}
+    if layer.spec.score.reads_keys:
+        key = normed(layer, heads_of(layer.key, memory), "key_gain")
+        fields["key"] = turned(layer.spec.rotary, key)
     places = None if source is None else torch.arange(rows.shape[1])[None]
     operands = layer.operands(turned(layer.spec.rotary, query), fields, positions=(places, None))
     return oracle.attend(layer.spec, operands).flatten(-2) @ layer.output.weight.T
