@@ -18,6 +18,9 @@ def scores(spec: AttentionSpec, operands: Operands) -> Tensor:
     """Scores [batch, heads, query, key]."""
     query, key = operands.query, operands.key[:, :, list(spec.heads.group_of)]
     weights = weights_of(operands, "score")
+    if spec.score.kind == "location":
+        rows = weights["weight"][:, places(operands)[1]]
+        return torch.einsum("bqhd,hbkd->bhqk", query, rows.expand(-1, query.shape[0], -1, -1))
     products = torch.einsum("bqhd,bkhd->bhqk", query, key)
     if isinstance(spec.score, ScaledDot):
         return products * (1 / math.sqrt(query.shape[-1]) if spec.score.scale is None else spec.score.scale)
@@ -28,9 +31,6 @@ def scores(spec: AttentionSpec, operands: Operands) -> Tensor:
         return (1 + weights["sharpness"].exp()).log()[:, None, None] * products / (lengths + spec.score.eps)
     if spec.score.kind == "general":
         return torch.einsum("bqhd,hde,bkhe->bhqk", query, weights["weight"], key)
-    if spec.score.kind == "location":
-        rows = weights["weight"][:, places(operands)[1]]
-        return torch.einsum("bqhd,hbkd->bhqk", query, rows.expand(-1, query.shape[0], -1, -1))
     return by_network(spec, operands, key)
 
 
