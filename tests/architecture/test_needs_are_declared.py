@@ -16,11 +16,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 TREE = workspace.packages()
+INSTALLED = packages_distributions()
 SKIPS = re.compile(r'importorskip\(\s*"([\w.]+)"')
 OWNERS = {module: owner for owner, package in TREE.items() for module in package.imports}
 
 
-def owner_of(module: str, installed: dict[str, list[str]]) -> set[str]:
+def owner_of(module: str) -> set[str]:
     """The distributions that an import can come from; empty for the standard library."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
@@ -29,7 +30,7 @@ def owner_of(module: str, installed: dict[str, list[str]]) -> set[str]:
     if ours or top == "attn":
         return ours or {"attn-proto"}
     # google.rpc and google.protobuf share a top name: all its owners are possible.
-    return {canonicalize_name(name) for name in installed.get(top, [top])}
+    return {canonicalize_name(name) for name in INSTALLED.get(top, [top])}
 
 
 def names(needs: tuple[Requirement, ...]) -> set[str]:
@@ -40,16 +41,22 @@ def names(needs: tuple[Requirement, ...]) -> set[str]:
 def undeclared(package: workspace.Package) -> list[str]:
     """Imports of a package that none of its declared needs can satisfy; those inside functions may be extras."""
     declared = names(package.needs) | {package.name}
-    optional = names(package.extras)
-    installed = dict(packages_distributions())
     found = []
     for source in sources.below(package.source):
         late = source.late_imports()
-        for line, module in source.imports():
-            owners = owner_of(module, installed)
-            if owners and not owners & (declared | (optional if (line, module) in late else set())):
-                found.append(f"{source.path}:{line} imports {module} of {' or '.join(sorted(owners))}")
+        found += unmet(source, set(source.imports()) - late, declared)
+        found += unmet(source, late, declared | names(package.extras))
     return found
+
+
+def unmet(source: sources.Source, imports: set[tuple[int, str]], declared: set[str]) -> list[str]:
+    """Those of the imports of a file that none of the declared distributions can satisfy."""
+    owned = [(line, module, owner_of(module)) for line, module in sorted(imports)]
+    return [
+        f"{source.path}:{line} imports {module} of {' or '.join(sorted(owners))}"
+        for line, module, owners in owned
+        if owners and not owners & declared
+    ]
 
 
 @pytest.mark.parametrize("name", TREE)
@@ -69,18 +76,14 @@ def undeclared_by_tests(package: workspace.Package) -> list[str]:
     declared = ours | names(package.test_needs) | names(shared)
     declared |= {name for owner in ours for name in names(TREE[owner].needs)}
     beside = {path.stem for path in package.tests.rglob("*.py")}
-    installed = dict(packages_distributions())
     found = []
     for source in sources.below(package.tests):
-        skipped = {module.partition(".")[0] for module in SKIPS.findall(source.text)}
         if not source.path.rpartition("/")[2].startswith("test_"):
             continue
-        late = source.late_imports()
-        for line, module in source.imports():
-            owners = owner_of(module, installed)
-            excused = (line, module) in late or module.partition(".")[0] in skipped | beside
-            if owners and not excused and not owners & declared:
-                found.append(f"{source.path}:{line} imports {module} of {' or '.join(sorted(owners))}")
+        excused = beside | {module.partition(".")[0] for module in SKIPS.findall(source.text)}
+        first = set(source.imports()) - source.late_imports()
+        asked = {(line, module) for line, module in first if module.partition(".")[0] not in excused}
+        found += unmet(source, asked, declared)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,6 +12,7 @@ from attn_train.captions import caption_pairs
 from attn_train.loop.pairs import PairTokens, TextPair, tokenise_pairs
 from attn_train.spec import DataSpec, SourceModelSpec
 from attn_train.synthetic import PAIRS, TASKS, synthetic_pairs
+from attn_train.text_lines import text_lines
 
 SAMPLE = "tatoeba-en-zh"
 """Sentences of Tatoeba, English and Chinese (CC BY 2.0 FR; the third column says by whom)."""
@@ -104,9 +104,4 @@ def _columns(path: Path, most: int) -> list[TextPair]:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for line in file:
-                yield line.strip(" \r\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InvalidValue.of("data.path", str(path), f"UTF-8 text that can be read ({error})") from error
+    return (line.strip(" \r\n") for line in text_lines(path))

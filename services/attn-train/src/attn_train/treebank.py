@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from attn_core import DependencyTree
 from attn_core.errors import InvalidValue
+
+from attn_train.text_lines import text_lines
 
 FIELD = "data.path"
 COLUMNS = 10
@@ -48,7 +49,7 @@ def sentences_of(paths: Sequence[Path]) -> list[Sentence]:
 
 def _sentences(path: Path) -> Iterator[Sentence]:
     rows: list[list[str]] = []
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(text_lines(path), 1):
         if line.startswith("#"):
             continue
         if not line:
@@ -76,12 +77,3 @@ def _sentence(rows: Sequence[Sequence[str]], where: str) -> Sentence:
             raise InvalidValue.of(FIELD, f"{where}: the head {row[6]!r}", f"a word from 1 to {len(rows)}, or 0")
         heads.append(int(row[6]) - 1)
     return Sentence(tuple(row[1] for row in rows), tuple(row[3] for row in rows), tuple(heads))
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InvalidValue.of(FIELD, str(path), f"UTF-8 text that can be read ({error})") from error

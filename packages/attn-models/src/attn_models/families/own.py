@@ -1,20 +1,26 @@
-"""Checkpoints of decoders of ours: every field of the config, and what must be installed to build it."""
+"""Checkpoints of models of ours: every field of the config, and what must be installed to build it."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
+from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.shape import EncoderShape
 from attn_models.families.deepseek_layout import CORRECTION
 from attn_models.families.door import Door, Stored, needed
+from attn_models.vision.config import VisionConfig
 
 OURS = ("attn-core", "attn-models")
+
+
+Attending = TypeVar("Attending", DecoderConfig, EncoderConfig, VisionConfig)
 
 
 class OwnDoor(Door):
@@ -25,33 +31,38 @@ class OwnDoor(Door):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder in `decoder`; a mechanism that is not installed is named with the package it came from."""
-        fields = needed(values, "decoder")
-        if not isinstance(fields, Mapping):
-            raise InvalidValue.of("decoder", fields, "an object")
-        config = DecoderConfig.from_plain(fields)
-        for choice in _choices(config):
-            require_installed(choice.mechanism, values.get("requires"))
-        return config
+        return configured(values, "decoder", DecoderConfig)
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
-        registry = installed().mechanisms
-        pattern = tuple(in_full(choice) for choice in config.pattern)
-        full = dataclasses.replace(config, mechanism=registry.full_name(config.mechanism), pattern=pattern)
-        owners = {registry.owner(choice.mechanism) for choice in _choices(config)}
-        return {
-            "architectures": ["AttnDecoder"],
-            "model_type": self.model_type,
-            "decoder": full.plain(),
-            "requires": {name: version(name) for name in sorted(owners.union(OURS))},
-        }
+        return {"architectures": ["AttnDecoder"], "model_type": self.model_type, **described(config, "decoder")}
 
     def stored(self, parameters: Sequence[str]) -> list[Stored]:
         """Every parameter under its own name; the biases of routers, which move by small rates, in float32."""
         return [Stored(name, (name,), exact=name.endswith(CORRECTION)) for name in parameters]
 
 
-def _choices(config: DecoderConfig) -> list[AttentionChoice]:
+def configured(values: Mapping[str, Any], place: str, kind: type[Attending]) -> Attending:
+    """The config of this kind in `values[place]`; raises `UnknownName` for a mechanism that is not installed."""
+    fields = needed(values, place)
+    if not isinstance(fields, Mapping):
+        raise InvalidValue.of(place, fields, "an object")
+    config = kind.from_plain(fields)
+    for choice in _choices(config):
+        require_installed(choice.mechanism, values.get("requires"))
+    return config
+
+
+def described(config: DecoderConfig | EncoderShape, place: str) -> dict[str, Any]:
+    """The config under `place`, with mechanisms named in full, and the versions of the packages that build it."""
+    registry = installed().mechanisms
+    pattern = tuple(in_full(choice) for choice in config.pattern)
+    full = dataclasses.replace(config, mechanism=registry.full_name(config.mechanism), pattern=pattern)
+    owners = {registry.owner(choice.mechanism) for choice in _choices(config)}
+    return {place: full.plain(), "requires": {name: version(name) for name in sorted(owners.union(OURS))}}
+
+
+def _choices(config: DecoderConfig | EncoderShape) -> list[AttentionChoice]:
     """The choices that layers really use."""
     return list(config.pattern) or [config.choice(0)]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
-from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from torch import Tensor
 
-from attn_models.families.door import Stored, needed
-from attn_models.families.own import OURS, in_full, require_installed
+from attn_models.families.door import Stored
+from attn_models.families.own import configured, described
 from attn_models.families.vit import VitLayout, labels_of
 from attn_models.vision.config import VisionConfig
 
@@ -25,26 +22,16 @@ class OwnVitLayout(VitLayout):
 
     def describe(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
-        registry = installed().mechanisms
-        pattern = tuple(in_full(choice) for choice in config.pattern)
-        full = dataclasses.replace(config, mechanism=registry.full_name(config.mechanism), pattern=pattern)
-        owners = {registry.owner(choice.mechanism) for choice in config.pattern or [config.choice(0)]}
         return {
             "architectures": ["AttnVisionTransformer"],
             "model_type": self.model_type,
-            "vision": full.plain(),
             "id2label": {str(place): label for place, label in enumerate(labels)},
-            "requires": {name: version(name) for name in sorted(owners.union(OURS))},
+            **described(config, "vision"),
         }
 
     def configured(self, values: Mapping[str, Any]) -> VisionConfig:
         """The model in `vision`; a mechanism that is not installed is named with the package it came from."""
-        fields = needed(values, "vision")
-        if not isinstance(fields, Mapping):
-            raise InvalidValue.of("vision", fields, "an object")
-        config = VisionConfig.from_plain(fields)
-        for choice in config.pattern or [config.choice(0)]:
-            require_installed(choice.mechanism, values.get("requires"))
+        config = configured(values, "vision", VisionConfig)
         if len(labels_of(values)) != config.classes:
             raise InvalidValue.of("id2label", values.get("id2label"), f"a name for each of {config.classes} classes")
         return config
