@@ -13,6 +13,7 @@ from attn_engine import sequence as sequences
 from attn_engine.adjust import Draw
 from attn_engine.event import FinishReason, ScoredToken
 from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
+from attn_engine.outlook import Outlook
 from attn_engine.sampler import choose_tokens, likeliest, log_probabilities
 from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
@@ -56,14 +57,14 @@ def advance(
             guesses.append((chunk, start + chunk.length))
     pairs += [(follower, row) for sequence, row in pairs for follower in fork(sequence)]
     if pairs:
-        logits = forward.logits(hidden, [row for _, row in pairs])
-        growing = [(place, sequence) for place, (sequence, _) in enumerate(pairs) if sequence.sampling.beams is None]
-        if len(growing) < len(pairs):
-            for row, (sequence, _) in zip(logits, pairs, strict=True):
-                sequence.logits = row if sequence.sampling.beams else None
-            logits = logits[[place for place, _ in growing]]
-        if growing:
-            found += _generate([sequence for _, sequence in growing], logits, end_ids)
+        outlook = Outlook(forward, hidden, pairs)
+        growing = []
+        for place, (sequence, _) in enumerate(pairs):
+            if sequence.sampling.beams is None:
+                growing.append((sequence, place))
+            else:
+                sequence.logits = outlook.logits([place])[0]
+        found += _generate(growing, outlook, end_ids)
     return _verified(forward, found, guesses, hidden, end_ids) if guesses else found
 
 
@@ -76,12 +77,12 @@ def _verified(
 ) -> list[Progress]:
     """What was found and what comes of the guesses of these chunks, whose first rows of `hidden` are given."""
     guesses: list[Guess] = []
-    rows: list[int] = []
+    ends: list[tuple[sequences.Sequence, int]] = []
     for chunk, start in chunks:
-        guesses.append(Guess(chunk.sequence, chunk.guess, range(len(rows), len(rows) + len(chunk.guess))))
-        rows += range(start, start + len(chunk.guess))
-    logits = forward.logits(hidden, rows)
-    found = verify(found, guesses, logits, lambda growing, chosen: _generate(growing, chosen, end_ids))
+        guesses.append(Guess(chunk.sequence, chunk.guess, range(len(ends), len(ends) + len(chunk.guess))))
+        ends += [(chunk.sequence, start + node) for node in range(len(chunk.guess))]
+    outlook = Outlook(forward, hidden, ends)
+    found = verify(found, guesses, lambda growing: _generate(growing, outlook, end_ids))
     ended = {progress.sequence.number for progress in found if progress.reason is not None}
     for guess in guesses:
         if guess.sequence.number not in ended:
@@ -110,13 +111,31 @@ def ended(sequence: sequences.Sequence, hypothesis: Hypothesis, end_ids: Collect
     return Progress(sequence, hypothesis.tokens, "".join(texts), reason)
 
 
-def _generate(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Progress]:
+def _generate(
+    growing: Sequence[tuple[sequences.Sequence, int]], outlook: Outlook, end_ids: Collection[int]
+) -> list[Progress]:
+    """What comes after each sequence, of which the place in the outlook is given."""
+    found: dict[int, ScoredToken] = {}
+    rest = []
+    for sequence, place in growing:
+        token = outlook.token(place)
+        if token is None:
+            rest.append((sequence, place))
+        else:
+            found[place] = ScoredToken(token)
+    if rest:
+        logits = outlook.logits([place for _, place in rest])
+        chosen = _chosen([sequence for sequence, _ in rest], logits, end_ids)
+        found.update(zip((place for _, place in rest), chosen, strict=True))
+    return [_extend(sequence, found[place], end_ids) for sequence, place in growing]
+
+
+def _chosen(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[ScoredToken]:
     if all(sequence.sampling.greedy for sequence in growing):
         tokens = likeliest(logits)
     else:
         tokens = choose_tokens(logits, [_draw(sequence, logits, end_ids) for sequence in growing])
-    scored = _scored(growing, logits, tokens)
-    return [_extend(*item, end_ids) for item in zip(growing, scored, strict=True)]
+    return _scored(growing, logits, tokens)
 
 
 def _draw(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> Draw:

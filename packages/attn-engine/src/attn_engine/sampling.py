@@ -105,6 +105,11 @@ class Sampling:
         edited = self.counted or self.repetition_penalty != 1 or bool(self.logit_bias) or self.grammar is not None
         return self.temperature == 0 and not edited and self.min_new_tokens == 0
 
+    @cached_property
+    def needs_logits(self) -> bool:
+        """Whether anything but the likeliest token is asked for."""
+        return not self.greedy or self.alternatives is not None or self.beams is not None
+
     @property
     def counted(self) -> bool:
         """Whether it matters how often a token was generated."""

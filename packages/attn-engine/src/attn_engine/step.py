@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from attn_core import LanguageModel, RaggedBatch, Source, SourceModel, StateStore
+from attn_core import FindsLikeliest, LanguageModel, RaggedBatch, Source, SourceModel, StateStore
 from attn_core.errors import InternalError
 from torch import Tensor
 
@@ -65,9 +65,19 @@ class Forward:
 
     def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [rows, vocabulary] of these rows of hidden [tokens, width]."""
+        return self.model.logits(self._chosen(hidden, rows))
+
+    def likeliest(self, hidden: Tensor, rows: Sequence[int]) -> list[int] | None:
+        """The likeliest token after each of these rows of hidden [tokens, width], -1 where there is none; None where
+        only logits can tell."""
+        if not isinstance(self.model, FindsLikeliest):
+            return None
+        found = self.model.likeliest(self._chosen(hidden, rows))
+        return None if found is None else cast("list[int]", found.tolist())
+
+    def _chosen(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         # Of equal number is not enough: completions of one prompt share its last row.
-        chosen = hidden if list(rows) == list(range(len(hidden))) else hidden[self._tensor(list(rows))]
-        return self.model.logits(chosen)
+        return hidden if list(rows) == list(range(len(hidden))) else hidden[self._tensor(list(rows))]
 
     def _batch(self, chunks: Sequence[Chunk]) -> tuple[RaggedBatch, list[int]]:
         """The batch, and whose states each of its requests reads: each token of a tree is a request for itself."""

@@ -12,23 +12,22 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from attn_core import BranchingStore, TreeStore
-from torch import Tensor
 
 from attn_engine.outcome import Progress
 from attn_engine.sequence import Sequence as Growing
 from attn_engine.token_tree import TokenTree
 
-Choose = Callable[[Sequence[Growing], Tensor], list[Progress]]
-"""Chooses the next token of each sequence from logits [sequences, vocabulary]."""
+Choose = Callable[[Sequence[tuple[Growing, int]]], list[Progress]]
+"""Chooses the next token of each sequence, of which the place of what follows is given."""
 
 
 @dataclass
 class Guess:
-    """Guessed tokens of a sequence, the rows of the logits that follow each, and which of them were right so far."""
+    """Guessed tokens of a sequence, the places of what follows each, and which of them were right so far."""
 
     sequence: Growing
     tree: TokenTree
-    rows: range
+    places: range
     right: list[int] = field(default_factory=list)
 
     def follow(self, progress: Progress) -> bool:
@@ -44,13 +43,12 @@ class Guess:
         return True
 
 
-def verify(first: Sequence[Progress], guesses: Sequence[Guess], logits: Tensor, choose: Choose) -> list[Progress]:
+def verify(first: Sequence[Progress], guesses: Sequence[Guess], choose: Choose) -> list[Progress]:
     """`first` is what came of the tokens before the guesses; with it, what comes of those guesses that were right."""
     found = {progress.sequence.number: progress for progress in first}
     going_on = list(guesses)
     while going_on := [guess for guess in going_on if guess.follow(found[guess.sequence.number])]:
-        rows = [guess.rows[guess.right[-1]] for guess in going_on]
-        for progress in choose([guess.sequence for guess in going_on], logits[rows]):
+        for progress in choose([(guess.sequence, guess.places[guess.right[-1]]) for guess in going_on]):
             number = progress.sequence.number
             found[number] = found[number].then(progress)
     return list(found.values())

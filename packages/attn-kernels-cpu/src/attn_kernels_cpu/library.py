@@ -76,6 +76,7 @@ class StepStruct(ctypes.Structure):
 SIGNATURES = {
     "attn_pack": (ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
+    "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_block": (ADDRESS, ADDRESS, ADDRESS),
 }
 

@@ -64,14 +64,28 @@ class PackedLinear(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Rows [..., inputs] to [..., outputs]; raises `InvalidValue` for rows of another size or elsewhere."""
-        if rows.shape[-1] != self.inputs or rows.device.type != "cpu":
-            given = f"{tuple(rows.shape)} on {rows.device}"
-            raise InvalidValue.of("rows", given, f"[..., {self.inputs}] on the cpu")
+        self._require(rows)
         wide = rows.to(torch.float32).contiguous()
         out = torch.empty(*rows.shape[:-1], self.outputs)
         count = out.numel() // self.outputs
         self._library.attn_linear(self.address, wide.data_ptr(), count, out.data_ptr(), torch.get_num_threads())
         return out.to(rows.dtype)
+
+    def largest(self, rows: Tensor) -> Tensor | None:
+        """See `attn_core.FindsLargest`; None for rows in another type than float32, to which outputs are rounded."""
+        self._require(rows)
+        if rows.dtype != torch.float32:
+            return None
+        rows, places = rows.contiguous(), torch.empty(rows.shape[:-1], dtype=torch.int64)
+        self._library.attn_largest(
+            self.address, rows.data_ptr(), places.numel(), places.data_ptr(), torch.get_num_threads()
+        )
+        return places
+
+    def _require(self, rows: Tensor) -> None:
+        if rows.shape[-1] != self.inputs or rows.device.type != "cpu":
+            given = f"{tuple(rows.shape)} on {rows.device}"
+            raise InvalidValue.of("rows", given, f"[..., {self.inputs}] on the cpu")
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: ARG002, FBT001, FBT002 -- torch's
         """Leave the weights as they are: the kernels know where they lie."""

@@ -81,6 +81,12 @@ class ModelServing:
 
     def step(self, new: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Logits [tokens, vocabulary] of the new tokens [tokens] of each request, computed in one step."""
+        with torch.no_grad():
+            logits = self.model.logits(self.hidden(new))
+        return dict(zip(new, logits.split([len(tokens) for tokens in new.values()]), strict=True))
+
+    def hidden(self, new: Mapping[int, Tensor]) -> Tensor:
+        """Hidden rows [tokens, width] of the new tokens [tokens] of each request, computed in one step."""
         for name in new:
             if name not in self.done:
                 self.store.admit(name)
@@ -88,8 +94,7 @@ class ModelServing:
         names: Sequence[int] = list(new)
         batch = ragged([len(new[name]) for name in names], [self.done[name] for name in names])
         with torch.no_grad():
-            hidden = self.model.step(torch.cat(list(new.values())), batch, self.store.view(batch, names))
-            logits = self.model.logits(hidden)
+            hidden: Tensor = self.model.step(torch.cat(list(new.values())), batch, self.store.view(batch, names))
         for name in names:
             self.done[name] += len(new[name])
-        return {names[span.request]: logits[span.start : span.stop] for span in batch.spans()}
+        return hidden

@@ -1,5 +1,6 @@
 // What Python calls, through ctypes.
 #include "block_amx.hpp"
+#include "largest.hpp"
 #include "pack.hpp"
 
 extern "C" {
@@ -25,6 +26,11 @@ int attn_tiles_allowed() { return tiles_allowed(); }
 
 void attn_linear(const Linear* l, const float* x, int rows, float* out, int threads) {
   multiply(*l, x, rows, Into{out, (size_t)l->outputs, false}, threads);
+}
+
+// The first place of the largest output of each row; -1 where it is infinite, or any output NaN.
+void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, int threads) {
+  find_largest(*l, x, rows, places, threads);
 }
 
 void attn_block(const Block* b, const Step* s, float* hidden) {

@@ -87,19 +87,24 @@ static void shared_out(const Linear& l, typename Tiles::Input x, int rows, Into 
   }
 }
 
-static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
-  if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
-  if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
-  if (in_tiles(l) && enough_rows(l, rows)) return multiply_tiles(l, x, rows, to, threads);
-  static thread_local Quantised quantised;
-  Quantised& q = quantised;
+// Rows as int8, in room of the thread that calls.
+static QuantisedRows quantised(const Linear& l, const float* x, int rows, int threads) {
+  static thread_local Quantised room;
+  Quantised& q = room;
   q.resize(rows, l.inputs);
   size_t groups = l.inputs / GROUP;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && rows > 1)
   for (int r = 0; r < rows; r++)
     quantise_row(x + (size_t)r * l.inputs, l.inputs, q.values.data() + (size_t)r * l.inputs, q.scale.data() + r * groups,
                  q.sum.data() + r * groups, q.offset.data() + r * groups);
-  QuantisedRows all{q.values.data(), q.scale.data(), q.sum.data(), q.offset.data()};
+  return {q.values.data(), q.scale.data(), q.sum.data(), q.offset.data()};
+}
+
+static void multiply(const Linear& l, const float* x, int rows, Into to, int threads) {
+  if (l.format == FLOAT32) return shared_out<FloatTiles<float>>(l, x, rows, to, threads);
+  if (l.format == BFLOAT16) return shared_out<FloatTiles<uint16_t>>(l, x, rows, to, threads);
+  if (in_tiles(l) && enough_rows(l, rows)) return multiply_tiles(l, x, rows, to, threads);
+  const QuantisedRows all = quantised(l, x, rows, threads);
   if (l.format == INT8) return shared_out<Int8Tiles>(l, all, rows, to, threads);
   shared_out<Int4Tiles>(l, all, rows, to, threads);
 }

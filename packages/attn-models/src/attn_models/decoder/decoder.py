@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
+from attn_core import Fields, FindsLargest, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ class Decoder(nn.Module):
         )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
-        self.head: nn.Module | None = None
+        self.head: Any = None
         self.weights: str | None = None
         self.predictors = nn.ModuleList(
             PredictionModule(config, attentions[-1]) for _ in range(config.prediction_depth)
@@ -104,6 +104,12 @@ class Decoder(nn.Module):
         else:
             logits = nn.functional.linear(hidden, self._unembedding())
         return capped(logits, self.config.logit_cap)
+
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """See `attn_core.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
+        if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
+            return self.head.largest(hidden)
+        return None
 
     def state_specs(self) -> ModelSpecs:
         """What every layer must remember, by layer name."""

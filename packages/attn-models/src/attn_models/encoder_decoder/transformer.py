@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
+from attn_core import Capability, Fields, FindsLargest, ModelSpecs, ModelState, RaggedBatch, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ class Transformer(nn.Module):
         self.context, self.source_context = config.context, config.source_context
         # Any: a StoredEmbedding where weights are packed.
         self.embedding: Any = nn.Embedding(config.vocabulary, config.width)
-        self.head: nn.Module | None = None
+        self.head: Any = None
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
         self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.layers))
@@ -91,6 +91,10 @@ class Transformer(nn.Module):
             logits: Tensor = self.head(hidden)
             return logits
         return nn.functional.linear(hidden, self.embedding.weight)
+
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """See `attn_core.FindsLikeliest`: a packed unembedding can tell."""
+        return self.head.largest(hidden) if isinstance(self.head, FindsLargest) else None
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
         """Weights [heads, query, source] by block of the sequence [tokens] over the source [source].

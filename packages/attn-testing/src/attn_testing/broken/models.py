@@ -62,6 +62,11 @@ class SoundModel(nn.Module):
         out: Tensor = self.unembedding(hidden)
         return out
 
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """The first of the largest logits."""
+        logits = self.logits(hidden)
+        return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
+
 
 class SoundFamily(ModelFamily):
     """A family of one of these models."""
@@ -119,6 +124,14 @@ class Mixed(SoundModel):
         return hidden - hidden.mean(0) if batch.requests > 1 else hidden
 
 
+class Unscathed(SoundModel):
+    """Breaks likeliest tokens: gives one where no logit is a number."""
+
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """The largest of whatever there is."""
+        return self.logits(hidden).nan_to_num().argmax(-1)
+
+
 class Forgetful(SoundModel):
     """Breaks saved and loaded: its scale is not in the state dict."""
 
@@ -136,6 +149,7 @@ BROKEN_MODELS: Mapping[type[Law], ModelFamily] = {
     model.Causality: SoundFamily(Constant),
     model.StepEqualsForward: SoundFamily(Hurried),
     model.CrowdEqualsAlone: SoundFamily(Mixed),
+    model.LikeliestOfLogits: SoundFamily(Unscathed),
     model.SavedAndLoaded: SoundFamily(Forgetful),
 }
 """The family that breaks each law."""

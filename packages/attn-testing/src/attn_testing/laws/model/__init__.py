@@ -6,9 +6,25 @@ from attn_testing.law import Law
 from attn_testing.laws.model.causality import Causality
 from attn_testing.laws.model.crowd_equals_alone import CrowdEqualsAlone
 from attn_testing.laws.model.described import Described
+from attn_testing.laws.model.likeliest_of_logits import LikeliestOfLogits
 from attn_testing.laws.model.saved_and_loaded import SavedAndLoaded
 from attn_testing.laws.model.step_equals_forward import StepEqualsForward
 
-MODEL_LAWS: tuple[type[Law], ...] = (Described, Causality, StepEqualsForward, CrowdEqualsAlone, SavedAndLoaded)
+MODEL_LAWS: tuple[type[Law], ...] = (
+    Described,
+    Causality,
+    StepEqualsForward,
+    CrowdEqualsAlone,
+    LikeliestOfLogits,
+    SavedAndLoaded,
+)
 
-__all__ = ["MODEL_LAWS", "Causality", "CrowdEqualsAlone", "Described", "SavedAndLoaded", "StepEqualsForward"]
+__all__ = [
+    "MODEL_LAWS",
+    "Causality",
+    "CrowdEqualsAlone",
+    "Described",
+    "LikeliestOfLogits",
+    "SavedAndLoaded",
+    "StepEqualsForward",
+]

@@ -1,0 +1,126 @@
+// The largest output of each row and its first place, found as panels are multiplied: outputs are in memory a few at a time.
+#pragma once
+#include "linear.hpp"
+
+// The lanes that hold the outputs from place `i` on.
+static inline __mmask16 lanes_from(int i, int count) { return count - i >= 16 ? 0xffff : (__mmask16)((1u << (count - i)) - 1); }
+
+// The first place of the largest of `count` outputs.
+static inline int first_place(const float* outputs, int count, float largest) {
+  for (int i = 0; i < count; i += 16) {
+    __mmask16 here = lanes_from(i, count);
+    __m512 values = _mm512_maskz_loadu_ps(here, outputs + i);
+    __mmask16 hits = _mm512_mask_cmp_ps_mask(here, values, _mm512_set1_ps(largest), _CMP_EQ_OQ);
+    if (hits) return i + __builtin_ctz(hits);
+  }
+  return -1;
+}
+
+// The largest of the outputs of a row that were seen so far, and its first place; NaN as soon as one of them is.
+struct Leader {
+  float value = -std::numeric_limits<float>::infinity();
+  int64_t place = -1;
+
+  // The next `count` outputs, which come from place `first` on.
+  void see(const float* outputs, int count, int64_t first) {
+    __m512 most = _mm512_set1_ps(value);
+    __mmask16 missing = 0;
+    for (int i = 0; i < count; i += 16) {
+      __m512 values = _mm512_mask_loadu_ps(most, lanes_from(i, count), outputs + i);
+      missing |= _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+      most = _mm512_max_ps(most, values);
+    }
+    float largest = missing ? std::numeric_limits<float>::quiet_NaN() : _mm512_reduce_max_ps(most);
+    if (!(largest <= value)) meet({largest, first + first_place(outputs, count, largest)});
+  }
+
+  void meet(const Leader& later) {
+    if (std::isnan(later.value) || later.value > value) *this = later;
+  }
+
+  // Infinity is not taken for a number either.
+  int64_t finite_place() const { return std::isfinite(value) ? place : -1; }
+};
+
+static size_t bytes_of_panel(const Linear& l) {
+  const size_t inputs = l.inputs;
+  switch (l.format) {
+    case FLOAT32: return inputs * 64;
+    case BFLOAT16: return inputs * 32;
+    case INT8: return inputs * 16;
+    case INT4: return inputs * 8;
+    case BFLOAT16_PAIRS: return (inputs + DEPTH - 1) / DEPTH * 1024;
+    default: return (inputs + INT8_DEPTH - 1) / INT8_DEPTH * 1024;
+  }
+}
+
+// The outputs of panels `first` to `last` as a layer of their own.
+static Linear some_panels(const Linear& l, int first, int last) {
+  Linear some = l;
+  some.outputs = std::min(l.outputs, last * 16) - first * 16;
+  some.weights = (const uint8_t*)l.weights + first * bytes_of_panel(l);
+  if (l.scales) some.scales = l.scales + (size_t)first * (l.inputs / GROUP) * 32;
+  if (l.steps) some.steps = l.steps + first * 16;
+  if (l.bias) some.bias = l.bias + first * 16;
+  return some;
+}
+
+constexpr int NEAR_PANELS = 2048;  // outputs of rows with a panel (64 bytes each) that stay in the second cache
+
+// `product(layer, into)` multiplies all rows, on the thread that calls it. Panels come in twos.
+template <class Product>
+static void find_largest(const Linear& l, int rows, int64_t* places, int threads, Product product) {
+  const int twos = (l.outputs + PAIR - 1) / PAIR, many = std::max(1, NEAR_PANELS / 2 / std::max(1, rows));
+  std::vector<std::vector<Leader>> found(threads, std::vector<Leader>(rows));
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    static thread_local std::vector<float> outputs;
+    std::vector<Leader>& leaders = found[omp_get_thread_num()];
+    const Share mine = part_of(twos, omp_get_num_threads(), omp_get_thread_num());
+    const size_t stride = (size_t)std::min(many, mine.last - mine.first) * PAIR;
+    outputs.resize(rows * stride);
+    for (int first = mine.first; first < mine.last; first += many) {
+      const Linear some = some_panels(l, 2 * first, 2 * std::min(mine.last, first + many));
+      product(some, Into{outputs.data(), stride, false});
+      for (int r = 0; r < rows; r++) leaders[r].see(outputs.data() + r * stride, some.outputs, (int64_t)first * PAIR);
+    }
+  }
+  for (int r = 0; r < rows; r++) {
+    for (int t = 1; t < threads; t++) found[0][r].meet(found[t][r]);
+    places[r] = found[0][r].finite_place();
+  }
+}
+
+template <class Tiles>
+static void find_largest(const Linear& l, typename Tiles::Input x, int rows, int64_t* places, int threads) {
+  find_largest(l, rows, places, threads, [&](const Linear& some, Into to) {
+    block<Tiles>(some, x, rows, 0, (some.outputs + 15) / 16, to);
+  });
+}
+
+template <class Parts>
+static void find_largest(const Linear& l, const RowTiles& x, int64_t* places, int threads) {
+  find_largest(l, x.rows, places, threads, [&](const Linear& some, Into to) {
+    configure_tiles();
+    Team{1, 0, true}.multiply<Parts>(Neighbours{some, to}, x);
+    release_tiles();
+  });
+}
+
+static void find_largest(const Linear& l, const float* x, int rows, int64_t* places, int threads) {
+  if (l.format == FLOAT32) return find_largest<FloatTiles<float>>(l, x, rows, places, threads);
+  if (l.format == BFLOAT16) return find_largest<FloatTiles<uint16_t>>(l, x, rows, places, threads);
+  if (!in_tiles(l) || !enough_rows(l, rows)) {
+    const QuantisedRows all = quantised(l, x, rows, threads);
+    if (l.format == INT8) return find_largest<Int8Tiles>(l, all, rows, places, threads);
+    return find_largest<Int4Tiles>(l, all, rows, places, threads);
+  }
+  static thread_local RowRoom room;
+  const RowTiles tiled = room.of(l, rows);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  cut_rows(l, side_by_side(x, l.inputs), tiled, part_of(rows, omp_get_num_threads(), omp_get_thread_num()));
+  if (l.format == INT4) return find_largest<Groups>(l, tiled, places, threads);
+  if (l.parts == OnePart::PARTS) return find_largest<OnePart>(l, tiled, places, threads);
+  if (l.parts == ThreeParts::PARTS) return find_largest<ThreeParts>(l, tiled, places, threads);
+  find_largest<WholeNumbers>(l, tiled, places, threads);
+}
