@@ -39,15 +39,7 @@ from attn_core.heads import Heads
 from attn_core.hooks import Command, Finding, hookimpl
 from attn_core.inner import Attend, InnerAttention
 from attn_core.kernel import Anything, AtLeast, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
-from attn_core.linear import (
-    WEIGHT_CHOICES,
-    WEIGHT_FORMATS,
-    FindsLargest,
-    LinearKernel,
-    LinearShape,
-    Pack,
-    choose_linear,
-)
+from attn_core.linear import WEIGHT_CHOICES, WEIGHT_FORMATS, LinearKernel, LinearShape, Pack, choose_linear
 from attn_core.loader import PluginRecord, PluginStatus
 from attn_core.mask import (
     BigBird,
@@ -77,15 +69,7 @@ from attn_core.mask import (
     mask_mod,
 )
 from attn_core.mechanism import AttentionLayer, ComputedMechanism, Mechanism, Paper
-from attn_core.model import (
-    FindsLikeliest,
-    LanguageModel,
-    ModelFamily,
-    ModelShape,
-    NamedMechanisms,
-    SourceModel,
-    Tokenizer,
-)
+from attn_core.model import LanguageModel, ModelFamily, ModelShape, NamedMechanisms, SourceModel, Tokenizer
 from attn_core.modifier import (
     Alibi,
     DependencyKeys,
@@ -191,8 +175,6 @@ __all__ = [
     "Field",
     "Fields",
     "Finding",
-    "FindsLargest",
-    "FindsLikeliest",
     "Fixed",
     "Full",
     "GateKernel",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core.errors import InvalidValue, KernelRefused
 
@@ -66,18 +66,6 @@ class LinearKernel(ABC):
     @abstractmethod
     def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
         """A module [..., inputs] to [..., outputs], in the type of its input, for weight [outputs, inputs]."""
-
-
-@runtime_checkable
-class FindsLargest(Protocol):
-    """A packed layer that finds the largest output of each row without giving all outputs."""
-
-    def largest(self, rows: Tensor) -> Tensor | None:
-        """The place of the largest output [...], int64, of rows [..., inputs], the first of equal ones.
-
-        It is -1 where the largest is infinite or any output is NaN. None where only all outputs can tell.
-        """
-        ...
 
 
 def choose_linear(

@@ -52,18 +52,6 @@ class NamedMechanisms(Protocol):
         ...
 
 
-@runtime_checkable
-class FindsLikeliest(Protocol):
-    """A model that finds likeliest tokens without giving logits."""
-
-    def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """The likeliest token [rows], int64, of hidden rows [rows, width]: the first of the largest logits.
-
-        It is -1 where the largest is infinite or any logit is NaN. None where only `logits` can tell.
-        """
-        ...
-
-
 class SourceModel(LanguageModel, Protocol):
     """A language model that reads a source, such as a translation model.
 

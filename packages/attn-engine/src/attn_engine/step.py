@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from attn_core import FindsLikeliest, LanguageModel, RaggedBatch, Source, SourceModel, StateStore
+from attn_core import LanguageModel, RaggedBatch, Source, SourceModel, StateStore
 from attn_core.errors import InternalError
+from attn_core.likeliest import FindsLikeliest
 from torch import Tensor
 
 from attn_engine.scheduler import Chunk

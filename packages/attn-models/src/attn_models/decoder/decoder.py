@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Fields, FindsLargest, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
+from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.likeliest import FindsLargest
 from torch import Tensor, nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -106,7 +107,7 @@ class Decoder(nn.Module):
         return capped(logits, self.config.logit_cap)
 
     def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
+        """See `attn_core.likeliest.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
         if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
             return self.head.largest(hidden)
         return None

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, Fields, FindsLargest, ModelSpecs, ModelState, RaggedBatch, sinusoidal
+from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.likeliest import FindsLargest
 from torch import Tensor, nn
 
 from attn_models.decoder.initial import initialise
@@ -93,7 +94,7 @@ class Transformer(nn.Module):
         return nn.functional.linear(hidden, self.embedding.weight)
 
     def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.FindsLikeliest`: a packed unembedding can tell."""
+        """See `attn_core.likeliest.FindsLikeliest`: a packed unembedding can tell."""
         return self.head.largest(hidden) if isinstance(self.head, FindsLargest) else None
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
