@@ -3,7 +3,6 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_moba import reading
 from attn_testing import Agreement
 
 MOBA = attn_moba.Moba()
@@ -44,23 +43,6 @@ def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, blo
     wanted = [rows, layer.query.weight, layer.key.weight, layer.value.weight]
     ours, theirs = (torch.autograd.grad((made * probe).sum(), wanted) for made in (out, expected))
     loops.gradients(ours, theirs, 1e-12)
-
-
-def test_pieces_change_nothing(monkeypatch):
-    layer = build({"block": 3, "top": 2}, width=8, heads=2)
-    rows = torch.randn(2, 14, 8, dtype=torch.float64, requires_grad=True)
-    probe = torch.randn(2, 14, 8, dtype=torch.float64)
-
-    def run():
-        out = layer(rows)
-        return out, *torch.autograd.grad((out * probe).sum(), [rows, layer.key.weight])
-
-    whole = run()
-    monkeypatch.setattr(reading, "PIECE", 2 * 2 * 3 * 4)
-    for piece, one in zip(run(), whole, strict=True):
-        assert torch.allclose(piece, one, rtol=0, atol=1e-13)
-    with torch.no_grad():
-        assert torch.allclose(layer(rows), whole[0], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("options", [{"block": 4, "top": 9}, {"block": 64, "top": 1}])

@@ -3,7 +3,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_nsa import reading, selection
+from attn_nsa import selection
 from attn_nsa.options import NsaConfig
 from attn_testing import Agreement
 
@@ -90,23 +90,6 @@ def test_with_equal_blocks_a_selected_block_is_worth_its_compressed_share():
     chosen = selection.select(shares, torch.tensor([[8]]), 9, options)[0, 0, 0].tolist()
     best = sorted(range(1, 7), key=lambda b: -shares[0, 0, 0, b].item())[:2]
     assert chosen == [8, 0, 7, *best]
-
-
-def test_pieces_change_nothing(monkeypatch):
-    layer = build(SMALL, width=8, heads=4, key_value_heads=2)
-    rows = torch.randn(2, 21, 8, dtype=torch.float64, requires_grad=True)
-    probe = torch.randn(2, 21, 8, dtype=torch.float64)
-
-    def run():
-        out = layer(rows)
-        return out, *torch.autograd.grad((out * probe).sum(), [rows, layer.key.weight])
-
-    whole = run()
-    monkeypatch.setattr(reading, "PIECE", 500)
-    for piece, one in zip(run(), whole, strict=True):
-        assert torch.allclose(piece, one, rtol=0, atol=1e-13)
-    with torch.no_grad():
-        assert torch.allclose(layer(rows), whole[0], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("branch", "options"), [(1, {"top": 9}), (2, {"window": 64})])

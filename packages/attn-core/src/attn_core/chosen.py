@@ -1,28 +1,27 @@
-"""Attention of every query to blocks of keys that were chosen for it, for mechanisms that compute their own way.
-
-Queries that chose a block are brought to it in tiles, so that a block's keys are read once a tile, not once a query.
-Only methods and operators of tensors are used, so that the contract needs no tensor library.
-"""
+"""Attention to blocks of keys chosen query by query: what kernels of the operation `chosen` are asked and given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from attn_core.pairs import LOWEST
+from attn_core.errors import KernelRefused
+from attn_core.heads import Heads
+from attn_core.kernel import Kernel, Operands
+from attn_core.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from attn_core.spec import AttentionSpec
 else:
     Tensor = Any
 
-TILE = 64
-"""Queries that meet a block together, where there are so many."""
+CHOSEN = "chosen"
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks:
+class KeyBlocks(NamedTuple):
     """Keys and values in blocks: `key` and `value` [batch, groups, block, within, size], `keep` [batch, block, within],
     True where a key is real."""
 
@@ -30,145 +29,52 @@ class Blocks:
     value: Tensor
     keep: Tensor
 
-    def of_groups(self, groups: slice) -> Blocks:
-        """Those of some groups."""
-        return Blocks(self.key[:, groups], self.value[:, groups], self.keep)
 
+class Choices(NamedTuple):
+    """Scaled queries and the blocks chosen for their group.
 
-@dataclass(frozen=True, eq=False)
-class Tiles:
-    """Who meets whom. A lane is a group of a sequence; queries are numbered through all lanes, and so are blocks.
-
-    `blocks` [tile] are the blocks met, `queries` [tile, within] who meets them, any where a tile is not full. `slots`
-    [lane, query, top] are the places of each choice among tiles x within, `real` where there is one.
+    `query` [batch, groups, query, shared, size]; `chosen` [batch, groups, query, top], int64: first the block that the
+    query stands in, then different earlier ones, -1 where there is none; `places` [batch, query], int64, positions,
+    beyond which no key is seen.
     """
 
-    blocks: Tensor
-    queries: Tensor
-    slots: Tensor
-    real: Tensor
+    query: Tensor
+    chosen: Tensor
+    places: Tensor
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """How much is computed at once: about `most` scores, by `run`, called as `attend_to_chosen` is.
+@dataclass(frozen=True, kw_only=True)
+class ChosenSpec:
+    """Attention to chosen blocks as data."""
 
-    It may do more than that function, as torch's checkpoint does; `join` is torch's `cat`.
-    """
-
-    most: int
-    run: Callable[..., Tensor]
-    join: Callable[..., Tensor]
-
-    def attend(self, query: Tensor, chosen: Tensor, places: Tensor, blocks: Blocks) -> Tensor:
-        """As `attend_to_chosen`, as many queries of a group together as can be, for fuller tiles."""
-        batch, groups, queries, shared, _ = query.shape
-        each = max(1, batch * shared * chosen.shape[-1] * blocks.keep.shape[-1])
-        length = length_of(self.most, each, queries)
-        width = max(1, min(groups, self.most // (each * max(1, queries))))
-        lanes = []
-        for start in range(0, groups, width):
-            group = slice(start, start + width)
-            some = query[:, group], chosen[:, group], blocks.of_groups(group)
-            parts = [self.piece(*some, places, slice(first, first + length)) for first in range(0, queries, length)]
-            lanes.append(self.join(parts, 2))
-        return self.join(lanes, 1)
-
-    def piece(self, query: Tensor, chosen: Tensor, blocks: Blocks, places: Tensor, rows: slice) -> Tensor:
-        """The outputs of some queries."""
-        part = query[:, :, rows]
-        return self.run(part, chosen[:, :, rows], places[:, rows], blocks, min(TILE, part.shape[2]))
+    heads: Heads
 
 
-def attend_to_chosen(query: Tensor, chosen: Tensor, places: Tensor, blocks: Blocks, tile: int = TILE) -> Tensor:
-    """Outputs [batch, groups, query, shared, value_size] of scaled queries over the blocks chosen for their group.
+class ChosenKernel(Kernel):
+    """Attends to chosen blocks; has `read` in place of `run`."""
 
-    `query` [batch, groups, query, shared, size]; `chosen` [batch, groups, query, top], int64, different blocks, -1
-    where there is none; `places` [batch, query], int64, positions, beyond which no key is seen. A query that sees
-    nothing gives zeros. Tiles have `tile` queries; no more than there are will do.
-    """
-    batch, groups, queries, shared, size = query.shape
-    tiles = tiled(chosen.flatten(0, 1), blocks.key.shape[2], tile)
-    rows = query.reshape(batch * groups * queries, shared * size).index_select(0, tiles.queries.flatten())
-    rows = rows.reshape(tiles.queries.shape[0], tile * shared, size)
-    scores = rows @ blocks.key.flatten(0, 2).index_select(0, tiles.blocks).transpose(-1, -2)
-    allowed = seen(tiles, places, blocks, groups)
-    scores = scores.reshape(*tiles.queries.shape, shared, blocks.key.shape[3])
-    scores = scores.masked_fill(~allowed[:, :, None], LOWEST)
-    most = scores.detach().amax(-1)
-    powers = (scores - most[..., None]).exp()
-    sums = powers.sum(-1)
-    values = blocks.value.flatten(0, 2).index_select(0, tiles.blocks)
-    found = powers.flatten(1, 2) @ values
-    parts = found.reshape(tiles.queries.numel(), shared, values.shape[-1]), sums.flatten(0, 1), most.flatten(0, 1)
-    out: Tensor = joined(parts, tiles)
-    return out.reshape(batch, groups, queries, shared, values.shape[-1])
+    operation: ClassVar[str] = CHOSEN
+
+    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:  # noqa: ARG002 -- refused whatever it is
+        """Raise `KernelRefused`: this is another operation."""
+        raise KernelRefused(f"kernel {self.name!r} computes {CHOSEN}, not attend", kernel=self.name)
+
+    @abstractmethod
+    def read(self, choices: Choices, blocks: KeyBlocks) -> Tensor:
+        """Outputs [batch, groups, query, shared, value_size]; a query that sees nothing gives zeros."""
 
 
-def tiles_of(queries: int, top: int, blocks: int, tile: int) -> int:
-    """How many tiles a lane is given: each but the last of a block is full, and none is empty."""
-    return min(queries * top, queries * top // tile + blocks)
-
-
-def length_of(most: int, each: int, queries: int) -> int:
-    """How many queries go together where each brings so many scores and `most` are computed at once."""
-    return max(1, min(queries, most // max(1, each)))
-
-
-def rows_met(queries: int, top: int, blocks: int, length: int) -> int:
-    """How many rows of queries meet a block in one lane, those that only fill tiles included, `length` at a time."""
-    pieces = [length] * (queries // length) + [queries % length]
-    tiles = [min(TILE, piece) for piece in pieces]
-    return sum(tiles_of(piece, top, blocks, tile) * tile for piece, tile in zip(pieces, tiles, strict=True) if piece)
-
-
-def tiled(chosen: Tensor, blocks: int, tile: int) -> Tiles:
-    """Tiles of `tile` queries for the choices [lane, query, top] among `blocks` blocks a lane."""
-    lanes, queries, top = chosen.shape
-    real = chosen >= 0
-    at = chosen.clamp(min=0)
-    # Choices that are none go behind the last block, where nobody looks.
-    column = at + (~real) * (blocks - at)
-    member = chosen.new_zeros(lanes, queries, blocks + 1).scatter(2, column, 1)[..., :blocks]
-    upto = member.cumsum(1)
-    full = (upto[:, -1].flatten() + (tile - 1)) // tile
-    starts = full.cumsum(0) - full
-    count = lanes * tiles_of(queries, top, blocks, tile)
-    lane = (chosen.new_ones(lanes).cumsum(0) - 1)[:, None, None]
-    slots = starts.reshape(lanes, 1, blocks).expand(-1, queries, -1).gather(2, at) * tile + upto.gather(2, at) - 1
-    slots = slots * real
-    number = lane * queries + (chosen.new_ones(queries).cumsum(0) - 1)[:, None]
-    behind = count * tile
-    targets = slots + (~real) * (behind - slots)
-    owners = chosen.new_zeros(behind + 1).scatter(0, targets.flatten(), number.expand_as(slots).flatten())
-    # A tile belongs to the last block that starts at or before it.
-    begun = chosen.new_zeros(count + 1).scatter_add(0, starts.clamp(max=count), starts.new_ones(lanes * blocks))
-    return Tiles((begun.cumsum(0) - 1)[:count], owners[:behind].reshape(count, tile), slots, real)
-
-
-def seen(tiles: Tiles, places: Tensor, blocks: Blocks, groups: int) -> Tensor:
-    """Bool [tile, within, key], True where the query of a tile's place may see a key of its block."""
-    within, count = blocks.keep.shape[-1], blocks.key.shape[2]
-    owner = places[:, None].expand(-1, groups, -1).flatten().index_select(0, tiles.queries.flatten())
-    kept = blocks.keep[:, None].expand(-1, groups, -1, -1).flatten(0, 2).index_select(0, tiles.blocks)
-    key = (tiles.blocks % count)[:, None] * within + (places.new_ones(within).cumsum(0) - 1)
-    allowed: Tensor = (key[:, None] <= owner.reshape_as(tiles.queries)[..., None]) & kept[:, None]
-    return allowed
-
-
-def joined(parts: tuple[Tensor, Tensor, Tensor], tiles: Tiles) -> Tensor:
-    """Outputs [lane, query, shared, value_size] of sums [slot, shared, value_size] of values times exponentials.
-
-    With them come sums of exponentials and the largest score [slot, shared] that was taken off each.
-    """
-    at = tiles.slots.flatten()
-    found, sums, most = (part.index_select(0, at).reshape(*tiles.slots.shape, *part.shape[1:]) for part in parts)
-    none = ~tiles.real[..., None]
-    # Where there is no choice another sequence's numbers stand, which may be no numbers: times zero they would stay so.
-    found, sums = found.masked_fill(none[..., None], 0.0), sums.masked_fill(none, 0.0)
-    most = most.masked_fill(none, LOWEST)
-    real = most > LOWEST
-    share = (most - most.amax(2, keepdim=True)).exp() * real
-    whole = (sums * share).sum(2)
-    out: Tensor = (found * share[..., None]).sum(2)
-    return out / (whole + (whole == 0))[..., None]
+def chosen_problem(spec: ChosenSpec, *, dtype: str, device: str, gradients: bool, padded: bool) -> Problem:
+    """The problem of reading chosen blocks; `padded` says that a key mask or explicit positions are given."""
+    heads = spec.heads
+    return Problem(
+        operation=CHOSEN,
+        key_size=heads.key_size,
+        value_size=heads.value_size,
+        query_heads=heads.query,
+        key_value_heads=heads.key_value,
+        padded=padded,
+        gradients=gradients,
+        dtype=dtype,
+        device=device,
+    )

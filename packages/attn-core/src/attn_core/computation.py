@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from attn_core.chosen import ChosenSpec, chosen_problem
 from attn_core.errors import InvalidValue
 from attn_core.problem import Problem, attend_problem
 from attn_core.recurrence import RecurrenceSpec, recurrence_problem
@@ -38,7 +39,7 @@ class Computation:
     """
 
     part: str = "attention"
-    asked: AttentionSpec | RecurrenceSpec | None = None
+    asked: AttentionSpec | ChosenSpec | RecurrenceSpec | None = None
     below: float = math.inf
     rows: tuple[str, ...] = ()
 
@@ -49,6 +50,10 @@ class Computation:
         if isinstance(self.asked, RecurrenceSpec):
             return recurrence_problem(
                 self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients, tokens=call.tokens
+            )
+        if isinstance(self.asked, ChosenSpec):
+            return chosen_problem(
+                self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients, padded=call.padded
             )
         return attend_problem(
             self.asked,

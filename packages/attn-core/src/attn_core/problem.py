@@ -24,9 +24,10 @@ class Problem:
     `packed` says that rows hold several texts, see `Packed`; whoever finds no kernel for that computes text by text.
     `dropout` says that weights are dropped at random, see `Dropout`.
 
-    Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `recurrence`, see
-    `recurrence_problem`, `decay` says what fades, `corrects` that keys write by the delta rule. Of operations on rows,
-    see `row_problem`, `width` is the number of elements, `form` which of its forms.
+    Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `chosen`, see
+    `chosen_problem`, sizes say what there is to know. Of `recurrence`, see `recurrence_problem`, `decay` says what
+    fades, `corrects` that keys write by the delta rule. Of operations on rows, see `row_problem`, `width` is the number
+    of elements, `form` which of its forms.
     """
 
     operation: str = "attend"

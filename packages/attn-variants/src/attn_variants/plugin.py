@@ -18,14 +18,16 @@ def attn_mechanisms() -> list[Mechanism]:
 
 @hookimpl
 def attn_kernels() -> list[Kernel]:
-    """The kernels for `attend` and for linear recurrences."""
+    """The kernels for `attend`, for chosen blocks and for linear recurrences."""
     from attn_variants.kernels.banded import Banded
     from attn_variants.kernels.block_sparse import BlockSparse
+    from attn_variants.kernels.chosen import ChosenTiles, ChosenWhole
     from attn_variants.kernels.plain import Plain
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
     from attn_variants.kernels.torch_sdpa import TorchSdpa
 
-    return [Plain(), TorchSdpa(), BlockSparse(), Banded(), PlainChunked(), PlainRecurrent()]
+    attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
+    return [*attention, ChosenTiles(), ChosenWhole(), PlainChunked(), PlainRecurrent()]
 
 
 @hookimpl

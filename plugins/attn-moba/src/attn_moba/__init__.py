@@ -18,14 +18,12 @@ from attn_core import (
     Shape,
     hookimpl,
 )
-from attn_core.chosen import length_of, rows_met
+from attn_core.chosen import ChosenSpec
+from attn_core.chosen_price import ChosenPairs
 from attn_core.errors import InvalidValue
 
 if TYPE_CHECKING:
     from attn_moba.blocks import BlockMixture
-
-PIECE = 1 << 21
-"""Most scores held at once, but while compiling."""
 
 
 class Moba(DeclaredMechanism):
@@ -73,26 +71,25 @@ class Moba(DeclaredMechanism):
         return BlockMixture(self.spec(config), block=block, top=top)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """Its own module: blocks are chosen and read here."""
-        return (Computation(),)
+        """Blocks are chosen here and read by a kernel."""
+        return (Computation(part="chosen blocks", asked=ChosenSpec(heads=config.head_layout)),)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """Projections, one score per past block, and the pairs of every query and `top` blocks."""
+        """Projections, a score for each block, and the pairs of every query and the keys of its blocks.
+
+        As without gradients, where a block meets just those who chose it; in training up to 63 more queries a block.
+        """
         heads = config.head_layout
         block, top = sizes(config)
-        queries = shape.batch * shape.query * heads.query
-        blocks = -(-shape.key // block)
-        choice = 2 * queries * blocks * heads.key_size
-        pair = 2 * (heads.key_size + heads.value_size)
-        seen = Causal().count(shape.query, shape.key) * shape.batch * heads.query
-        length = length_of(PIECE, shape.batch * top * block, shape.query)
-        met = shape.batch * heads.query * rows_met(shape.query, top, blocks, length) * block
-        pairs = Cost(
-            flops=choice + met * pair,
-            allowed_flops=choice + min(seen, met, queries * top * block) * pair,
+        pairs = ChosenPairs(block=block, top=top)
+        scored = shape.batch * shape.query * -(-shape.key // block)
+        score, pair = 2 * heads.query * heads.key_size, 2 * heads.query * (heads.key_size + heads.value_size)
+        chosen = Cost(
+            flops=scored * score + pairs.met(shape) * pair,
+            allowed_flops=pairs.past(shape) * score + pairs.allowed(shape) * pair,
             parameters=0,
         )
-        return self.projection_cost(config, shape) + pairs
+        return self.projection_cost(config, shape) + chosen
 
 
 def sizes(config: MechanismConfig) -> tuple[int, int]:

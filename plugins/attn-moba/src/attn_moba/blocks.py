@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionSpec, InnerAttention, Operands
-from attn_core.chosen import Blocks
+from attn_core.chosen import Choices, KeyBlocks
+from attn_core.chosen_plan import ChosenPlan
 from attn_core.pairs import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from attn_moba.choice import choose
-from attn_moba.reading import fusable, read, read_whole
 
 
 class BlockMixture(InnerAttention, nn.Module):
@@ -21,6 +21,7 @@ class BlockMixture(InnerAttention, nn.Module):
         self.spec = spec
         self.block = block
         self.top = top
+        self.plan = ChosenPlan(spec.heads)
 
     def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
@@ -29,10 +30,9 @@ class BlockMixture(InnerAttention, nn.Module):
         chosen, places = self._chosen(operands)
         query = wide(operands.query) * self.spec.heads.key_size**-0.5
         key, value = (self._of_heads(rows).transpose(1, 2).contiguous() for rows in (operands.key, operands.value))
-        blocks = Blocks(key, value, self._blocks(self._keep(operands)))
-        query, chosen = query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2)
-        fast = fusable(operands)
-        found = read_whole(query, chosen, blocks) if fast else read(query, chosen, places, blocks)
+        blocks = KeyBlocks(key, value, self._blocks(self._keep(operands)))
+        choices = Choices(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places)
+        found = self.plan.read(choices, blocks, operands)
         return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
@@ -49,7 +49,7 @@ class BlockMixture(InnerAttention, nn.Module):
         return shares(scores, keys & past & self._keep(operands)[:, None, None])
 
     def _chosen(self, operands: Operands) -> tuple[Tensor, Tensor]:
-        """Blocks [batch, query, heads, top], -1 where there is none, and positions of the queries [batch, query]."""
+        """Choices as of `choose`, and positions of the queries [batch, query]."""
         places = positions(operands)[0].expand(operands.query.shape[0], -1)
         keys = self._of_heads(operands.key), self._blocks(self._keep(operands))
         return choose(wide(operands.query), *keys, places // self.block, self.top), places

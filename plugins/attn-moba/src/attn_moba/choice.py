@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 NEVER = float("-inf")
 
 
 def choose(query: Tensor, key: Tensor, keep: Tensor, own: Tensor, top: int) -> Tensor:
     """Blocks [batch, query, heads, top], int64: the own one and the best before it; -1 where there are fewer.
+
+    There are no more than `top` and than all blocks.
 
     `query` [batch, query, heads, size], `key` [batch, block, heads, within, size], `keep` [batch, block, within],
     `own` [batch, query] the block that each query stands in. A block's score is the product of the query and the mean
@@ -23,7 +24,6 @@ def choose(query: Tensor, key: Tensor, keep: Tensor, own: Tensor, top: int) -> T
         blocks = torch.arange(key.shape[1], device=query.device)
         past = (blocks < own[..., None]) & keep.any(-1)[:, None]
         scores = scores.transpose(1, 2).masked_fill(~past[:, :, None], NEVER)
-        # With so many columns behind the blocks there are always enough to choose from.
-        best = pad(scores, (0, top), value=NEVER).topk(top - 1, dim=-1)
+        best = scores.topk(max(0, min(top, key.shape[1]) - 1), dim=-1)
         others = best.indices.masked_fill(best.values == NEVER, -1)
         return torch.cat([own[:, :, None, None].expand(*others.shape[:3], 1), others], dim=-1)

@@ -21,6 +21,8 @@ from attn_core import (
     Window,
     hookimpl,
 )
+from attn_core.chosen import ChosenSpec
+from attn_core.chosen_price import ChosenPairs
 from attn_core.errors import InvalidValue
 
 from attn_nsa.options import NsaConfig
@@ -70,8 +72,9 @@ class Nsa(DeclaredMechanism):
         return Branches(self.spec(config), NsaConfig.of(config))
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
-        """The branch of the window asks a kernel; the two others are computed here."""
-        return Computation(part="window", asked=self.spec(config)), Computation(part="compressed and selected blocks")
+        """Kernels compute the window and read the selected blocks; compressed ones are met here."""
+        selected = Computation(part="selected blocks", asked=ChosenSpec(heads=config.head_layout))
+        return Computation(part="window", asked=self.spec(config)), selected, Computation(part="compressed blocks")
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of all tokens, if its own: a later query may select any block."""
@@ -82,7 +85,10 @@ class Nsa(DeclaredMechanism):
         return {"kv": Paged({name: Field(shape) for name, shape in shapes.items()})}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """That of the window, of compressing all keys, of pairs with compressed and selected keys, and of the gates."""
+        """That of the window, of compressing all keys, of pairs with compressed and selected keys, and of the gates.
+
+        As without gradients, where a block meets just those who chose it; in training up to 63 more queries a block.
+        """
         heads, own = config.head_layout, NsaConfig.of(config)
         queries = shape.batch * shape.query
         sizes = heads.key_size + heads.value_size
@@ -90,16 +96,16 @@ class Nsa(DeclaredMechanism):
         compression = (
             2 * shape.batch * blocks * heads.key_value * (own.compress + 1) * (heads.key_size**2 + heads.value_size**2)
         )
-        pairs = 2 * heads.query * sizes
-        gates = 2 * queries * config.width * 3 * heads.query
-        every = compression + gates + pairs * queries * blocks
-        allowed = every + pairs * queries * own.top * own.select
-        flops = every + pairs * shape.batch * own.rows_met(heads.query // heads.key_value, shape) * own.select
+        pair = 2 * heads.query * sizes
+        rest = compression + 2 * queries * config.width * 3 * heads.query
+        selected = ChosenPairs(block=own.select, top=own.top)
         weights = (own.compress + 1) * (heads.key_size**2 + heads.value_size**2) + own.compress * sizes
-        learned = Cost(
-            flops=flops, allowed_flops=min(allowed, flops), parameters=weights + 3 * heads.query * (config.width + 1)
+        branches = Cost(
+            flops=rest + pair * (queries * blocks + selected.met(shape)),
+            allowed_flops=rest + pair * (own.compressed_seen(shape) + selected.allowed(shape)),
+            parameters=weights + 3 * heads.query * (config.width + 1),
         )
-        return super().cost(config, shape) + learned
+        return super().cost(config, shape) + branches
 
 
 @hookimpl

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionSpec, InnerAttention, Operands
-from attn_core.chosen import Blocks
+from attn_core.chosen import Choices, KeyBlocks
+from attn_core.chosen_plan import ChosenPlan
 from attn_core.pairs import positions, shares, wide
 from torch import Tensor, nn
 
 from attn_nsa.compression import Compression, windows
 from attn_nsa.options import NsaConfig
-from attn_nsa.reading import fusable, read, read_whole
 from attn_nsa.selection import select
 
 
@@ -24,6 +24,7 @@ class Branches(InnerAttention, nn.Module):
         super().__init__()
         heads, length, stride = spec.heads, options.compress, options.stride
         self.options = options
+        self.plan = ChosenPlan(heads)
         self.groups = heads.key_value
         self.scale: float = heads.key_size**-0.5
         self.compress_key = Compression(heads.key_size, length=length, stride=stride)
@@ -69,5 +70,4 @@ class Branches(InnerAttention, nn.Module):
         key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, keep))
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
         key, value = (wide(rows).permute(0, 3, 1, 2, 4).contiguous() for rows in (key, value))
-        blocks = Blocks(key, value, real)
-        return read_whole(query, chosen, blocks) if fusable(operands) else read(query, chosen, places, blocks)
+        return self.plan.read(Choices(query, chosen, places), KeyBlocks(key, value, real), operands)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig, Shape
-from attn_core.chosen import length_of, rows_met
 from attn_core.errors import InvalidValue
-
-PIECE = 1 << 21
-"""Most scores of selected keys held at once, but while compiling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +30,14 @@ class NsaConfig(MechanismConfig):
             if getattr(self, name) % self.stride:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the stride {self.stride}")
 
-    def rows_met(self, shared: int, shape: Shape) -> int:
-        """How many rows of queries meet a selected block in one group, whose keys so many heads share."""
-        each = shape.batch * shared * self.top * self.select
-        length = length_of(PIECE, each, shape.query)
-        return rows_met(shape.query, self.top, -(-shape.key // self.select), length)
-
     def compressed(self, keys: int) -> int:
         """How many compressed blocks begin within so many keys."""
         return -(-keys // self.stride)
+
+    def compressed_seen(self, shape: Shape) -> int:
+        """Pairs of a query and a compressed block that ends before it or with it, of one head."""
+        return shape.batch * (self._compressed_upto(shape.key) - self._compressed_upto(shape.key - shape.query))
+
+    def _compressed_upto(self, tokens: int) -> int:
+        whole, rest = divmod(max(0, tokens - self.compress + 1), self.stride)
+        return self.stride * whole * (whole + 1) // 2 + rest * (whole + 1)

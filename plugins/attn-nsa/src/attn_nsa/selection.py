@@ -16,6 +16,8 @@ ALWAYS = 1e6
 def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfig) -> Tensor:
     """Blocks [batch, groups, query, top], int64, -1 where there are fewer; no gradient passes through the choice.
 
+    There are no more than `options.top` and than all blocks.
+
     `shares_of_blocks` [batch, groups, query, compressed] are what the heads of a group give to compressed blocks, `own`
     [batch, query] the block that each query stands in, `blocks` how many there are. A block is worth the shares of the
     compressed blocks in it, each by its overlap (equation 9 of the paper); the own block, the first and the one before
@@ -33,5 +35,5 @@ def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfi
         for rank, fixed in enumerate((block == here - 1, block == 0, block == here)):
             worth = worth.masked_fill(fixed, ALWAYS * (rank + 1))
         worth = worth.masked_fill(block > here, NEVER)
-        best = pad(worth, (0, options.top), value=NEVER).topk(options.top, dim=-1)
+        best = worth.topk(min(options.top, blocks), dim=-1)
         return best.indices.masked_fill(best.values == NEVER, -1)

@@ -1,0 +1,1 @@
+"""Attention to chosen blocks of keys."""

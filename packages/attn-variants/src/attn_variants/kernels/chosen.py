@@ -1,0 +1,55 @@
+"""Reading chosen blocks of keys: in tiles, and block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import Anything, OneOf, Problem
+from attn_core.chosen import Choices, ChosenKernel, KeyBlocks
+from attn_core.kernel import DEFAULTS, Condition
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ChosenTiles(ChosenKernel):
+    """Accepts all choices; gathers the queries that chose a block."""
+
+    name = "chosen_tiles"
+    summary = "blocks chosen query by query, met by tiles of queries, in torch; accepts everything"
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+
+    def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
+        """The unit of all costs."""
+        return 1.0
+
+    def read(self, choices: Choices, blocks: KeyBlocks) -> Tensor:
+        """Outputs; see `compute.chosen.pieces`."""
+        from attn_variants.compute.chosen.pieces import attend_in_pieces
+
+        return attend_in_pieces(choices, blocks)
+
+
+class ChosenWhole(ChosenKernel):
+    """Reads blocks of whole sequences by torch's flash attention, each with all who chose it."""
+
+    name = "chosen_whole"
+    summary = "blocks chosen query by query, each met by all who chose it, by torch's flash attention; whole sequences"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        **dict.fromkeys(("key_size", "value_size", "query_heads", "key_value_heads"), Anything()),
+        "dtype": OneOf("float32", "float64", "bfloat16", "float16"),
+    }
+
+    def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- the share is about the same for every problem
+        """A third, as measured at 4096 tokens on a CPU."""
+        return 0.3
+
+    def read(self, choices: Choices, blocks: KeyBlocks) -> Tensor:
+        """Outputs; see `compute.chosen.whole`. A compiled graph, which cannot count who chose a block, reads tiles."""
+        import torch
+
+        from attn_variants.compute.chosen.pieces import attend_in_pieces
+        from attn_variants.compute.chosen.whole import attend_whole
+
+        return (attend_in_pieces if torch.compiler.is_compiling() else attend_whole)(choices, blocks)
