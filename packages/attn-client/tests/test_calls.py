@@ -97,7 +97,7 @@ def test_closing_a_stream_cancels_the_work_on_the_server(client: Client, server:
 
 
 def test_the_timeout_is_the_servers_deadline(client: Client, server: Any) -> None:
-    with pytest.raises(errors.DeadlineExceeded):
+    with pytest.raises(errors.DeadlineExceeded, match=f"the call to {server.address} did not end in the time"):
         list(client.generate("words", "a b c", timeout=0.3))
     assert server.words.freed.wait(timeout=5)
 

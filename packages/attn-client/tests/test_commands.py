@@ -112,12 +112,25 @@ def test_generate_asks_for_a_beam_search(shell: Shell, server: Any) -> None:
 
 def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
     options = ["--temperature", "0", "--top-k", "5", "--top-p", "0.5", "--min-p", "0.25", "--seed", "3"]
-    more = ["--repetition-penalty", "1.5", "--stop", "a", "--stop", "b", "--ignore-eos", "--system", "short"]
+    more = [
+        "--repetition-penalty",
+        "1.5",
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--ignore-eos",
+        "--system",
+        "short",
+        "--min-new-tokens",
+        "1",
+    ]
     assert shell.run("generate", "words", "hi", "-n", "1", *options, *more)[0] == 0
     request = server.words.requests[-1]
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (0, 5, 0.5, 0.25, 3)
     assert (sampling.repetition_penalty, list(sampling.stop), sampling.ignore_eos) == (1.5, ["a", "b"], True)
+    assert sampling.min_new_tokens == 1
     assert [turn.role for turn in request.prompt.chat.messages] == ["system", "user"]
 
 
@@ -215,6 +228,13 @@ def test_jobs_can_be_read_by_programs(shell: Shell) -> None:
     assert [event.get("event") for event in events] == [None, 11, 12]
     assert shell.run("jobs", "cancel", "job-1")[1] == "job-1 is cancelled\n"
     assert "job-1" in shell.run("jobs", "list")[1]
+
+
+def test_into_a_pipe_every_row_of_a_table_is_one_line(shell: Shell) -> None:
+    shell.environment["COLUMNS"] = "30"
+    lines = [line for line in shell.run("models", "list")[1].splitlines() if line.strip()]
+    assert len(lines) == 2 + 150
+    assert [line.split()[0] for line in lines[2:5]] == ["m000", "m001", "m002"]
 
 
 def test_models_are_listed_loaded_and_unloaded(shell: Shell, server: Any) -> None:

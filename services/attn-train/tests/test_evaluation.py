@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.encoder.folders import save_encoder
 from attn_train.data import load_material
 from attn_train.evaluate_command import evaluate_command
 from attn_train.evaluation import evaluate
-from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.loop.evaluation import text_loss
+from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.worker import build_model
 
 BLOCKS = {"width": 16, "layers": 1, "heads": 2, "hidden": 16}
@@ -75,10 +78,62 @@ def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
         evaluate(folder, str(files / "short.txt"), files)
 
 
-def test_other_models_and_folders_that_are_none_are_refused(files):
+def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(files, capsys):
     model = ModelSpec(width=16, layers=1, heads=2, context=8, mechanism="mha")
-    folder, *_ = left(files, model, path=str(files / "words.txt"))
-    with pytest.raises(Incompatible, match="neither"):
+    folder, material, trained, _ = left(files, model, path=str(files / "words.txt"))
+    text = (files / "words.txt").read_text()[: 8 * 600 + 4]
+    (files / "some.txt").write_text(text)
+    evaluate_command(str(folder), str(files / "some.txt"), json=True)
+    found = json.loads(capsys.readouterr().out)
+    ids = torch.from_numpy(material.tokenizer.encode_corpus(text)).long()
+    nats = 0.0
+    with torch.inference_mode():
+        for place in range(1, len(ids)):
+            start = (place - 1) // 8 * 8
+            scores = trained.eval()(ids[None, start:place])[0, -1].double().log_softmax(-1)
+            nats -= scores[ids[place]].item()
+    loss = nats / (len(ids) - 1)
+    assert found == {
+        "tokens": len(ids),
+        "window": 8,
+        "loss": pytest.approx(loss, rel=1e-4),
+        "perplexity": pytest.approx(math.exp(loss), rel=1e-4),
+        "bits_per_byte": pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-4),
+    }
+    (files / "short.txt").write_text("k")
+    with pytest.raises(InvalidValue, match="at least two"):
+        evaluate(folder, str(files / "short.txt"), files)
+
+
+@pytest.mark.parametrize("tokens", [2, 8, 9, 16, 17, 33, 40])
+def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
+    seen = []
+
+    class Counting(torch.nn.Module):
+        def next_token_loss(self, inputs, targets, ignored):
+            seen.extend(targets.flatten().tolist())
+            assert inputs.shape[1] <= 8
+            assert torch.equal(inputs + 1, targets)
+            return targets.float().mean()
+
+    monkeypatch.setattr("attn_train.loop.evaluation.TOKENS_AT_ONCE", 16)
+    assert text_loss(Counting(), torch.arange(tokens, dtype=torch.int32), 8) == pytest.approx(tokens / 2)
+    assert seen == list(range(1, tokens))
+
+
+def test_other_models_and_folders_that_are_none_are_refused(files):
+    pairs = "\n".join(f"{word}\t{word} {word}" for word in ("one", "two", "three")) + "\n"
+    (files / "pairs.tsv").write_text(pairs)
+    model = SourceModelSpec(family="luong", fields={"width": 8, "embedding": 8, "source_context": 8, "context": 8})
+    folder, *_ = left(files, model, path=str(files / "pairs.tsv"), tokenizer="word")
+    with pytest.raises(Incompatible, match="attn translate"):
         evaluate(folder, str(files / "words.txt"), files)
+    encoder = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"context": 8})
+    folder, _, trained, _ = left(files, encoder, path=str(files / "words.txt"))
+    save_encoder(files / "bare", trained.encoder)
+    with pytest.raises(Incompatible, match="neither"):
+        evaluate(files / "bare", str(files / "words.txt"), files)
     with pytest.raises(CheckpointInvalid):
         evaluate(files, "digits", files)
+    with pytest.raises(UnknownName, match="unknown model or folder 'nowhere'"):
+        evaluate_command("nowhere", "digits")

@@ -40,6 +40,9 @@ def error_of(failure: grpc.RpcError, address: str) -> errors.AttnError:
         return errors.Unavailable(message, address=address, cause=text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in text:
         return errors.UserError(f"the message is too large for the connection: {text}")
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        message = f"the call to {address} did not end in the time it was given"
+        return errors.DeadlineExceeded(message, address=address, cause=text)
     kind = BY_CODE.get(code, errors.InternalError)
     return kind(text or f"the call ended with {code.name}", code=code.name)
 

@@ -78,7 +78,7 @@ def serve_command(  # noqa: PLR0913 - a command has the options it has
     Starts a private Ray on this machine when a service needs it, or joins the cluster at `RAY_ADDRESS`.
     Ctrl-C drains: running calls may end, new ones are refused; a second Ctrl-C does not wait.
 
-    Example: `attn serve --model smollm2 --model mine=./runs/shakespeare`
+    Example: `attn serve --model smollm2-135m-instruct --model mine=./runs/shakespeare`
     """
     if (tls_cert is None) != (tls_key is None):
         raise InvalidValue("TLS needs both --tls-cert and --tls-key", field="tls_cert")

@@ -14,15 +14,20 @@ def evaluate_command(
     data: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,  # noqa: FBT002
 ) -> None:
-    """Measure a model that names images, tags words or guesses masked tokens on data of yours, here.
+    """Measure a model on data of yours, here: perplexity, images named, words tagged or masked tokens guessed.
 
-    Examples: `attn evaluate vit-1a2b3c4d --data digits`, `attn evaluate folder --data test.conllu`.
+    Examples: `attn evaluate smollm2-135m-instruct --data mine.txt`, `attn evaluate vit-1a2b3c4d --data digits`,
+    `attn evaluate folder --data test.conllu`.
     """
+    from attn_core.errors import UnknownName
     from attn_core.home import home_folder
 
     from attn_train.evaluation import evaluate
 
     home = home_folder()
     named = home / "models" / model
-    found = evaluate(named if "/" not in model and named.is_dir() else Path(model).expanduser(), data, home)
+    folder = named if "/" not in model and named.is_dir() else Path(model).expanduser()
+    if not folder.is_dir():
+        raise UnknownName.of("model or folder", model, [path.name for path in named.parent.glob("[!.]*")])
+    found = evaluate(folder, data, home)
     typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))

@@ -1,20 +1,26 @@
-"""How well a trained folder does on data: images named, words tagged, masked tokens guessed."""
+"""How well the model of a folder does on data: texts foreseen, images named, words tagged, masked tokens guessed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.encoder.headed import load_masked, load_tagger
+from attn_models.families.encoder_doors import ENCODER_DOORS
 from attn_models.families.own_vit import VIT_LAYOUTS
+from attn_models.loading import load_model
+from attn_models.tokenizers import Tokenizer
 from attn_models.vision.classifier import load_image_classifier
 from attn_models.weights import read_folder
 from attn_models.weights.config_file import read_config
+from torch import Tensor
 
 from attn_train.data import text_path
 from attn_train.image_data import known_images, load_images
+from attn_train.loop.evaluation import text_loss
 from attn_train.loop.images import ImageSet, named
 from attn_train.loop.lessons import VALIDATION_SEED
 from attn_train.loop.masking import ANSWERED, Masking, guessed
@@ -26,27 +32,33 @@ from attn_train.tag_data import tagged
 from attn_train.treebank import sentences_of
 
 BATCH = 32
+WINDOW = 1024
+"""The most tokens that a language model reads at once; perplexities of other windows are others."""
 
 
 def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
     """What is measured of the model in `folder` on `data`, by name, as when training is over.
 
-    Images are all of a file, or of a set known by name; sentences all of a .conllu file; of a text the model guesses
-    masked windows. Raises `CheckpointInvalid` for a folder that is damaged, `Incompatible` for another kind of model,
-    and `InvalidValue` for data that cannot be read or do not fit it.
+    Images are all of a file, or of a set known by name; sentences all of a .conllu file; of a text an encoder guesses
+    masked windows, and a language model every token after those before it. Raises `CheckpointInvalid` for a folder
+    that is damaged, `Incompatible` for another kind of model, and `InvalidValue` for data that cannot be read or do
+    not fit it.
     """
     return _measure(folder)(folder, data, home)
 
 
 def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
-    if read_config(folder / "config.json").get("model_type") in VIT_LAYOUTS:
+    layout = read_config(folder / "config.json").get("model_type")
+    if layout in VIT_LAYOUTS:
         return _images
+    if layout not in ENCODER_DOORS:
+        return _foreseen
     names = read_folder(folder, verify="sizes").tensors.entries
     if "cls.predictions.bias" in names:
         return _masked
     if "classifier.weight" in names:
         return _tags
-    raise Incompatible(f"{folder}: a model that neither names images, tags words nor guesses masked tokens")
+    raise Incompatible(f"{folder}: an encoder that neither tags words nor guesses masked tokens")
 
 
 def _images(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
@@ -82,9 +94,30 @@ def _tags(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG
 
 def _masked(folder: Path, data: str, home: Path) -> dict[str, float]:
     model, tokenizer = load_masked(folder)
-    spec = DataSpec(path=data) if Path(data).exists() else DataSpec(name=data)
-    text = read_text(text_path(spec, home, lambda _: None))
-    ids = torch.from_numpy(tokenizer.encode_corpus(text))
+    _, ids = _read(data, tokenizer, home)
     masking = Masking(ids, tokenizer, context=model.encoder.context, batch=BATCH, seed=VALIDATION_SEED)
     found = guessed(model, masking, ANSWERED)
     return {"tokens": float(len(ids)), "loss": found["loss"], "guesses_right": found["right"]}
+
+
+def _foreseen(folder: Path, data: str, home: Path) -> dict[str, float]:
+    loaded = load_model(folder)
+    if loaded.source_context is not None:
+        message = f"{folder}: the model reads a source; attn translate --references says how well it translates"
+        raise Incompatible(message)
+    if loaded.tokenizer is None:
+        raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
+    text, ids = _read(data, loaded.tokenizer, home)
+    if len(ids) < 2:
+        raise InvalidValue.of("data", f"{len(ids)} tokens", "at least two")
+    window = min(WINDOW, loaded.model.context)
+    loss = text_loss(loaded.model, ids, window)
+    bits = loss * (len(ids) - 1) / math.log(2)
+    found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}
+    return {"tokens": float(len(ids)), "window": float(window), **found}
+
+
+def _read(data: str, tokenizer: Tokenizer, home: Path) -> tuple[str, Tensor]:
+    spec = DataSpec(path=data) if Path(data).exists() else DataSpec(name=data)
+    text = read_text(text_path(spec, home, lambda _: None))
+    return text, torch.from_numpy(tokenizer.encode_corpus(text))

@@ -42,7 +42,7 @@ def chat_command(  # noqa: PLR0913 - a command has the options it has
 
     A line is a turn. Ctrl-C ends an answer, at the prompt the conversation, as Ctrl-D does; `/new` forgets it.
 
-    Examples: `attn pull smollm2-135m-instruct`, then `attn chat`; `attn chat smollm2 --address HOST:PORT`
+    Examples: `attn pull smollm2-135m-instruct`, then `attn chat`; `attn chat smollm2-135m-instruct --address HOST:PORT`
     """
     if served is not None and model is not None:
         raise InvalidValue.of("--model", model, f"either --model or a server's model ({served}), not both")

@@ -46,6 +46,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
     draft: Annotated[str | None, Option(help="With --model, a smaller model of the same tokens that guesses.")] = None,
     branches: Annotated[int | None, Option(help="With --model, in how many ways a guess may go on, as a tree.")] = None,
     weights: Weights = None,
+    min_new_tokens: Annotated[int | None, Option(help="Do not end before so many tokens.")] = None,
     stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
     ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
     top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
@@ -64,7 +65,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
 ) -> None:
     """Let a model write: a server's, or with `--model` one that runs here; the text appears as it is made.
 
-    Examples: `attn generate smollm2 --chat "What is the capital of France?"` asks a server, `attn generate --model
+    Examples: `attn generate smollm2-135m-instruct --chat "Where is Paris?"` asks a server, `attn generate --model
     smollm2-135m-instruct "Once"` needs none. With `--regex "(yes|no)"` it says nothing else, with `--json-schema
     person.json` only JSON of that form.
     """
@@ -82,6 +83,7 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
         beams=None if beams is None else Beams(width=beams, length_penalty=length_penalty),
         repetition_penalty=repetition_penalty,
         seed=seed,
+        min_new_tokens=min_new_tokens,
         stop=stop or (),
         ignore_eos=ignore_eos,
         top_logprobs=top_logprobs,

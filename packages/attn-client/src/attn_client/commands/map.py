@@ -31,7 +31,7 @@ def map_command(  # noqa: PLR0913 - a command has the options it has
 
     Needs matplotlib: `pip install "attn-client[draw]"`. With `--json`, prints the weights and draws nothing.
 
-    Example: `attn map smollm2 "The cat sat on the mat because it was tired." --layer 12`
+    Example: `attn map smollm2-135m-instruct "The cat sat on the mat because it was tired." --layer 12`
     """
     sentence: Prompt = sys.stdin.read() if text == "-" else text
     if source is not None:
