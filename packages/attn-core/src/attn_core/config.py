@@ -25,7 +25,8 @@ class MechanismConfig:
     `width` is the model's; `key_value_heads` and `head_size` default to `heads` and `width / heads`;
     `context` is the longest sequence, where one is fixed; `bias` adds biases to the projections; a layer that `borrows`
     attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its place in an
-    encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0.
+    encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0. `dropout` is
+    the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
     """
 
     width: int
@@ -38,6 +39,7 @@ class MechanismConfig:
     context: int | None = None
     borrows: bool = False
     layer: int = 0
+    dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for field in ("width", "heads", "key_value_heads", "head_size", "context"):
@@ -46,6 +48,8 @@ class MechanismConfig:
                 raise InvalidValue.of(field, value, "a whole number from 1")
         if type(self.layer) is not int or self.layer < 0:
             raise InvalidValue.of("layer", self.layer, "a whole number from 0")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise InvalidValue.of("dropout", self.dropout, "a number from 0, below 1")
         if self.head_size is None and self.width % self.heads:
             raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
         check_option_types(self)
@@ -123,7 +127,7 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
 
     Where nothing is said of `causal`, it is False for a mechanism that has no causal form. Raises `UnknownName` for an
     option that the mechanism does not have, `InvalidValue` for a bad value and for a `causal` that the mechanism cannot
-    have, `Incompatible` for one that cannot borrow and is to.
+    have, `Incompatible` for one that cannot borrow and is to, or that has no weights to drop and is to.
     """
     if not mechanism.can(Capability.CROSS):
         shared = shared | {"causal": _direction(mechanism, shared.get("causal"))}
@@ -141,7 +145,15 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
     if config.borrows and not mechanism.can(Capability.BORROWS):
         message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
         raise Incompatible(message, mechanism=mechanism.name)
+    require_droppable(mechanism, config)
     return config
+
+
+def require_droppable(mechanism: Mechanism, config: MechanismConfig) -> None:
+    """Raise `Incompatible` where weights are to be dropped that the mechanism does not have, or does not show."""
+    if config.dropout and not mechanism.drops_weights:
+        message = f"mechanism {mechanism.name!r} computes without attention weights, or in a way of its own"
+        raise Incompatible(f"{message}: its dropout must be 0, not {config.dropout}", mechanism=mechanism.name)
 
 
 def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> dict[str, Any]:

@@ -35,6 +35,12 @@ def allowed_pairs(spec: AttentionSpec, shape: Shape) -> int:
 class DeclaredMechanism(Mechanism):
     """Implement `spec`; everything else is derived."""
 
+    @property
+    def drops_weights(self) -> bool:
+        """Wherever nothing but the spec is computed; to be overridden where `inner` or `build` drop them too."""
+        own = type(self)
+        return own.build is DeclaredMechanism.build and own.inner is DeclaredMechanism.inner
+
     @abstractmethod
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention as data."""

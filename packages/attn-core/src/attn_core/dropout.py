@@ -59,13 +59,17 @@ class Dropout:
         These are int64 and broadcast. The word of a pair is number key % 4 of the four of Philox, whose counter is
         key // 4, query, row and offset.
         """
-        zero = row * 0 + query * 0 + key * 0
-        counter = [zero + key // TOGETHER, zero + query, zero + row, zero + self.offset]
-        words = philox(counter, self.seed)
-        word = zero
-        for place, part in enumerate(words):
+        word = row * 0
+        for place, part in enumerate(self.words(row, query, key // TOGETHER)):
             word = word + part * (key % TOGETHER == place)
         return word >= self.threshold
+
+    def words(self, row: Tensor, query: Tensor, four: Tensor) -> list[Tensor]:
+        """The words, int64, of keys 4 `four` to 4 `four` + 3, each of the shape that the arguments broadcast to.
+
+        Whoever needs neighbouring keys gets them so for a quarter of the work; see `kept`.
+        """
+        return philox([four, query, row, row * 0 + self.offset], self.seed)
 
 
 def philox(counter: list[Tensor], seed: int) -> list[Tensor]:
@@ -80,7 +84,7 @@ def philox(counter: list[Tensor], seed: int) -> list[Tensor]:
 
 
 def product(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """The upper and the lower 32 bits of words times a number of 32 bits: by halves, which 64 bits hold."""
-    lower, upper = word * (multiplier & 0xFFFF), word * (multiplier >> 16)
-    middle = (lower >> 16) + upper
-    return middle >> 16, ((middle & 0xFFFF) << 16) | (lower & 0xFFFF)
+    """The upper and the lower 32 bits of words times a number of 32 bits, of which the highest is set."""
+    # With 2^32 less the number is negative, and 64 bits with a sign hold all products.
+    rest = word * (multiplier - WORD - 1)
+    return (rest >> 32) + word, rest & WORD

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from attn_core.config import MechanismConfig
+from attn_core.config import MechanismConfig, require_droppable
 from attn_core.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def checked(build: Build) -> Build:
 
     @wraps(build)
     def building(mechanism: Mechanism, config: MechanismConfig) -> Any:
+        require_droppable(mechanism, config)
         try:
             layer = build(mechanism, config)
         except InvalidValue as error:

@@ -88,6 +88,12 @@ class Mechanism(ABC):
         if "build" in vars(cls):
             cls.build = checked(cls.build)  # type: ignore[method-assign,assignment]
 
+    @property
+    def drops_weights(self) -> bool:
+        """Whether a layer drops attention weights in training where its config says so; whoever does not is never
+        asked to."""
+        return False
+
     @abstractmethod
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `AttentionLayer` (a `torch.nn.Module`) with random weights.

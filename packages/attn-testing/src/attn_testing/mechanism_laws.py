@@ -50,6 +50,7 @@ class MechanismLaws(
     laws.BatchInvariance,
     laws.TreeEqualsPaths,
     laws.Borrowing,
+    laws.DroppedWeights,
     laws.Gradients,
     laws.Precision,
     laws.StateBytes,

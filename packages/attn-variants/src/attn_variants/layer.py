@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.dropping import dropping
 from attn_variants.drawing import named_weights, part_weights
 from attn_variants.joint import JointProjection
 from attn_variants.packing import forward_packed
@@ -42,7 +43,7 @@ class SpecLayer(nn.Module):
     parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
     module, computes what lies between projections and output. A layer that `borrows` attends to keys and values that
     another one lends, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` heads are
-    those before they meet, where they change.
+    those before they meet, where they change. Whole sequences in training lose weights with probability `dropout`.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class SpecLayer(nn.Module):
         inner: InnerAttention | None = None,
         borrows: bool = False,
         projected: Heads | None = None,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         heads = spec.heads
         own = projected or heads
         self.spec = spec
         self.borrows = borrows
+        self.dropout = dropout
         self.query: nn.Module = nn.Linear(width, heads.query * own.key_size, bias=bias)
         self.key: nn.Module | None = None
         self.value: nn.Module | None = None
@@ -139,7 +142,7 @@ class SpecLayer(nn.Module):
         """
         if lengths is not None:
             return forward_packed(self, query, lengths, {"source": source, "keep": keep, "borrowed": borrowed})
-        out = self.attend(query, self._operands(query, source, keep, borrowed))
+        out = self.attend(query, self.dropping(self._operands(query, source, keep, borrowed)))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def weights(
@@ -204,6 +207,10 @@ class SpecLayer(nn.Module):
             parameters=self.part_weights(),
             fields={} if self.inner is None else fields,
         )
+
+    def dropping(self, operands: Operands) -> Operands:
+        """The operands of whole sequences, of whose weights some are dropped in training."""
+        return dropping(operands, self.dropout) if self.training else operands
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
         """The fields of rows [..., width] with these keys, which are left out where no score reads them, and values."""

@@ -34,7 +34,7 @@ def forward_packed(layer: SpecLayer, rows: Tensor, lengths: Sequence[int], more:
         return torch.cat([rows[..., :0, :], *(layer(rows[..., span, :]) for span in spans)], dim=-2)
     query, key, value = layer.project(rows, turns_of_texts(layer, rows, packed))
     operands = dataclasses.replace(layer.operands(query, {"key": key, "value": value}), packed=packed)
-    out: Tensor = layer.output(layer.attend(rows, operands).flatten(-2))
+    out: Tensor = layer.output(layer.attend(rows, layer.dropping(operands)).flatten(-2))
     return out
 
 

@@ -40,4 +40,6 @@ def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttenti
     """A fresh `SpecLayer` with random weights around `inner`."""
     from attn_variants.layer import SpecLayer
 
-    return SpecLayer(spec, width=config.width, bias=config.bias, inner=inner, borrows=config.borrows)
+    return SpecLayer(
+        spec, width=config.width, bias=config.bias, inner=inner, borrows=config.borrows, dropout=config.dropout
+    )

@@ -62,6 +62,8 @@ class Differential(DeclaredMechanism):
             if self.lambda_init is not None and not 0 <= self.lambda_init < 1:
                 raise InvalidValue.of("lambda_init", self.lambda_init, "a number from 0 and below 1, or None")
 
+    drops_weights = True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The softmax attention of every map."""
         return AttentionSpec(heads=config.head_layout, mask=Causal() if config.causal else Full(), rotary=config.rotary)

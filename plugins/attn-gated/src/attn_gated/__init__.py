@@ -62,6 +62,8 @@ class Gated(DeclaredMechanism):
             ):
                 raise InvalidValue.of("norm_eps", eps, "a number above 0, or none for no norms")
 
+    drops_weights = True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The softmax attention that is gated."""
         own = self.Config.of(config)

@@ -71,7 +71,7 @@ def explain_command(
         gradients=training,
         padded=padded,
         packed=packed,
-        dropout=dropout,
+        dropout=dropout or (training and config.dropout > 0),
         tokens=seq,
     )
     if rows is None:

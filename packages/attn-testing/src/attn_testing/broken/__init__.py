@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import borrowing, forward, labels, numbers, padding, steps
+from attn_testing.broken import borrowing, dropping, forward, labels, numbers, padding, steps
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
@@ -25,6 +25,7 @@ BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.BatchInvariance: padding.Rubbish(),
     laws.TreeEqualsPaths: steps.Orphan(),
     laws.Borrowing: borrowing.FirstRequest(),
+    laws.DroppedWeights: dropping.AlwaysDrops(),
     laws.Gradients: numbers.WrongBackward(),
     laws.Precision: numbers.Widens(),
     laws.StateBytes: steps.OverstatedState(),

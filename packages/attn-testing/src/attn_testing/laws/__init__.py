@@ -13,6 +13,7 @@ from attn_testing.laws.compiles import Compiles
 from attn_testing.laws.cost import DeclaredCost
 from attn_testing.laws.decode_equals_forward import DecodeEqualsForward
 from attn_testing.laws.described import Described
+from attn_testing.laws.dropped_weights import DroppedWeights
 from attn_testing.laws.gradients import Gradients
 from attn_testing.laws.no_allowed_key import NoAllowedKey
 from attn_testing.laws.padding_invariance import PaddingInvariance
@@ -39,6 +40,7 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     BatchInvariance,
     TreeEqualsPaths,
     Borrowing,
+    DroppedWeights,
     Gradients,
     Precision,
     StateBytes,
@@ -59,6 +61,7 @@ __all__ = [
     "DeclaredCost",
     "DecodeEqualsForward",
     "Described",
+    "DroppedWeights",
     "Gradients",
     "MechanismLaw",
     "NoAllowedKey",

@@ -16,7 +16,7 @@ from attn_testing.subject import CONTEXT, Subject
 
 
 class Undeclared(MechanismLaw):
-    """What is not declared is refused, never ignored: padding, sources, causality, grouping, borrowing and the like."""
+    """What is not declared is refused, never ignored: padding, sources, causality, grouping, borrowing, dropout and so on."""
 
     def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):
@@ -46,6 +46,10 @@ class Undeclared(MechanismLaw):
     def test_borrowing_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.BORROWS):
             refuses(lambda: build(subject, borrows=True), "BORROWS", "a config that borrows keys and values")
+
+    def test_dropping_weights_is_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.drops_weights:
+            refuses(lambda: build(subject, dropout=0.5), "drops_weights", "a config that drops weights")
 
     def test_a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
         can = subject.mechanism.can

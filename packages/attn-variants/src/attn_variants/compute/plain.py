@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Operands, RelativeValues
+from attn_core.dropout import TOGETHER
 from attn_core.pairs import of_query_heads, wide
 from torch import Tensor
 
@@ -47,9 +48,11 @@ def dropped(operands: Operands, weights: Tensor) -> Tensor:
     if dropout is None:
         return weights
     batch, heads, queries, keys = weights.shape
-    row, query, key = (torch.arange(count, device=weights.device) for count in (batch * heads, queries, keys))
+    counts = batch * heads, queries, -(-keys // TOGETHER)
+    row, query, four = (torch.arange(count, device=weights.device) for count in counts)
     row = (row + dropout.first * heads).view(batch, heads, 1, 1)
-    return torch.where(dropout.kept(row, query[:, None], key), weights * dropout.scale, 0)
+    word = torch.stack(dropout.words(row, query[:, None], four), dim=-1).flatten(-2)[..., :keys]
+    return torch.where(word >= dropout.threshold, weights * dropout.scale, 0)
 
 
 def pairs_of(spec: AttentionSpec, operands: Operands) -> Pairs:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.dropping import dropping
 from attn_variants.latent.ragged import attend_new
 from attn_variants.plan import KernelPlan
 from attn_variants.stepping import batch_turns
@@ -23,10 +24,11 @@ class FactorisedLayer(nn.Module):
     turned after they are made, so memory holds nothing of positions and a step makes the keys anew.
     """
 
-    def __init__(self, spec: AttentionSpec, *, width: int, latent: int, bias: bool) -> None:
+    def __init__(self, spec: AttentionSpec, *, width: int, latent: int, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = spec
+        self.dropout = dropout
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
         self.query = nn.Linear(width, heads.query * heads.key_size, bias=bias)
         self.down = nn.Linear(width, latent, bias=False)
@@ -49,7 +51,8 @@ class FactorisedLayer(nn.Module):
 
         `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
         """
-        return self._out(self._plan.run(self._operands(query, source, keep)))
+        operands = self._operands(query, source, keep)
+        return self._out(self._plan.run(dropping(operands, self.dropout) if self.training else operands))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""

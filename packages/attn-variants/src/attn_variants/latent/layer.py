@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import RmsNorm
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.dropping import dropping
 from attn_variants.latent.ragged import attend_new
 from attn_variants.latent.sizes import LatentShape
 from attn_variants.paged_plan import PagedPlan, Reached
@@ -32,6 +33,7 @@ class LatentAttentionLayer(nn.Module):
         super().__init__()
         sizes, width, bias = shape.sizes, shape.width, shape.bias
         self.sizes = sizes
+        self.dropout = shape.dropout
         self.rotary = shape.rotary
         self.rotated = rotated_size(shape.rotary, sizes.rotated)
         if sizes.query_latent is None:
@@ -67,7 +69,8 @@ class LatentAttentionLayer(nn.Module):
 
         `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
         """
-        return self._out(self.attend_expanded(self._operands(query, source, keep)))
+        operands = self._operands(query, source, keep)
+        return self._out(self.attend_expanded(dropping(operands, self.dropout) if self.training else operands))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""

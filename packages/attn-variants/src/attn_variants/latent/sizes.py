@@ -52,7 +52,7 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentShape:
-    """What a layer of multi-head latent attention is built from; `norm_eps` is that of both RMSNorms."""
+    """What a layer of multi-head latent attention is built from; `norm_eps` is that of both RMSNorms, `dropout` of weights."""
 
     width: int
     sizes: LatentSizes
@@ -60,3 +60,4 @@ class LatentShape:
     rotary: Rotary
     bias: bool
     norm_eps: float
+    dropout: float = 0.0

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from attn_variants.compute.plain import attention_weights
 from attn_variants.plan import KernelPlan
 
+GLOBAL = 1
+"""Offset of the numbers that drop weights of global rows, which are counted from 0 as local ones are."""
+
 
 class GlobalRows(nn.Module, InnerAttention):
     """Replaces the outputs at global positions by attention to all tokens with other projections.
@@ -64,4 +67,5 @@ class GlobalRows(nn.Module, InnerAttention):
             key=self.key(rows).unflatten(-1, (heads.key_value, heads.key_size)),
             value=self.value(rows).unflatten(-1, (heads.key_value, heads.value_size)),
             keep=operands.keep,
+            dropout=operands.dropout and dataclasses.replace(operands.dropout, offset=GLOBAL),
         )

@@ -24,8 +24,10 @@ class SinkLayer(SpecLayer):
     nothing else (Xiao et al. 2023, section 3.2).
     """
 
-    def __init__(self, spec: AttentionSpec, *, sinks: int, window: int, width: int, bias: bool) -> None:
-        super().__init__(spec, width=width, bias=bias)
+    def __init__(
+        self, spec: AttentionSpec, *, sinks: int, window: int, width: int, bias: bool, dropout: float = 0.0
+    ) -> None:
+        super().__init__(spec, width=width, bias=bias, dropout=dropout)
         self.sinks = sinks
         self.window = window
 

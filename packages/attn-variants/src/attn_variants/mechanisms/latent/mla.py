@@ -80,6 +80,8 @@ class MultiHeadLatentAttention(ComputedMechanism):
                 if not getattr(self, name) > 0:
                     raise InvalidValue.of(name, getattr(self, name), "a number above 0")
 
+    drops_weights = True
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LatentAttentionLayer`; raises `InvalidValue` as `sizes` does."""
         from attn_variants.latent.layer import LatentAttentionLayer
@@ -92,6 +94,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
             rotary=config.rotary or Rotary(base=options.base, interleaved=True),
             bias=config.bias,
             norm_eps=options.norm_eps,
+            dropout=config.dropout,
         )
         return LatentAttentionLayer(shape)
 

@@ -56,11 +56,14 @@ class FactorisedAttention(ComputedMechanism):
             super().__post_init__()
             check_whole("latent", self.latent, "elements")
 
+    drops_weights = True
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `FactorisedLayer`; raises `InvalidValue` where heads are to share keys."""
         from attn_variants.latent.factorised_layer import FactorisedLayer
 
-        return FactorisedLayer(self._spec(config), width=config.width, latent=latent_of(config), bias=config.bias)
+        sizes = {"width": config.width, "latent": latent_of(config)}
+        return FactorisedLayer(self._spec(config), **sizes, bias=config.bias, dropout=config.dropout)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Multi-head attention over the keys and values that the latents make."""

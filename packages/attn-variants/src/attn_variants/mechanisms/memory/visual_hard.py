@@ -44,6 +44,7 @@ class HardVisual(SoftVisual):
     capabilities = CROSS - {Capability.EXACT}
     Config = HardConfig
     distribution = Hard()
+    drops_weights = False
 
     def inner(self, config: MechanismConfig) -> Gated:
         """The gate and the sampling, with random weights."""

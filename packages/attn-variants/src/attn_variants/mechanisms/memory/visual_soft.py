@@ -28,6 +28,8 @@ class SoftVisual(Alignment):
         r" \hat z_t = \sigma(W_\beta h_{t-1}) \sum_i \alpha_{ti} a_i"
     )
 
+    drops_weights = True
+
     def inner(self, config: MechanismConfig) -> Gated:
         """The gate of every head with random weights."""
         from attn_variants.memory.visual import Gated

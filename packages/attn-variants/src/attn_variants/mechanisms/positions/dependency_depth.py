@@ -56,12 +56,20 @@ class DependencyDepthAttention(DeclaredMechanism):
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
 
+    drops_weights = True
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `DepthLayer` with random weights."""
         from attn_variants.layer import SpecLayer
         from attn_variants.places.depth_layer import DepthLayer
 
-        attention = SpecLayer(self.spec(config), width=config.width, bias=config.bias, borrows=config.borrows)
+        attention = SpecLayer(
+            self.spec(config),
+            width=config.width,
+            bias=config.bias,
+            borrows=config.borrows,
+            dropout=config.dropout,
+        )
         return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), width=config.width)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:

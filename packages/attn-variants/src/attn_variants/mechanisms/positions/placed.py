@@ -35,11 +35,19 @@ class AddedPositions(DeclaredMechanism):
     def paged_computation(self, config: MechanismConfig) -> None:
         """None: rows are remembered without positions, which must be given before they are met."""
 
+    drops_weights = True
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `AddedPlaces` with random weights."""
         from attn_variants.places.layer import AddedPlaces
 
-        return AddedPlaces(self.spec(config), width=config.width, bias=config.bias, borrows=config.borrows)
+        return AddedPlaces(
+            self.spec(config),
+            width=config.width,
+            bias=config.bias,
+            borrows=config.borrows,
+            dropout=config.dropout,
+        )
 
 
 class ConcatenatedPositions(DeclaredMechanism):
@@ -70,6 +78,8 @@ class ConcatenatedPositions(DeclaredMechanism):
     def paged_computation(self, config: MechanismConfig) -> None:
         """None: rows are remembered without positions, which must be given before they are met."""
 
+    drops_weights = True
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `ConcatenatedPlaces` with random weights."""
         from attn_variants.places.layer import ConcatenatedPlaces
@@ -80,6 +90,7 @@ class ConcatenatedPositions(DeclaredMechanism):
             bias=config.bias,
             borrows=config.borrows,
             projected=self.projected(config),
+            dropout=config.dropout,
         )
 
 

@@ -68,13 +68,20 @@ class AttentionSinks(DeclaredMechanism):
         score = ScaledDot(scale=heads.key_size**-0.5)
         return AttentionSpec(heads=heads, score=score, mask=mask, rotary=config.rotary)
 
+    drops_weights = True
+
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `SinkLayer` with random weights."""
         from attn_variants.sparse.sink_layer import SinkLayer
 
         options = self.Config.of(config)
         return SinkLayer(
-            self.spec(config), sinks=options.sinks, window=options.window, width=config.width, bias=config.bias
+            self.spec(config),
+            sinks=options.sinks,
+            window=options.window,
+            width=config.width,
+            bias=config.bias,
+            dropout=config.dropout,
         )
 
     def paged_computation(self, config: MechanismConfig) -> None:

@@ -56,6 +56,8 @@ class LongformerAttention(DeclaredMechanism):
             places = whole_numbers("global_positions", self.global_positions, 0)
             object.__setattr__(self, "global_positions", tuple(sorted(set(places))))
 
+    drops_weights = True
+
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention with common projections. Raises `Incompatible` where it should be causal or rotary."""
         never_causal(self.name, config)
