@@ -189,6 +189,8 @@ def test_train_passes_lenders_and_fields_by_name_on(shell: Shell, server: Any) -
     given = [
         "--lenders",
         "cla:2",
+        "--attention-dropout",
+        "0.25",
         "--model-option",
         "prediction_depth=1",
         "--model-option",
@@ -196,7 +198,8 @@ def test_train_passes_lenders_and_fields_by_name_on(shell: Shell, server: Any) -
     ]
     assert shell.run("train", "--data", "shakespeare", "--detach", *given)[0] == 0
     fields = server.book.spec.model.family_options
-    assert (fields["lenders"], fields["prediction_depth"], list(fields["pattern"])) == ("cla:2", 1, ["linear", "mha"])
+    assert (fields["lenders"], fields["attention_dropout"]) == ("cla:2", 0.25)
+    assert (fields["prediction_depth"], list(fields["pattern"])) == (1, ["linear", "mha"])
 
 
 @pytest.mark.parametrize("option", ["--option", "--model-option"])

@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass
 import pytest
 
 from attn_core import ComputedMechanism, MechanismConfig, Paper, configure, option_fields, parse_options
-from attn_core.errors import InvalidValue, UnknownName
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,17 @@ def test_options_that_were_not_said_are_their_defaults_and_the_model_stays():
 
 def test_own_options_are_told_from_shared_fields():
     assert option_fields(Windowed()) == {"window": MISSING, "dilation": 1, "slope": 0.5}
+
+
+@pytest.mark.parametrize("given", [-0.1, 1, 1.5, float("nan"), float("inf"), "0.1", True, None])
+def test_a_dropout_that_is_no_probability_below_one_is_refused(given):
+    with pytest.raises(InvalidValue, match=r"windowed.*dropout.*below 1"):
+        configure(Windowed(), {"window": 4, "dropout": given}, width=16)
+
+
+def test_a_mechanism_that_drops_no_weights_refuses_to():
+    with pytest.raises(Incompatible, match=r"windowed.*must be 0, not 0.1"):
+        configure(Windowed(), {"window": 4}, width=16, dropout=0.1)
 
 
 def test_an_unknown_option_is_answered_with_near_ones():

@@ -13,7 +13,7 @@ from attn_models.decoder.checks import plain_fields, require_between, require_co
 
 @dataclass(frozen=True, kw_only=True)
 class PlainConfig:
-    """Whole numbers are counts from 1, other numbers are from 0, `dropout` below 1; raises `InvalidValue` otherwise."""
+    """Whole numbers are counts from 1, others are from 0, those called dropout below 1; else raises `InvalidValue`."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -23,7 +23,7 @@ class PlainConfig:
             elif item.type == "bool":
                 require_flag(item.name, value)
             elif item.type == "float":
-                require_between(item.name, value, 0.0, 1.0 if item.name == "dropout" else math.inf)
+                require_between(item.name, value, 0.0, 1.0 if item.name.endswith("dropout") else math.inf)
 
     def plain(self) -> dict[str, Any]:
         """The config as plain values, which `from_plain` turns back."""

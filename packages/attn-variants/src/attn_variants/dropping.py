@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Protocol
 
 import torch
 from attn_core import Operands
@@ -11,13 +12,20 @@ from attn_core.dropout import Dropout
 SEEDS = (1 << 63) - 1
 
 
-def dropping(operands: Operands, probability: float) -> Operands:
-    """The operands, of which each weight is dropped with `probability`, by a seed drawn from torch's generator.
+class Drops(Protocol):
+    """A layer that drops weights with probability `dropout`, while it is `training`."""
 
-    Where that is 0 nothing is drawn. The generator is that of the CPU whatever the device, so that nothing waits for a GPU; recomputed activations draw
-    the same, as torch's checkpoint sets it back.
+    training: bool
+    dropout: float
+
+
+def dropping(operands: Operands, layer: Drops) -> Operands:
+    """The operands of whole sequences, of which the layer drops weights by a seed drawn from torch's generator.
+
+    The generator is that of the CPU whatever the device, so that nothing waits for a GPU; activations that are computed
+    again draw the same, as torch's checkpoint sets it back. Where nothing is dropped nothing is drawn.
     """
-    if not probability:
+    if not layer.training or not layer.dropout:
         return operands
     seed = int(torch.randint(SEEDS, (), device="cpu"))
-    return dataclasses.replace(operands, dropout=Dropout(probability=probability, seed=seed))
+    return dataclasses.replace(operands, dropout=Dropout(probability=layer.dropout, seed=seed))

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
-from attn_variants.dropping import dropping
 from attn_variants.drawing import named_weights, part_weights
+from attn_variants.dropping import dropping
 from attn_variants.joint import JointProjection
 from attn_variants.packing import forward_packed
 from attn_variants.paged_plan import PagedPlan, Reached
@@ -142,7 +142,7 @@ class SpecLayer(nn.Module):
         """
         if lengths is not None:
             return forward_packed(self, query, lengths, {"source": source, "keep": keep, "borrowed": borrowed})
-        out = self.attend(query, self.dropping(self._operands(query, source, keep, borrowed)))
+        out = self.attend(query, dropping(self._operands(query, source, keep, borrowed), self))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def weights(
@@ -207,10 +207,6 @@ class SpecLayer(nn.Module):
             parameters=self.part_weights(),
             fields={} if self.inner is None else fields,
         )
-
-    def dropping(self, operands: Operands) -> Operands:
-        """The operands of whole sequences, of whose weights some are dropped in training."""
-        return dropping(operands, self.dropout) if self.training else operands
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
         """The fields of rows [..., width] with these keys, which are left out where no score reads them, and values."""

@@ -12,6 +12,7 @@ from attn_core.packed import Packed
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to
+from attn_variants.dropping import dropping
 
 if TYPE_CHECKING:
     from attn_variants.layer import SpecLayer
@@ -34,7 +35,7 @@ def forward_packed(layer: SpecLayer, rows: Tensor, lengths: Sequence[int], more:
         return torch.cat([rows[..., :0, :], *(layer(rows[..., span, :]) for span in spans)], dim=-2)
     query, key, value = layer.project(rows, turns_of_texts(layer, rows, packed))
     operands = dataclasses.replace(layer.operands(query, {"key": key, "value": value}), packed=packed)
-    out: Tensor = layer.output(layer.attend(rows, layer.dropping(operands)).flatten(-2))
+    out: Tensor = layer.output(layer.attend(rows, dropping(operands, layer)).flatten(-2))
     return out
 
 

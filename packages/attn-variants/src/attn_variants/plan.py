@@ -33,6 +33,10 @@ class KernelPlan:
         self._chosen: dict[tuple[torch.dtype, str, Flags, Lengths], int] = {}
         self._packed: dict[tuple[torch.dtype, str, bool, bool, bool], Kernel | None] = {}
 
+    def __deepcopy__(self, _memo: object) -> KernelPlan:
+        """A fresh plan: kernels are known by who they are."""
+        return KernelPlan(self.spec, self.name)
+
     def run(self, operands: Operands) -> Tensor:
         """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`.
 

@@ -46,7 +46,13 @@ async def test_half_a_mixture_is_refused_with_what_is_missing(server, wire_spec,
 async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(server, wire_spec, submit, watch):
     wire_spec.model.layers = 2
     wire_spec.model.experts, wire_spec.model.experts_per_token, wire_spec.model.routing = 4, 2, "deepseek_v3"
-    others = {"lenders": "cla:2", "shared_experts": 1, "balance_rate": 0.01, "prediction_depth": 1}
+    others = {
+        "lenders": "cla:2",
+        "shared_experts": 1,
+        "balance_rate": 0.01,
+        "prediction_depth": 1,
+        "attention_dropout": 0.25,
+    }
     wire_spec.model.family_options.update(others | {"prediction_weight": 2.0})
     async with server() as stub:
         job = await submit(stub, wire_spec, "others")
@@ -64,6 +70,9 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
     [
         ({"lenders": "cla:0"}, "lenders"),
         ({"prediction_depth": -1}, "prediction_depth"),
+        ({"attention_dropout": 1.0}, "attention_dropout"),
+        ({"attention_dropout": "much"}, "attention_dropout"),
+        ({"attention_dropout": 0.1, "pattern": ["retnet"]}, "without attention weights"),
         ({"shared_expert": 1}, "did you mean 'shared_experts'"),
         ({"width": 32}, "family_options: .*width"),
         ({"vocabulary": 9}, "family_options: .*vocabulary"),

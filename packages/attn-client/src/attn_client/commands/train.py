@@ -51,6 +51,9 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
     activation: Annotated[str, Option(help="gelu or swiglu.", rich_help_panel=MODEL)] = "",
     positions: Annotated[str, Option(help="learned, rotary or none.", rich_help_panel=MODEL)] = "",
     dropout: Annotated[float, Option(help="Probability of dropping activations.", rich_help_panel=MODEL)] = 0.0,
+    attention_dropout: Annotated[
+        float, Option(help="Probability of dropping attention weights.", rich_help_panel=MODEL)
+    ] = 0.0,
     experts: Annotated[int, Option(help="Feed-forwards of each block; 0 is one.", rich_help_panel=MODEL)] = 0,
     experts_per_token: Annotated[int, Option(help="Experts that a token uses.", rich_help_panel=MODEL)] = 0,
     routing: Annotated[str, Option(help="mixtral, switch, deepseek_v2 or deepseek_v3.", rich_help_panel=MODEL)] = "",
@@ -126,7 +129,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             experts_per_token=experts_per_token,
             routing=routing,
             balance=balance,
-            family_options=others(lenders, model_option),
+            family_options=others(model_option, lenders=lenders, attention_dropout=attention_dropout),
         ),
         data=data_source(data, tokenizer, languages),
         optimizer=pb.OptimizerConfig(
@@ -164,9 +167,9 @@ def mechanism_of(attention: str, options: list[str] | None) -> common_pb2.Mechan
     return mechanism
 
 
-def others(lenders: str, pairs: list[str] | None) -> struct_pb2.Struct | None:
-    """Fields of a decoder that have none of their own on the wire; None where there are none."""
-    values = parse_options(pairs, "--model-option") | ({"lenders": lenders} if lenders else {})
+def others(pairs: list[str] | None, **given: str | float) -> struct_pb2.Struct | None:
+    """Fields of a decoder that have none of their own on the wire, of pairs and those `given`; None for none."""
+    values = parse_options(pairs, "--model-option") | {name: value for name, value in given.items() if value}
     if not values:
         return None
     fields = struct_pb2.Struct()

@@ -36,7 +36,8 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
     `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for
     (a layer whose options say `rotary` None turns nothing),
-    that needs one key/value head per query head where fewer are asked for, or that cannot borrow from its lender.
+    that needs one key/value head per query head where fewer are asked for, that cannot borrow from its lender, or that
+    has no weights to drop.
     """
     registry = installed().mechanisms
     attentions: list[LayerAttention] = []
@@ -71,6 +72,7 @@ def _layer_attention(
         rotary=config.rotary,
         context=config.context,
         borrows=borrows,
+        dropout=config.attention_dropout,
     )
     return LayerAttention(mechanism, mechanism_config)
 

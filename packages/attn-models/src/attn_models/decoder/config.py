@@ -50,6 +50,7 @@ NUMBERS = {
     "rotary_base": (1.0, math.inf),
     "rotary_fraction": (0.0, 1.0 + 1e-9),
     "dropout": (0.0, 1.0),
+    "attention_dropout": (0.0, 1.0),
     "balance": (0.0, math.inf),
     "prediction_weight": (0.0, math.inf),
 }
@@ -98,7 +99,8 @@ class DecoderConfig:
     "none" leaves positions to the mechanism. `rotary_scaling` stretches rotary positions, as the option of `rope`
     does. `tied` uses the embedding as the unembedding; `scaled_embedding` multiplies embeddings by √width (Gemma).
     `logit_cap` c keeps logits within ±c by a tanh (Gemma 2). `bias` gives biases to projections, feed-forwards and
-    LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds. Layer i
+    LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds,
+    `attention_dropout` on attention weights (in a layer whose options say `dropout`, as much as they say). Layer i
     attends to the keys and values of layer `lenders[i]`, or every layer to its own where there are none; "cla:2" and
     "yoco" say this of all layers (`attn_core.lending.Lenders`).
 
@@ -143,6 +145,7 @@ class DecoderConfig:
     tied: bool = True
     bias: bool = False
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     lenders: Lenders = ()
     experts: int | None = None
     experts_per_token: int | None = None

@@ -25,6 +25,7 @@ def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
         bias=config.attention_bias,
         context=config.places,
         layer=layer,
+        dropout=config.attention_dropout,
     )
 
 

@@ -19,8 +19,9 @@ class EncoderShape(ABC):
     """Blocks of attention both ways and feed-forward.
 
     `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
-    is given. `head_size` defaults to `width / heads`. `noun` calls it by name with its article, and `pairs` are fields
-    of two numbers. Raises `InvalidValue` for a field outside its range.
+    is given. `head_size` defaults to `width / heads`. `attention_dropout` acts in training on attention weights. `noun`
+    calls it by name with its article, and `pairs` are fields of two numbers. Raises `InvalidValue` for a field
+    outside its range.
     """
 
     width: int
@@ -33,6 +34,7 @@ class EncoderShape(ABC):
     pattern: tuple[AttentionChoice, ...] = ()
     feed_forward: str = "gelu"
     norm_eps: float = 1e-12
+    attention_dropout: float = 0.0
     norm_place: ClassVar[str]
     attention_bias: ClassVar[bool] = True
     noun: ClassVar[str]
@@ -95,5 +97,6 @@ class EncoderShape(ABC):
             feed_forward=self.feed_forward,
             norm_place=self.norm_place,
             norm_eps=self.norm_eps,
+            attention_dropout=self.attention_dropout,
             bias=True,
         )

@@ -23,6 +23,18 @@ def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> Lay
     return found
 
 
+def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
+    """The same where it is only ever computed token by token, in training too, so that no weights are dropped.
+
+    Raises as `cross_attention`, and `Incompatible` for options that would drop some.
+    """
+    found = cross_attention(name, options, **shared)
+    if found.config.dropout:
+        message = f"mechanism {name!r} attends here step by step, where no weights are dropped"
+        raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=name)
+    return found
+
+
 def encoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
     """A self-attention that sees both ways; raises as `cross_attention`."""
     return _own(name, options, {Capability.BIDIRECTIONAL, Capability.PADDING}, shared | {"causal": False})

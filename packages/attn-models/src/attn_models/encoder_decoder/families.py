@@ -8,7 +8,12 @@ from typing import Any, ClassVar
 
 from attn_core import ModelFamily
 
-from attn_models.encoder_decoder.attention import cross_attention, decoder_attention, encoder_attention
+from attn_models.encoder_decoder.attention import (
+    cross_attention,
+    decoder_attention,
+    encoder_attention,
+    stepped_attention,
+)
 from attn_models.encoder_decoder.config import (
     BottleneckConfig,
     LuongConfig,
@@ -59,7 +64,7 @@ class RnnsearchFamily(SourceFamily):
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as an annotation."""
-        cross_attention(config.mechanism, config.options, width=2 * config.width, heads=config.heads)
+        stepped_attention(config.mechanism, config.options, width=2 * config.width, heads=config.heads)
 
 
 class LuongFamily(SourceFamily):
@@ -72,7 +77,7 @@ class LuongFamily(SourceFamily):
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as a state."""
-        cross_attention(config.mechanism, config.options, width=config.width, heads=config.heads)
+        stepped_attention(config.mechanism, config.options, width=config.width, heads=config.heads)
 
 
 class TransformerFamily(SourceFamily):
@@ -85,7 +90,7 @@ class TransformerFamily(SourceFamily):
 
     def check(self, config: Any) -> None:
         """The three mechanisms."""
-        sizes = {"width": config.width, "heads": config.heads}
+        sizes = {"width": config.width, "heads": config.heads, "dropout": config.attention_dropout}
         encoder_attention(config.encoder, config.encoder_options, **sizes, context=config.source_context)
         decoder_attention(config.decoder, config.decoder_options, **sizes, context=config.context)
         cross_attention(config.cross, config.cross_options, **sizes, context=config.source_context)
@@ -101,7 +106,7 @@ class ShowAttendTellFamily(SourceFamily):
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as an annotation."""
-        cross_attention(config.mechanism, config.options, width=config.features, heads=config.heads)
+        stepped_attention(config.mechanism, config.options, width=config.features, heads=config.heads)
 
 
 def source_families() -> list[ModelFamily]:

@@ -8,7 +8,7 @@ import torch
 from attn_core import Field
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.attention import cross_attention
+from attn_models.encoder_decoder.attention import stepped_attention
 from attn_models.encoder_decoder.config import LuongConfig
 from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack, lstm_state, read_padded
 from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
@@ -24,7 +24,7 @@ class Luong(RecurrentModel):
 
     def __init__(self, config: LuongConfig) -> None:
         width = config.width
-        chosen = cross_attention(
+        chosen = stepped_attention(
             config.mechanism, config.options, width=width, heads=config.heads, context=config.source_context
         )
         fields = dict(lstm_fields(width, config.layers))

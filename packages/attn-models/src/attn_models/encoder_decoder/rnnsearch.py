@@ -8,7 +8,7 @@ import torch
 from attn_core import Field
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.attention import cross_attention
+from attn_models.encoder_decoder.attention import stepped_attention
 from attn_models.encoder_decoder.config import RnnsearchConfig
 from attn_models.encoder_decoder.gated_cell import GatedCell
 from attn_models.encoder_decoder.lstm_stack import read_padded
@@ -25,7 +25,7 @@ class Rnnsearch(RecurrentModel):
 
     def __init__(self, config: RnnsearchConfig) -> None:
         width, annotation = config.width, 2 * config.width
-        chosen = cross_attention(
+        chosen = stepped_attention(
             config.mechanism, config.options, width=annotation, heads=config.heads, context=config.source_context
         )
         super().__init__(config, {"state": Field((width,))}, ("state",), chosen)

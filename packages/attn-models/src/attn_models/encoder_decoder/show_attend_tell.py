@@ -10,7 +10,7 @@ from attn_core import Source
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.attention import cross_attention
+from attn_models.encoder_decoder.attention import stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
 from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack
 from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
@@ -29,7 +29,7 @@ class ShowAttendTell(RecurrentModel):
 
     def __init__(self, config: ShowAttendTellConfig) -> None:
         width, features = config.width, config.features
-        chosen = cross_attention(
+        chosen = stepped_attention(
             config.mechanism, config.options, width=features, heads=config.heads, context=config.cells
         )
         super().__init__(config, lstm_fields(width, 1), ("hidden", "cell"), chosen)

@@ -25,7 +25,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        sizes = {"width": config.width, "heads": config.heads}
+        sizes: dict[str, Any] = {"width": config.width, "heads": config.heads, "dropout": config.attention_dropout}
         longest, source = sizes | {"context": config.context}, sizes | {"context": config.source_context}
         reads = [
             encoder_attention(config.encoder, config.encoder_options, layer=layer, **source)

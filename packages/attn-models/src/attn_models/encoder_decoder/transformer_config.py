@@ -22,6 +22,7 @@ class TransformerConfig(SourceConfig):
 
     `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`. `hidden`
     is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains without warm-up.
+    `attention_dropout` acts in training on the weights of all three.
     """
 
     layers: int
@@ -34,6 +35,7 @@ class TransformerConfig(SourceConfig):
     cross: str = "cross"
     cross_options: Mapping[str, Any] = field(default_factory=dict)
     norm_place: str = "post"
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from attn_core.errors import Incompatible
 from attn_models.decoder.config import GATED, DecoderConfig
 from attn_models.families.door import Door, Stored, needed, refuse_others
 from attn_models.families.said import require_fields, softmax_heads
+
+log = logging.getLogger(__name__)
 
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
 NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
@@ -41,6 +44,9 @@ READS = frozenset(
         "scale_attn_weights",
         "scale_attn_by_inverse_layer_idx",
         "add_cross_attention",
+        "attn_pdrop",
+        "embd_pdrop",
+        "resid_pdrop",
     }
 )
 
@@ -79,6 +85,8 @@ class Gpt2Door(Door):
             positions="learned",
             tied=bool(values.get("tie_word_embeddings", True)),
             bias=True,
+            dropout=dropout_of(values),
+            attention_dropout=values.get("attn_pdrop") or 0.0,
         )
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
@@ -105,6 +113,9 @@ class Gpt2Door(Door):
             "layer_norm_epsilon": config.norm_eps,
             "activation_function": names[config.feed_forward],
             "tie_word_embeddings": config.tied,
+            "attn_pdrop": config.attention_dropout,
+            "embd_pdrop": config.dropout,
+            "resid_pdrop": config.dropout,
         }
 
     def stored(self, parameters: Sequence[str]) -> list[Stored]:
@@ -131,3 +142,13 @@ class Gpt2Door(Door):
         if any(name.startswith(PREFIX) for name in known):
             return {name: name for name in known}
         return {name if name == self.head else PREFIX + name: name for name in known}
+
+
+def dropout_of(values: Mapping[str, Any]) -> float:
+    """What acts in training on embeddings and on what sublayers add: 0 where the two differ, which is said."""
+    embedded: float = values.get("embd_pdrop") or 0.0
+    added = values.get("resid_pdrop") or 0.0
+    if embedded != added:
+        log.warning("embd_pdrop %s and resid_pdrop %s differ: neither acts in training here", embedded, added)
+        return 0.0
+    return embedded

@@ -60,6 +60,7 @@ READS = frozenset(
         "attention_bias",
         "mlp_bias",
         "tie_word_embeddings",
+        "attention_dropout",
     }
 )
 
@@ -100,6 +101,7 @@ class LlamaDoor(Door):
             rotary_scaling=rope.scaling,
             tied=bool(values.get("tie_word_embeddings", False)),
             bias=bias,
+            attention_dropout=values.get("attention_dropout") or 0.0,
         )
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:

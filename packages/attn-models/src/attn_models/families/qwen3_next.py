@@ -73,6 +73,9 @@ class Qwen3NextDoor(LlamaDoor):
         softmax = AttentionChoice(mechanism=SOFTMAX, options={"norm_eps": plain.norm_eps})
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items()}
         own = {"rotary": None, "key_value_heads": None, "norm_eps": plain.norm_eps}
+        if plain.attention_dropout:
+            # The delta rule has no weights to drop.
+            own["dropout"] = 0.0
         delta = AttentionChoice(mechanism=DELTA, options=sizes | own)
         return dataclasses.replace(
             plain,

@@ -52,6 +52,7 @@ def sizes_of(config: DecoderConfig, model_type: str, architecture: str) -> dict[
         "intermediate_size": config.inner_width,
         "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.tied,
+        "attention_dropout": config.attention_dropout,
     }
 
 

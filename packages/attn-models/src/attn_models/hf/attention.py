@@ -23,6 +23,7 @@ from attn_core import (
     configure,
     installed,
 )
+from attn_core.dropout import Dropout
 from attn_core.errors import Incompatible
 from attn_core.score import ScaledDot
 from torch import Tensor
@@ -31,6 +32,8 @@ from attn_models.hf.masks import read_mask
 
 REFUSED = ("s_aux", "position_bias", "cache")
 """What models may pass on that a mechanism would have to compute."""
+
+SEEDS = (1 << 63) - 1
 
 
 class MechanismAttention:
@@ -68,8 +71,6 @@ class MechanismAttention:
         """Outputs [batch, query, heads, value_size] of `query` [batch, heads, query, key_size], `key` and `value`
         [batch, key_value_heads, key, size]; raises `Incompatible` for what the mechanism has no place for."""
         given = [word for word in REFUSED if words.get(word) is not None]
-        if words.get("dropout"):
-            given.append("dropout")
         if given:
             raise Incompatible(f"mechanism {self.mechanism.name!r} has no place for the model's {', '.join(given)}")
         causal = bool(words.get("is_causal", getattr(module, "is_causal", True)))
@@ -89,8 +90,10 @@ class MechanismAttention:
             query_positions=places,
             key_positions=torch.arange(key.shape[2], device=key.device).expand(key.shape[0], -1),
             keep=keep,
+            dropout=drawn_dropout(words.get("dropout") or 0.0),
         )
-        kernel = _kernel(spec, query.dtype, query.device.type, torch.is_grad_enabled())
+        flags = torch.is_grad_enabled(), operands.dropout is not None
+        kernel = _kernel(spec, query.dtype, query.device.type, flags)
         return kernel.run(spec, operands), None
 
     def _spec_of(self, heads: Heads, *, causal: bool) -> AttentionSpec:
@@ -104,6 +107,8 @@ class MechanismAttention:
             causal=causal,
         )
         name = self.mechanism.name
+        if config.dropout:
+            raise Incompatible(f"mechanism {name!r} is not asked for dropout here: the model's config says it")
         spec = self.mechanism.spec(config)
         if spec is None or spec.weights or spec.norm is not None or self._has_inner(config):
             raise Incompatible(
@@ -130,13 +135,19 @@ def _as_the_model_says(
     return dataclasses.replace(spec, **changes)
 
 
+def drawn_dropout(probability: float) -> Dropout | None:
+    """Which weights a call drops, by a seed of torch's generator; None where none."""
+    return Dropout(probability=probability, seed=int(torch.randint(SEEDS, ()))) if probability else None
+
+
 @lru_cache(256)
-def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, gradients: bool) -> Kernel:  # noqa: FBT001  (a key)
+def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[bool, bool]) -> Kernel:
     problem = attend_problem(
         spec,
         dtype=str(dtype).removeprefix("torch."),
         device=device,
-        gradients=gradients,
+        gradients=flags[0],
+        dropout=flags[1],
         padded=True,
         placed=True,
         scattered=True,

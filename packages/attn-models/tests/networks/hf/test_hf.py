@@ -192,7 +192,19 @@ def test_a_model_that_needs_more_than_a_mechanism_gives_is_refused(names, folder
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
     with pytest.raises(Incompatible, match="not causal, a window or padding"):
         model(torch.randint(1, 61, (1, 7)), position_ids=positions, use_cache=False)
+
+
+def test_a_models_dropout_acts_in_training_by_torchs_seed(names, folder):
+    model, tokens = theirs(folder, "attn_gqa"), torch.randint(1, 61, (1, 7))
+    expected = model.eval()(tokens).logits
     for layer in model.model.layers:
-        layer.self_attn.attention_dropout = 0.1
-    with pytest.raises(Incompatible, match="dropout"):
-        model.train()(torch.randint(1, 61, (1, 7)))
+        layer.self_attn.attention_dropout = 0.5
+    assert torch.equal(model.eval()(tokens).logits, expected)
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(model.train()(tokens).logits)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    with pytest.raises(Incompatible, match="the model's config says it"):
+        hf.register_mechanism("gqa", {"dropout": 0.1}, name="attn_dropping")

@@ -16,7 +16,7 @@ from attn_testing.subject import CONTEXT, Subject
 
 
 class Undeclared(MechanismLaw):
-    """What is not declared is refused, never ignored: padding, sources, causality, grouping, borrowing, dropout and so on."""
+    """What is not declared is refused, never ignored: padding, sources, causality, grouping, borrowing, dropping."""
 
     def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):

@@ -51,8 +51,7 @@ class FactorisedLayer(nn.Module):
 
         `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
         """
-        operands = self._operands(query, source, keep)
-        return self._out(self._plan.run(dropping(operands, self.dropout) if self.training else operands))
+        return self._out(self._plan.run(dropping(self._operands(query, source, keep), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""

@@ -69,8 +69,7 @@ class LatentAttentionLayer(nn.Module):
 
         `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
         """
-        operands = self._operands(query, source, keep)
-        return self._out(self.attend_expanded(dropping(operands, self.dropout) if self.training else operands))
+        return self._out(self.attend_expanded(dropping(self._operands(query, source, keep), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""

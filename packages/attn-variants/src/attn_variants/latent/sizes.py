@@ -52,7 +52,7 @@ class LatentSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class LatentShape:
-    """What a layer of multi-head latent attention is built from; `norm_eps` is that of both RMSNorms, `dropout` of weights."""
+    """What a layer of multi-head latent attention is built of; `norm_eps` is of both RMSNorms, `dropout` of weights."""
 
     width: int
     sizes: LatentSizes

@@ -1,0 +1,113 @@
+"""Models whose attention weights are dropped in training."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from attn_core import installed
+from attn_core.errors import Incompatible, InvalidValue
+from attn_models.decoder.decoder import Decoder
+from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.encoder import Encoder
+from attn_models.families.gpt2 import Gpt2Door
+from attn_models.families.llama import LlamaDoor
+from attn_models.vision.config import VisionConfig
+from attn_models.vision.vit import VisionTransformer
+from torch.utils.checkpoint import checkpoint
+
+BLOCKS = {"width": 8, "layers": 2, "heads": 2, "hidden": 12}
+READS = {"vocabulary": 23, "context": 12, "source_context": 12}
+MODELS = {
+    "decoder": lambda p: decoder(attention_dropout=p),
+    "pattern": lambda p: decoder(
+        attention_dropout=p, pattern=["mha", {"mechanism": "linear", "options": {"dropout": 0}}]
+    ),
+    "one layer": lambda p: decoder(pattern=["mha", {"mechanism": "mha", "options": {"dropout": p}}]),
+    "encoder": lambda p: Encoder(EncoderConfig(vocabulary=23, context=12, attention_dropout=p, **BLOCKS)),
+    "vision": lambda p: VisionTransformer(VisionConfig(image=8, patch=4, classes=3, attention_dropout=p, **BLOCKS)),
+    "transformer": lambda p: family("transformer", attention_dropout=p, **BLOCKS, **READS),
+    "recurrent": lambda p: family(
+        "key_value_lm", vocabulary=23, context=12, width=8, embedding=8, mechanism="mha", options={"dropout": p}
+    ),
+}
+
+
+def decoder(**fields):
+    return family("decoder", **{"vocabulary": 23, "context": 12, "width": 8, "layers": 2, "heads": 2} | fields)
+
+
+def family(name, **values):
+    found = installed().models.get(name)
+    return found.build(found.configure(values))
+
+
+def inputs(name):
+    torch.manual_seed(1)
+    if name == "vision":
+        return (torch.randn(2, 3, 8, 8),)
+    return (torch.randint(1, 23, (2, 9)),) * (2 if name == "transformer" else 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_dropped_in_training_by_torchs_seed_and_never_in_evaluation(name):
+    torch.manual_seed(0)
+    model, given = MODELS[name](0.5), inputs(name)
+    plain = MODELS[name](0.0)
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model.eval()(*given), plain.eval()(*given))
+    drawn = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        drawn.append(model.train()(*given))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(plain.train()(*given), plain.eval()(*given))
+
+
+def test_blocks_computed_again_for_gradients_drop_the_same_weights():
+    torch.manual_seed(0)
+    model: Decoder = decoder(attention_dropout=0.5).train()
+    hidden = torch.randn(1, 9, 8)
+    found = []
+    for again in (False, True):
+        torch.manual_seed(5)
+        block = model.blocks[0]
+        out = checkpoint(block, hidden, use_reentrant=False) if again else block(hidden)
+        found.append(torch.autograd.grad(out.square().sum(), block.attention.value.weight)[0])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("given", [-0.1, 1.0, float("nan"), "0.1"])
+@pytest.mark.parametrize("kind", ["encoder", "vision", "transformer"])
+def test_what_is_no_probability_below_one_is_refused(kind, given):
+    with pytest.raises(InvalidValue, match="attention_dropout"):
+        MODELS[kind](given)
+
+
+def test_layers_without_weights_and_attention_step_by_step_refuse():
+    with pytest.raises(Incompatible, match="mechanism 'linear' computes without attention weights"):
+        decoder(attention_dropout=0.1, pattern=["mha", "linear"])
+    values = READS | {"width": 8, "embedding": 6}
+    with pytest.raises(Incompatible, match="mechanism 'luong' attends here step by step"):
+        family("luong", options={"dropout": 0.1}, **values)
+
+
+def test_checkpoints_say_what_is_dropped_in_training(caplog):
+    sizes = {"vocab_size": 23, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    door = Gpt2Door()
+    config = door.configure(sizes | {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2})
+    assert (config.attention_dropout, config.dropout) == (0.1, 0.2)
+    assert door.configure(door.describe(config)) == config
+    assert door.configure(sizes).attention_dropout == door.configure(sizes).dropout == 0
+    with caplog.at_level(logging.WARNING):
+        assert door.configure(sizes | {"embd_pdrop": 0.1, "resid_pdrop": 0.0}).dropout == 0
+    assert "differ" in caplog.text
+    with pytest.raises(InvalidValue, match="attention_dropout"):
+        door.configure(sizes | {"attn_pdrop": 2})
+    llama = {"vocab_size": 23, "max_position_embeddings": 12, "hidden_size": 8, "intermediate_size": 12}
+    llama |= {"num_hidden_layers": 1, "num_attention_heads": 2, "attention_dropout": 0.3}
+    config = LlamaDoor().configure(llama)
+    assert config.attention_dropout == 0.3
+    assert LlamaDoor().configure(LlamaDoor().describe(config)).attention_dropout == 0.3
