@@ -15,6 +15,8 @@ LONG_PROMPT = 1000
 """Tokens of the prompt that is computed to measure prefill."""
 RUNNING = 16
 """Streams that run while the time to a first token is taken."""
+INSIDE = ("step", "logits", "likeliest")
+"""What an engine asks of a model in a step."""
 
 
 def load_form(args: argparse.Namespace, form: str) -> tuple[LoadedModel, float]:
@@ -90,7 +92,7 @@ def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
     """The share of a decoding step that is not spent in the model, with `batch` streams, in percent of CPU time."""
     inside = [0.0]
     model = loaded.model
-    kept = model.step, model.logits
+    kept = {name: getattr(model, name) for name in INSIDE if hasattr(model, name)}
 
     def timed(call: Any) -> Any:
         def run(*arguments: Any) -> Any:
@@ -106,12 +108,14 @@ def outside(loaded: LoadedModel, cache: str, batch: int) -> dict[str, Any]:
         submit(engine, str(i), long_ids(loaded, 20), 64)
     for _ in range(4):
         engine.step()
-    model.step, model.logits = map(timed, kept)
+    for name, call in kept.items():
+        setattr(model, name, timed(call))
     start = time.thread_time()
     for _ in range(20):
         engine.step()
     whole = time.thread_time() - start
-    model.step, model.logits = kept
+    for name in kept:
+        delattr(model, name)
     return {"batch": batch, "percent_outside_the_model": round(100 * (1 - inside[0] / whole), 1)}
 
 

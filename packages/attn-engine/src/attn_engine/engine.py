@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer, TreeStore
@@ -231,7 +230,7 @@ class Engine:
             if progress.reason is FinishReason.FAILED:
                 error = progress.error
                 error = self._diagnosis.of(sequence) or error if isinstance(error, NoTokenError) else error
-                self._tell(replace(progress, error=error))
+                self._tell(progress._replace(error=error))
                 if sequence.id in self._groups:
                     self._end(sequence.id, FinishReason.FAILED, error)
             elif progress.tokens or progress.text or progress.reason:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from attn_core.errors import AttnError
 
@@ -27,8 +28,7 @@ class FinishReason(StrEnum):
     """An error ended it; see `Finish.error`."""
 
 
-@dataclass(frozen=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token id; `logprob`, in nats, and `alternatives` (id, logprob), likeliest first, where asked for.
 
     Log-probabilities are those of the model's own distribution, before penalty, temperature and filters.
@@ -72,8 +72,7 @@ class Finish:
     error: AttnError | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """News of one request in one step: new tokens, text that has become final, and how it ended.
 
     `text` can lag behind `tokens` while a character is incomplete or could begin a stop string; the texts of all

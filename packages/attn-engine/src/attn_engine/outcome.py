@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from attn_core.errors import InternalError
 
@@ -18,8 +18,7 @@ class NoTokenError(InternalError):
     reason = "NO_TOKEN"
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """News of one sequence; `reason` says why it ends, None while it goes on."""
 
     sequence: Sequence

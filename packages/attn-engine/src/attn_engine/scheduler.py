@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from attn_core import BranchingStore, StateStore, TreeStore
 
@@ -16,8 +16,7 @@ from attn_engine.shares import Shares
 from attn_engine.token_tree import NOTHING, TokenTree
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The next `length` tokens of a sequence, and tokens that are guessed to follow."""
 
     sequence: Sequence
@@ -164,7 +163,8 @@ class Scheduler:
             length = min(sequence.pending, left)
             if length < 1 or sequence.number not in self.running:
                 continue
-            length = self.prefixes.chunk(sequence, length)
+            if length > 1:
+                length = self.prefixes.chunk(sequence, length)
             if self._make_room(sequence, sequence.computed + length):
                 chunks.append(Chunk(sequence, length))
                 left -= length

@@ -37,6 +37,10 @@ class Sequence:
     followers: list[Sequence] = field(default_factory=list)
     """Other completions, which wait until the prompt that they share is computed."""
     tokens: list[int] = field(init=False)
+    scoring: Scoring | None = field(init=False)
+    """The task where tokens are scored, not generated."""
+    guesses: int | None = field(init=False)
+    """How many tokens it wants to be guessed ahead; None leaves that to the engine."""
     computed: int = 0
     computed_in_all: int = 0
     adopted_in_all: int = 0
@@ -67,6 +71,8 @@ class Sequence:
         self.gang = [self]
         self.tokens = list(self.request.token_ids)
         task = self.request.task
+        self.scoring = task if isinstance(task, Scoring) else None
+        self.guesses = 0 if isinstance(task, Scoring) or task.beams is not None else task.guesses
         given = task.seed if isinstance(task, Sampling) else None
         self.seed = random.getrandbits(64) if given is None else (given + self.choice) % SEED_LIMIT
         shares = self.request.scope is not None and self.scoring is None
@@ -94,11 +100,6 @@ class Sequence:
         return len(self.tokens) - len(self.request.token_ids)
 
     @property
-    def scoring(self) -> Scoring | None:
-        """The task where tokens are scored, not generated."""
-        return self.request.task if isinstance(self.request.task, Scoring) else None
-
-    @property
     def sampling(self) -> Sampling:
         """The task where tokens are generated."""
         if isinstance(self.request.task, Sampling):
@@ -107,11 +108,10 @@ class Sequence:
 
     def most_guesses(self, default: int) -> int:
         """How many tokens may be guessed ahead: none past the last that may be generated."""
-        task = self.request.task
-        if isinstance(task, Scoring) or task.beams is not None or not self.generated:
+        wanted = default if self.guesses is None else self.guesses
+        if not wanted or not self.generated:
             return 0
-        wanted = default if task.guesses is None else task.guesses
-        return min(wanted, task.max_new_tokens - self.generated - 1)
+        return min(wanted, self.sampling.max_new_tokens - self.generated - 1)
 
     def text_of(self, token: int) -> str:
         """The text that is final now that this token has come."""

@@ -24,6 +24,7 @@ from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
 VOCABULARY_LIMIT = 64 << 20
+SPELLING = LibraryErrors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}"))
 
 
 class Tokenizer:
@@ -126,7 +127,7 @@ class Tokenizer:
         Raises InvalidValue for an id outside the vocabulary.
         """
         self._require_ids(ids)
-        with LibraryErrors(lambda said: InvalidValue.of("token_ids", "ids", f"what the tokenizer can spell: {said}")):
+        with SPELLING:
             text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
