@@ -19,6 +19,8 @@ from attn_core import (
 from attn_core.errors import KernelRefused
 from attn_core.kernel import DEFAULTS
 
+torch = pytest.importorskip("torch")
+
 
 class Everything(RecurrenceKernel):
     name = "everything"
@@ -83,6 +85,29 @@ def test_a_kernel_asked_for_by_name_is_not_replaced(plan):
     assert named.decode(steps(), rows(1, 1, 4, 3))[0] == ("everything", 1)
     with pytest.raises(KernelRefused, match="plainest"):
         named.run(steps(4), None, 16)
+
+
+class Mixing(Everything):
+    name = "mixing"
+    mixes = True
+
+    def cost(self, problem):
+        return 0.1
+
+    def refusals(self, problem):
+        return [] if problem.dtype == "bfloat16" else ["dtype: bfloat16 only"]
+
+
+@pytest.mark.parametrize("offered", [(Everything(),), (Everything(), Mixing())])
+@pytest.mark.parametrize("computed", ["bfloat16", "float16", "float32", None])
+def test_steps_are_rounded_to_what_the_model_computes_in_only_for_a_kernel_that_mixes(plan, offered, computed):
+    given = tuple(torch.ones(1, 5, 1, 4) for _ in range(3))
+    asked = Steps(*given, decay=-torch.ones(1, 5, 1, 1))
+    kernel, handed = plan(*offered).handed(asked, None, computed and getattr(torch, computed))
+    mixing = len(offered) == 2 and computed == "bfloat16"
+    assert kernel.name == ("mixing" if mixing else "everything")
+    kinds = (torch.bfloat16 if mixing else torch.float32,) * 3
+    assert (*(part.dtype for part in handed[:3]), handed.decay.dtype) == (*kinds, torch.float32)
 
 
 def test_where_no_kernel_is_installed_the_error_says_what_brings_one(plan):

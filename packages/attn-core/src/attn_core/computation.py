@@ -48,8 +48,10 @@ class Computation:
         if self.asked is None:
             raise InvalidValue.of("asked", None, "a spec: the mechanism's own module computes this part")
         if isinstance(self.asked, RecurrenceSpec):
+            # No recurrence is computed in float16, whose range its memories leave.
+            dtype = "float32" if call.dtype == "float16" else call.dtype
             return recurrence_problem(
-                self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients, tokens=call.tokens
+                self.asked, dtype=dtype, device=call.device, gradients=call.gradients, tokens=call.tokens
             )
         if isinstance(self.asked, ChosenSpec):
             return chosen_problem(

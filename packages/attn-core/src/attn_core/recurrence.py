@@ -58,6 +58,10 @@ class Steps(NamedTuple):
             strength=None if self.strength is None else self.strength.where(keep[:, :, None], 0),
         )
 
+    def narrowed(self, dtype: Any) -> Steps:
+        """The steps with queries, keys and values in this type; decays and strengths stay as they are."""
+        return self._replace(query=self.query.to(dtype), key=self.key.to(dtype), value=self.value.to(dtype))
+
     def nothing(self) -> Tensor:
         """An empty memory for these steps."""
         batch, _, heads, size = self.key.shape
@@ -81,9 +85,14 @@ class RecurrenceSpec:
 
 
 class RecurrenceKernel(Kernel):
-    """Computes what linear recurrences read and remember; has `run_steps` in place of `run`."""
+    """Computes what linear recurrences read and remember; has `run_steps` in place of `run`.
+
+    One that `mixes` takes queries, keys and values of 16 bits beside decays, strengths and memories of float32, and
+    sums in float32; it is handed them so where the model computes in 16 bits. All others are handed float32.
+    """
 
     operation: ClassVar[str] = RECURRENCE
+    mixes: ClassVar[bool] = False
 
     def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:  # noqa: ARG002 -- refused whatever it is
         """Raise `KernelRefused`: this is another operation."""

@@ -24,6 +24,8 @@ else:
     Tensor = Any
 
 NOBODY = -1
+NARROW = 2
+"""Bytes of an element of 16 bits."""
 
 Kind = tuple[int, int, int, Decay, bool]
 """Heads, their key and value size, what fades, and whether keys write by the delta rule."""
@@ -38,13 +40,32 @@ class RecurrencePlan:
         self._kernels = tuple(kernel for kernel in offered if name in (None, kernel.name))
         self._chosen: dict[tuple[Kind, Any, str, tuple[bool, bool], float], int] = {}
 
-    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """Outputs and memory, see `RecurrenceKernel.run_steps`; raises `KernelRefused` where nobody accepts."""
-        return self.required(steps, before, single=False).run_steps(steps, before, chunk)
+    def run(self, steps: Steps, before: Tensor | None, chunk: int, computed: Any = None) -> tuple[Tensor, Tensor]:
+        """Outputs and memory, see `RecurrenceKernel.run_steps`; raises `KernelRefused` where nobody accepts.
+
+        `computed` as of `handed`; outputs are in the type of the steps.
+        """
+        kernel, given = self.handed(steps, before, computed)
+        out, after = (kernel or self.required(steps, before, single=False)).run_steps(given, before, chunk)
+        return out if given is steps else out.to(steps.value.dtype), after
 
     def decode(self, steps: Steps, before: Tensor) -> tuple[Tensor, Tensor]:
         """The same for one token of each sequence."""
         return self.required(steps, before, single=True).run_steps(steps, before, 1)
+
+    def handed(
+        self, steps: Steps, before: Tensor | None, computed: Any, *, below: float = math.inf
+    ) -> tuple[RecurrenceKernel | None, Steps]:
+        """The kernel for several tokens, as of `kernel`, and the steps that it is given.
+
+        `computed` is the type in which the model multiplies, None for that of the steps: where it has 16 bits and the
+        kernel `mixes`, queries, keys and values are rounded to it.
+        """
+        if computed is not None and computed.itemsize == NARROW:
+            kernel = self.kernel(steps, before, below=below, dtype=computed)
+            if kernel is not None and kernel.mixes:
+                return kernel, steps.narrowed(computed)
+        return self.kernel(steps, before, below=below), steps
 
     def required(self, steps: Steps, before: Tensor | None, *, single: bool) -> RecurrenceKernel:
         """The kernel, as of `kernel`; raises `KernelRefused` where nobody accepts."""
@@ -55,17 +76,23 @@ class RecurrencePlan:
         return kernel
 
     def kernel(
-        self, steps: Steps, before: Tensor | None = None, *, single: bool = False, below: float = math.inf
+        self,
+        steps: Steps,
+        before: Tensor | None = None,
+        *,
+        single: bool = False,
+        below: float = math.inf,
+        dtype: Any = None,
     ) -> RecurrenceKernel | None:
         """The accepting kernel of least predicted cost, None where all refuse or cost no less than `below`.
 
-        `single` says that each sequence has one token. A layer with a plain computation of its own asks below 1,
-        which is what that costs.
+        `single` says that each sequence has one token, `dtype` in which type queries, keys and values are handed on,
+        None for their own. A layer with a plain computation of its own asks below 1, which is what that costs.
         """
         value = steps.value
         gradients = any(part is not None and part.requires_grad for part in (*steps, before))
         kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None
-        index: int = self.index(kind, value.dtype, value.device.type, (gradients, single), below)
+        index: int = self.index(kind, dtype or value.dtype, value.device.type, (gradients, single), below)
         return None if index == NOBODY else self._kernels[index]
 
     def index(self, kind: Kind, dtype: Any, device: str, flags: tuple[bool, bool], below: float) -> int:

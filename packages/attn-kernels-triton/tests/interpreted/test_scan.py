@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from attn_core import RecurrencePlan, Steps, configure, installed
 from attn_core.errors import InvalidValue
+from attn_kernels_triton.kernels.recurrence import TritonChunked
 from attn_kernels_triton.scan import tiles
 from attn_kernels_triton.scan.compute import by_chunks, by_token
+from attn_testing import DictionaryStore
+from attn_testing.serving import ragged
 from attn_variants.recurrences.recurrent import recurrent
 from bounds import require_close
 from torch import Tensor
@@ -17,6 +22,7 @@ SHAPES = [(1, (5, 3)), (16, (16, 16)), (37, (20, 18))]
 ROUNDINGS, MORE = 4, 32
 """More for gradients to log decays, sums of differences between what flows to queries and to keys, which nearly cancel,
 and for exponentials of large numbers."""
+OF_DECAYS = {"fade.0.weight", "fade.1.weight", "fade.1.bias", "fade.weight", "fade_bias", "rate", "step_bias"}
 NAMES = ("query", "key", "value", "decay", "strength")
 
 
@@ -199,6 +205,66 @@ def test_a_memory_of_another_shape_is_refused():
     good = Steps(torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2, 5))
     with pytest.raises(InvalidValue, match="before"):
         by_chunks(good, torch.zeros(1, 2, 5, 8))
+
+
+NAMED = ["linear", "retnet", "lightning", "gla", "deltanet", "kda", "gated_deltanet"]
+
+
+@pytest.fixture
+def handed(monkeypatch):
+    """The types of queries, keys, values and log decays that kernels were handed, and of the memory before."""
+    seen = []
+
+    def run(self, steps, before, chunk):
+        assert len({part.dtype for part in steps[:3]}) == 1
+        wide = {part.dtype for part in (*steps[3:], before) if part is not None}
+        seen.append((steps.value.dtype, wide))
+        return by_chunks(steps, before)
+
+    monkeypatch.setattr(TritonChunked, "run_steps", run)
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_layers_in_bfloat16_hand_it_on_and_stay_as_close_to_float64_as_those_that_do_not(handed, name):
+    mechanism, tokens = installed().mechanisms.get(name), 20
+    torch.manual_seed(0)
+    layer = mechanism.build(configure(mechanism, width=32, heads=2)).bfloat16()
+    rows = torch.randn(1, tokens, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
+    plain, exact = copy.deepcopy(layer), copy.deepcopy(layer).double()
+    plain.plan = exact.plan = RecurrencePlan("plain_chunked")
+    found, usual, truth = (learned(one, rows.to(one.query.weight.dtype)) for one in (layer, plain, exact))
+    assert handed[0][0] == torch.bfloat16
+    assert handed[0][1] <= {torch.float32}
+    for part, truth_of in truth.items():
+        roundings = (MORE if part in OF_DECAYS else 3) if part != "output" else 2
+        require_close(found[part], usual[part], truth_of, f"{name} {part}", roundings)
+
+
+def learned(layer, rows: Tensor) -> dict[str, Tensor]:
+    """The output and the gradients to all weights of a weighted sum of it."""
+    out = layer(rows)
+    names, weights = zip(*layer.named_parameters(), strict=True)
+    found = torch.autograd.grad((out.double() * probe(out)).sum(), weights)
+    return {"output": out.detach(), **dict(zip(names, found, strict=True))}
+
+
+@pytest.mark.parametrize("name", ["retnet", "gated_deltanet"])
+def test_prompts_are_handed_in_bfloat16_single_tokens_and_memories_in_float32(handed, name):
+    mechanism = installed().mechanisms.get(name)
+    config = configure(mechanism, width=32, heads=2)
+    layer = mechanism.build(config).bfloat16()
+    store = DictionaryStore({"layer": mechanism.state(config)}, "bfloat16")
+    rows, done = torch.randn(2, 24, 32).bfloat16(), [0, 0]
+    for request in range(2):
+        store.admit(request)
+    for lengths in ([18, 5], [1, 6], [1, 1]):
+        batch = ragged(lengths, done)
+        new = torch.cat([rows[i, d : d + n] for i, (d, n) in enumerate(zip(done, lengths, strict=True))])
+        with torch.no_grad():
+            layer.step(new, batch, store.view(batch, [0, 1])["layer"])
+        done = [a + b for a, b in zip(done, lengths, strict=True)]
+    assert handed == [(torch.bfloat16, {torch.float32})] * 3
 
 
 @pytest.mark.parametrize("name", ["linear", "retnet", "lightning", "gla", "deltanet", "kda"])

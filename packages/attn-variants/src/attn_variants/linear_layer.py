@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from attn_core import Heads, Steps
 from torch import Tensor
 
@@ -25,9 +26,9 @@ class LinearAttentionLayer(RecurrenceLayer):
         key = features(inputs.key)
         return Steps(features(inputs.query), key, with_ones(inputs.value, key))
 
-    def attend(self, steps: Steps) -> Tensor:
+    def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
         """Sums over all earlier tokens, or over all where the order is ignored."""
-        return super().attend(steps) if self.causal else bidirectional(*steps[:3])
+        return super().attend(steps, computed) if self.causal else bidirectional(*steps[:3])
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""

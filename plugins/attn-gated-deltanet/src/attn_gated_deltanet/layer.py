@@ -46,7 +46,7 @@ class GatedDeltaLayer(nn.Module):
         `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
         """
         rule, _ = self._rule(query, source, keep, None)
-        return self._out(self._read(rule, self._empty(rule), single=False)[0], query)
+        return self._out(self._read(rule, self._empty(rule), query)[0], query)
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads, unnormed."""
@@ -63,7 +63,7 @@ class GatedDeltaLayer(nn.Module):
         for rows, who in pieces(query, batch):
             tail = held["tail"][who] if "tail" in held else None
             rule, tail = self._rule(rows, None, None, tail)
-            out, memory = self._read(rule, held["S"][who].to(rule.value.dtype), single=batch.decoding)
+            out, memory = self._read(rule, held["S"][who].to(rule.value.dtype), rows)
             outs.append(self._out(out, rows).flatten(0, 1))
             memories.append(memory.to(held["S"].dtype))
             tails.append(tail if "tail" not in held else tail.to(held["tail"].dtype))
@@ -71,15 +71,18 @@ class GatedDeltaLayer(nn.Module):
         state["memory"].write({**after, "tail": torch.cat(tails)} if "tail" in held else after)
         return torch.cat(outs)
 
-    def _read(self, rule: Rule, memory: Tensor, *, single: bool) -> tuple[Tensor, Tensor]:
-        """Outputs and memory, see `by_chunks`, from a kernel where one is quicker; `single` is of one token each."""
+    def _read(self, rule: Rule, memory: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs and memory, see `by_chunks`, from a kernel where one is quicker, for rows [batch, tokens, width]."""
         query, key, value, decay, strength = (part.transpose(1, 2) for part in rule)
         steps = Steps(query, key, value, decay, strength[..., 0])
-        kernel = self.plan.kernel(steps, memory, single=single, below=1.0)
+        if rows.shape[1] == 1:
+            kernel = self.plan.kernel(steps, memory, single=True, below=1.0)
+        else:
+            kernel, steps = self.plan.handed(steps, memory, multiplied_in(rows), below=1.0)
         if kernel is None:
             return by_chunks(rule, memory, self.chunk)
         out, memory = kernel.run_steps(steps, memory, self.chunk)
-        return out.transpose(1, 2), memory
+        return out.transpose(1, 2).to(rule.value.dtype), memory
 
     def _rule(
         self, rows: Tensor, source: Tensor | None, keep: Tensor | None, tail: Tensor | None
@@ -131,6 +134,12 @@ def pieces(rows: Tensor, batch: RaggedBatch) -> Iterator[tuple[Tensor, slice]]:
         return
     for span in batch.spans():
         yield rows[None, span.start : span.stop], slice(span.request, span.request + 1)
+
+
+def multiplied_in(rows: Tensor) -> torch.dtype:
+    """The type in which linear layers multiply rows: autocast's, or their own."""
+    kind = rows.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
 
 
 def unit(rows: Tensor) -> Tensor:

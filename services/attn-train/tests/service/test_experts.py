@@ -71,6 +71,7 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
         ({"lenders": "cla:0"}, "lenders"),
         ({"prediction_depth": -1}, "prediction_depth"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
+        ({"attention_dropout": float("nan")}, "family_options: .*NaN or an infinite number"),
         ({"attention_dropout": "much"}, "attention_dropout"),
         ({"attention_dropout": 0.1, "pattern": ["retnet"]}, "without attention weights"),
         ({"shared_expert": 1}, "did you mean 'shared_experts'"),

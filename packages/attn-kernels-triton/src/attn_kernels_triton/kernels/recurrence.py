@@ -31,6 +31,8 @@ ACCEPTS: Mapping[str, Condition] = {
 class OnRegisters(RecurrenceKernel):
     """What both kernels have in common: a head's memory must fit into registers."""
 
+    mixes: ClassVar[bool] = True
+
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return absence()

@@ -12,7 +12,7 @@ from attn_core.pairs import wide
 from torch import Tensor, nn
 
 from attn_variants.recurrences.convolution import ShortConvolution
-from attn_variants.recurrences.numbers import by_heads, fresh_linear
+from attn_variants.recurrences.numbers import by_heads, fresh_linear, multiplied_in
 from attn_variants.recurrences.parallel import effective_weights
 
 
@@ -35,7 +35,8 @@ class RecurrenceLayer(nn.Module):
 
     `chunk` tokens meet pair by pair, which changes the speed only; `taps` of a short convolution over queries, keys
     and values, 0 for none; `plan` chooses the kernel. Learned: `query`, `key`, `value`, `output` (`nn.Linear`) and
-    `convolution`. What is remembered is at least float32, whatever the inputs are.
+    `convolution`. What is remembered is at least float32, whatever the inputs are; so are the steps, but for kernels
+    that take queries, keys and values of 16 bits.
     """
 
     def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, taps: int = 0) -> None:
@@ -65,11 +66,11 @@ class RecurrenceLayer(nn.Module):
         `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
         """
         steps, _ = self.read(query, source, keep)
-        return self.finish(self.attend(steps), query)
+        return self.finish(self.attend(steps, multiplied_in(query)), query)
 
-    def attend(self, steps: Steps) -> Tensor:
-        """What whole sequences read, [batch, tokens, heads, value_size]."""
-        return self.plan.run(steps, None, self.chunk)[0]
+    def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
+        """What whole sequences read, [batch, tokens, heads, value_size]; `computed` as of `RecurrencePlan.handed`."""
+        return self.plan.run(steps, None, self.chunk, computed)[0]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads.
@@ -115,7 +116,12 @@ class RecurrenceLayer(nn.Module):
             piece, request = slice(span.start, span.stop), slice(span.request, span.request + 1)
             mine = None if tail is None else tail[request]
             steps, mine = self._steps(rows[None, piece], batch.positions[None, piece], None, mine)
-            seen, after = self.plan.run(steps, memory[request].to(steps.value.dtype), self.chunk)
+            held = memory[request].to(steps.value.dtype)
+            if span.stop - span.start == 1:
+                # As in a step of single tokens, so that company changes nothing.
+                seen, after = self.plan.decode(steps, held)
+            else:
+                seen, after = self.plan.run(steps, held, self.chunk, multiplied_in(rows))
             pieces.append(seen[0])
             memories.append(after)
             tails.append(mine)

@@ -34,3 +34,9 @@ def fresh_linear(into: int, out: int, *, bias: bool) -> nn.Linear:
     if bias:
         nn.init.zeros_(linear.bias)
     return linear
+
+
+def multiplied_in(rows: Tensor) -> torch.dtype:
+    """The type in which linear layers multiply rows: autocast's, or their own."""
+    kind = rows.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
 from attn_core.errors import InvalidValue
-from google.protobuf import json_format
+from google.protobuf import json_format, struct_pb2
 
 from attn_train.spec import CheckpointSpec, DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, TrainingSpec
 
@@ -85,10 +86,18 @@ def default_positions(message: pb.ModelConfig) -> str:
     return "rotary" if mechanism.can(Capability.ROTARY) and size % 2 == 0 else "learned"
 
 
+def plain_struct(field: str, message: struct_pb2.Struct) -> dict[str, Any]:
+    """The values of a struct; raises InvalidValue for numbers that are infinite or none at all."""
+    try:
+        return json_format.MessageToDict(message)
+    except ValueError as error:
+        raise InvalidValue.of(field, "NaN or an infinite number", "finite numbers") from error
+
+
 def _model(message: pb.ModelConfig) -> ModelSpec | FamilyModelSpec:
     if message.family not in {"", "decoder"}:
         return _family_model(message)
-    others = json_format.MessageToDict(message.family_options)
+    others = plain_struct("spec.model.family_options", message.family_options)
     if named := sorted(others.keys() & NAMED):
         allowed = "fields of a decoder that have no field of their own in the model"
         raise InvalidValue.of("spec.model.family_options", named, allowed)
@@ -100,7 +109,7 @@ def _model(message: pb.ModelConfig) -> ModelSpec | FamilyModelSpec:
         heads=message.heads,
         context=message.context_length,
         mechanism=message.mechanism.name,
-        options=json_format.MessageToDict(message.mechanism.options),
+        options=plain_struct("spec.model.mechanism.options", message.mechanism.options),
         key_value_heads=message.kv_heads or None,
         head_size=message.head_size or None,
         norm=_word("norm", message.norm, NORMS),
@@ -122,7 +131,7 @@ def _family_model(message: pb.ModelConfig) -> FamilyModelSpec:
     given = sorted(field.name for field, _ in message.ListFields() if field.name not in {"family", "family_options"})
     if given:
         raise InvalidValue.of("spec.model", given, "only family and family_options, for another family than decoder")
-    return FamilyModelSpec.of(message.family, json_format.MessageToDict(message.family_options))
+    return FamilyModelSpec.of(message.family, plain_struct("spec.model.family_options", message.family_options))
 
 
 def _model_message(model: ModelSpec | FamilyModelSpec) -> pb.ModelConfig:
