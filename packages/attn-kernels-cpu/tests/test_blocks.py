@@ -53,8 +53,7 @@ def packed(fields, weights="float32"):
 
 
 def apart(model):
-    for block in model.blocks:
-        block.joined = None
+    model.take_apart()
     return model
 
 
@@ -243,3 +242,50 @@ def test_what_is_no_number_stays_with_its_request():
     out = model.blocks[0].step(hidden, batch, state["blocks.0"])
     assert out[1].isnan().any()
     assert out[[0, 2, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("cache", ["paged", "contiguous"])
+def test_all_blocks_in_one_call_give_the_bits_of_one_call_each(name, cache):
+    model = packed(BLOCKS[name])
+    assert model.stack is not None
+    together = steps(model, PLAN, cache)
+    model.stack = None
+    assert all(torch.equal(one, other) for one, other in zip(together, steps(model, PLAN, cache), strict=True))
+
+
+def test_blocks_are_not_stacked_where_one_is_computed_by_its_parts():
+    model = packed({"pattern": ["mha", "qk_norm"], "mechanism": "mha", "key_value_heads": None, "layers": 4})
+    assert [block.joined is not None for block in model.blocks] == [True, False] * 2
+    assert model.stack is None
+    assert steps(model, PLAN)[0].isfinite().all()
+
+
+def test_states_that_cannot_be_reached_are_left_to_the_parts_of_all_blocks():
+    """Nothing is written before that is known of every block."""
+    model = packed({})
+    store = store_of(model, "paged")
+    assert store.admit(0)
+    assert store.reserve(0, 8)
+    batch = RaggedBatch.of([8], [0], torch.tensor)
+    view = store.view(batch, [0])
+    hidden = torch.randn(8, 64)
+    kept = hidden.clone()
+    with torch.no_grad():
+        assert model.stack.step(hidden, batch, [view["blocks.0"], {}]) is None
+    assert torch.equal(hidden, kept)
+    assert not store.view(batch, [0])["blocks.0"]["kv"].in_place().fields["key"].any()
+
+
+def test_an_engine_names_the_block_that_gives_no_numbers():
+    """Though all blocks were computed in one call."""
+    torch.manual_seed(11)
+    model = Decoder(DecoderConfig.from_plain(LLAMA | {"layers": 4})).eval()
+    with torch.no_grad():
+        model.blocks[2].feed_forward_norm.weight[5] = torch.nan
+    pack_weights(model, "float32")
+    engine = Engine(model, store_of(model, "paged"))
+    engine.submit(Request(id="x", token_ids=(1, 2, 3), task=Sampling(max_new_tokens=4)))
+    (event,) = engine.step()
+    assert event.finish.reason == "failed"
+    assert "blocks.2" in event.finish.error.message

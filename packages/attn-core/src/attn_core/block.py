@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -57,6 +57,15 @@ class BlockStep(Protocol):
         ...
 
 
+class StackStep(Protocol):
+    """The steps of blocks, each of which is given what comes from the one before."""
+
+    def step(self, hidden: Tensor, batch: RaggedBatch, states: Iterable[LayerState]) -> Tensor | None:
+        """What `hidden` [tokens, width], which may be written over, becomes; None, with nothing done, where the states
+        of a block cannot be reached. `states` are those of each block, in order, and may be asked for one by one."""
+        ...
+
+
 class BlockKernel(ABC):
     """Computes whole blocks of the kinds that it does not refuse."""
 
@@ -74,3 +83,7 @@ class BlockKernel(ABC):
     @abstractmethod
     def build(self, parts: BlockParts) -> BlockStep:
         """The step of a block; keeps the parts."""
+
+    def stack(self, steps: Sequence[Any]) -> StackStep | None:  # noqa: ARG002 -- most have nothing to gain
+        """Steps that `build` gave as one, which may be faster than one after another; None where it is not offered."""
+        return None

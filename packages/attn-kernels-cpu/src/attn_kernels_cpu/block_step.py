@@ -1,9 +1,9 @@
-"""One step of a whole block, and where the rows of a step lie."""
+"""One step of whole blocks, and where the rows of a step lie."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
@@ -12,7 +12,7 @@ from attn_core import BlockParts, LayerState, RaggedBatch, Rotary, RowsInPlace
 from torch import Tensor
 
 from attn_kernels_cpu.forms import FORMS
-from attn_kernels_cpu.library import BlockStruct, MemoryStruct, StepStruct, library
+from attn_kernels_cpu.library import BlockStruct, LayerStruct, MemoryStruct, StepStruct, library
 
 TILE = 32
 """Elements of a head that are multiplied in one tile."""
@@ -23,6 +23,7 @@ class Prepared:
     """What the steps of all layers of one window have in common; `held` are the tensors that `struct` points to."""
 
     struct: StepStruct
+    address: int
     rotated: int
     held: tuple[Tensor | None, ...]
 
@@ -60,10 +61,11 @@ def _prepare(
     cosines, sines = (turn.contiguous() for turn in turns) if turns is not None else (None, None)
     held = cosines, sines, rows.targets, rows.numbers.contiguous(), start, count
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
-    none = MemoryStruct(None, 0, 0, 0)
-    struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses[:3], none, none, *addresses[3:])
+    struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses)
     # The row numbers are held as they came too, so that no others can take their place in memory.
-    return Prepared(struct, 0 if cosines is None else cosines.shape[-1], (*held, rows.numbers))
+    return Prepared(
+        struct, ctypes.addressof(struct), 0 if cosines is None else cosines.shape[-1], (*held, rows.numbers)
+    )
 
 
 class CpuBlockStep:
@@ -92,24 +94,53 @@ class CpuBlockStep:
             int(spec.rotary is not None and spec.rotary.interleaved),
             int(attention.projections.rounded and spec.mask.lookback is None and heads.key_size % TILE == 0),
         )
-        self._address = ctypes.addressof(self._block)
         self._key, self._value = _Memory(), _Memory()
-        self._run = library().attn_block
+        self.layer = LayerStruct(ctypes.addressof(self._block))
 
     def step(self, hidden: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor | None:
         """What `hidden` [tokens, width] becomes, in its place; None where keys and values cannot be reached."""
+        return CpuStackStep([self]).step(hidden, batch, [state])
+
+    def reach(self, state: LayerState) -> RowsInPlace | None:
+        """Where the rows of a step lie, which `layer` points to from now on; None where they cannot be reached."""
         in_place = getattr(state.get("kv"), "in_place", None)
-        rows = in_place() if in_place is not None else None
-        if rows is None or hidden.dtype != torch.float32:
+        rows: RowsInPlace | None = in_place() if in_place is not None else None
+        if rows is None:
             return None
         key, value = self._key.of(rows.fields["key"]), self._value.of(rows.fields["value"])
         if key is None or value is None:
             return None
-        found = prepared(batch, rows, self, hidden)
-        found.struct.key, found.struct.value = key, value
-        self._block.rotated = found.rotated
+        self.layer.key, self.layer.value = key, value
+        return rows
+
+    def follow(self, found: Prepared) -> None:
+        """Take this step."""
+        self.layer.step, self._block.rotated = found.address, found.rotated
+
+
+class CpuStackStep:
+    """Computes the steps of blocks in one call; implements `attn_core.block.StackStep`."""
+
+    def __init__(self, blocks: Sequence[CpuBlockStep]) -> None:
+        self._blocks = tuple(blocks)
+        self._layers = (ctypes.c_void_p * len(blocks))(*(ctypes.addressof(block.layer) for block in blocks))
+        self._run = library().attn_blocks
+
+    def step(self, hidden: Tensor, batch: RaggedBatch, states: Iterable[LayerState]) -> Tensor | None:
+        """What `hidden` [tokens, width] becomes, in its place; None where keys and values cannot be reached."""
+        if hidden.dtype != torch.float32:
+            return None
+        found: dict[tuple[int, int], Prepared] = {}
+        for block, state in zip(self._blocks, states, strict=True):
+            rows = block.reach(state)
+            if rows is None:
+                return None
+            key = block.kind, id(rows.numbers)
+            if key not in found:
+                found[key] = prepared(batch, rows, block, hidden)
+            block.follow(found[key])
         out = hidden.contiguous()
-        self._run(self._address, ctypes.addressof(found.struct), out.data_ptr())
+        self._run(self._layers, len(self._blocks), out.data_ptr())
         return out
 
 

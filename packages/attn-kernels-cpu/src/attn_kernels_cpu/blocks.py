@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from attn_core import AttentionSpec, BlockKernel, BlockParts, BlockStep, Window
+from attn_core.block import StackStep
 
 from attn_kernels_cpu.compiling import why_not
 
@@ -39,6 +43,12 @@ class CpuBlock(BlockKernel):
         from attn_kernels_cpu.block_step import CpuBlockStep
 
         return CpuBlockStep(parts)
+
+    def stack(self, steps: Sequence[Any]) -> StackStep:
+        """A `CpuStackStep`."""
+        from attn_kernels_cpu.block_step import CpuStackStep
+
+        return CpuStackStep(steps)
 
 
 def refused_spec(spec: AttentionSpec) -> str | None:

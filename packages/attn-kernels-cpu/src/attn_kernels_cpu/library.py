@@ -65,19 +65,23 @@ class StepStruct(ctypes.Structure):
         ("cosines", ADDRESS),
         ("sines", ADDRESS),
         ("targets", ADDRESS),
-        ("key", MemoryStruct),
-        ("value", MemoryStruct),
         ("numbers", ADDRESS),
         ("start", ADDRESS),
         ("count", ADDRESS),
     )
 
 
+class LayerStruct(ctypes.Structure):
+    """`Layer` of native/block.hpp."""
+
+    _fields_ = (("block", ADDRESS), ("step", ADDRESS), ("key", MemoryStruct), ("value", MemoryStruct))
+
+
 SIGNATURES = {
     "attn_pack": (ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_linear": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
     "attn_largest": (ADDRESS, ADDRESS, COUNT, ADDRESS, COUNT),
-    "attn_block": (ADDRESS, ADDRESS, ADDRESS),
+    "attn_blocks": (ADDRESS, COUNT, ADDRESS),
 }
 
 

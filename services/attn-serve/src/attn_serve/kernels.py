@@ -21,8 +21,8 @@ def use_kernel(model: Any, name: str | None) -> None:
             raise Incompatible("no attention of this model is computed by kernels", kernel=name)
         for choose in chosen:
             choose(name)
-        for block in getattr(model, "blocks", ()):
-            block.joined = None  # a kernel of whole blocks has an attention of its own
+        if hasattr(model, "take_apart"):
+            model.take_apart()  # a kernel of whole blocks has an attention of its own
     with torch.inference_mode():
         one = torch.zeros(1, 1, dtype=torch.int64)
         # A whole source: images are no other number of tokens.

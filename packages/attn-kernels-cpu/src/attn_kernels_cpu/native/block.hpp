@@ -11,12 +11,22 @@ struct Block {
   int32_t rounded;  // whether attention rounds to bfloat16 what it multiplies; its tokens see all before them then
 };
 
+// What all layers of one kind have in common in a step.
 struct Step {
   int32_t tokens, threads;
   const float *cosines, *sines;  // [tokens, rotated], sines signed
   const int64_t* targets;        // rows of the new tokens
-  Memory key, value;
   Seen seen;
+};
+
+struct Layer {
+  const Block* block;
+  const Step* step;
+  Memory key, value;
+};
+
+struct LayerStep : Step {
+  Memory key, value;
 };
 
 static inline __m512 turned16(__m512 x, __m512 partner, const float* cosines, const float* sines) {
@@ -51,7 +61,7 @@ static inline void remember(const float* rows, const Memory& memory, int64_t tar
   }
 }
 
-static inline void place_token(float* row, const Block& b, const Step& s, int t) {
+static inline void place_token(float* row, const Block& b, const LayerStep& s, int t) {
   const Heads& heads = b.heads;
   float *key = row + heads.query * heads.size, *value = key + heads.shared * heads.size;
   if (b.rotated) {
@@ -68,7 +78,7 @@ static inline void place_token(float* row, const Block& b, const Step& s, int t)
   }
 }
 
-static Attention attention_of(const Block& b, const Step& s, Rows rows) {
+static Attention attention_of(const Block& b, const LayerStep& s, Rows rows) {
   return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, b.rounded && tiles_allowed()};
 }
 
@@ -86,7 +96,7 @@ static void gate(const Linear& both, const float* x, int tokens, float* rows, fl
 }
 
 // hidden [tokens, width] becomes what leaves the block.
-static void run_block(const Block& b, const Step& s, float* hidden) {
+static void run_block(const Block& b, const LayerStep& s, float* hidden) {
   static thread_local std::vector<float> normed, wide, mixed;
   int width = b.output->outputs, tokens = s.tokens, threads = s.threads;
   int projected = b.projections->outputs, inner = b.down->inputs, attended = b.output->inputs;

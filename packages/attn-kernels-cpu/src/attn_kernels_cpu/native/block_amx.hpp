@@ -30,7 +30,7 @@ struct TiledRoom {
 template <class Parts>
 struct TiledBlock {
   const Block& b;
-  const Step& s;
+  const LayerStep& s;
   float* hidden;
   RowTiles entering, attended, between, gated;
   float *rows, *out;
@@ -39,7 +39,7 @@ struct TiledBlock {
   // Where inputs are one bfloat16 number each, what makes them puts them into tiles at once.
   static constexpr bool DIRECT = std::is_same_v<Parts, OnePart>;
 
-  TiledBlock(const Block& b, const Step& s, float* hidden, TiledRoom& room)
+  TiledBlock(const Block& b, const LayerStep& s, float* hidden, TiledRoom& room)
       : b(b), s(s), hidden(hidden),
         entering(room.entering.of(*b.projections, s.tokens)), attended(room.attended.of(*b.output, s.tokens)),
         between(room.between.of(*b.both, s.tokens)), gated(room.gated.of(*b.down, s.tokens)) {
@@ -91,7 +91,7 @@ struct TiledBlock {
 };
 
 template <class Parts>
-static void run_tiled(const Block& b, const Step& s, float* hidden) {
+static void run_tiled(const Block& b, const LayerStep& s, float* hidden) {
   static thread_local TiledRoom room;
   const TiledBlock<Parts> block(b, s, hidden, room);
   const std::vector<Tile> tiles = tiles_of(block.attention);
@@ -109,7 +109,7 @@ static void run_tiled(const Block& b, const Step& s, float* hidden) {
   }
 }
 
-static void run_tiled_block(const Block& b, const Step& s, float* hidden) {
+static void run_tiled_block(const Block& b, const LayerStep& s, float* hidden) {
   if (b.down->format == INT4) return run_tiled<Groups>(b, s, hidden);
   if (b.down->parts == OnePart::PARTS) return run_tiled<OnePart>(b, s, hidden);
   if (b.down->parts == ThreeParts::PARTS) return run_tiled<ThreeParts>(b, s, hidden);

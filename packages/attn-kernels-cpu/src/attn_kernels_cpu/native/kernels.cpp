@@ -33,8 +33,15 @@ void attn_largest(const Linear* l, const float* x, int rows, int64_t* places, in
   find_largest(*l, x, rows, places, threads);
 }
 
-void attn_block(const Block* b, const Step* s, float* hidden) {
-  if (in_tiles(*b) && enough_rows(*b->down, s->tokens)) return run_tiled_block(*b, *s, hidden);
-  run_block(*b, *s, hidden);
+// One block after another.
+void attn_blocks(const Layer* const* layers, int count, float* hidden) {
+  for (int i = 0; i < count; i++) {
+    const Block& b = *layers[i]->block;
+    const LayerStep s = {*layers[i]->step, layers[i]->key, layers[i]->value};
+    if (in_tiles(b) && enough_rows(*b.down, s.tokens))
+      run_tiled_block(b, s, hidden);
+    else
+      run_block(b, s, hidden);
+  }
 }
 }

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
+from attn_core.block import StackStep
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.likeliest import FindsLargest
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ class Decoder(nn.Module):
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
         self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
         self.head: Any = None
+        self.stack: StackStep | None = None
         self.weights: str | None = None
         self.predictors = nn.ModuleList(
             PredictionModule(config, attentions[-1]) for _ in range(config.prediction_depth)
@@ -93,9 +95,12 @@ class Decoder(nn.Module):
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
         hidden = self._embed(tokens, batch.positions)
-        for lender, block in zip(self._lender_names, self._blocks(), strict=True):
-            hidden = block.step(hidden, batch, state[lender])
-        normed: Tensor = self.norm(hidden)
+        states = (state[lender] for lender in self._lender_names)
+        done = None if self.stack is None else self.stack.step(hidden, batch, states)
+        if done is None:
+            for lender, block in zip(self._lender_names, self._blocks(), strict=True):
+                hidden = block.step(hidden, batch, state[lender])
+        normed: Tensor = self.norm(hidden if done is None else done)
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -111,6 +116,12 @@ class Decoder(nn.Module):
         if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
             return self.head.largest(hidden)
         return None
+
+    def take_apart(self) -> None:
+        """Let each part of each block be computed for itself, whatever kernel joins them."""
+        self.stack = None
+        for block in self._blocks():
+            block.joined = None
 
     def state_specs(self) -> ModelSpecs:
         """What every layer must remember, by layer name."""

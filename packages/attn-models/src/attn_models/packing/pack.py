@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import BlockStep, LinearShape, choose_linear, installed
+from attn_core import BlockKernel, BlockParts, LinearShape, choose_linear, installed
 from attn_core.errors import Incompatible, WrongState
 from torch import Tensor, nn
 
@@ -60,8 +60,8 @@ def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, k
         if isinstance(model, Decoder) and model.positions is not None:
             model.positions = StoredEmbedding(model.positions.weight, dtype)
         _convert_parameters(model, dtype)
-    for block in cast("Sequence[Block]", model.blocks) if isinstance(model, Decoder) else ():
-        block.joined = _joined(block)
+    if isinstance(model, Decoder):
+        _join(model)
     model.weights = weights
 
 
@@ -84,15 +84,24 @@ def _parts(model: nn.Module) -> list[Any]:
     return [part for part in known if hasattr(part, "pack")]
 
 
-def _joined(block: Block) -> BlockStep | None:
-    """The whole block as one step, from the first kernel that can."""
-    parts = block.parts()
-    if parts is None:
-        return None
-    for kernel in installed().blocks:
-        if kernel.available() is None and kernel.refuses(parts) is None:
-            return kernel.build(parts)
-    return None
+def _join(model: Decoder) -> None:
+    """Whole blocks as one step each, and all of them as one where one kernel can."""
+    kernels = set()
+    for block in cast("Sequence[Block]", model.blocks):
+        parts = block.parts()
+        kernel = None if parts is None else _kernel_of(parts)
+        kernels.add(kernel)
+        if parts is not None and kernel is not None:
+            block.joined = kernel.build(parts)
+    only = kernels.pop() if len(kernels) == 1 else None
+    if only is not None:
+        model.stack = only.stack([block.joined for block in cast("Sequence[Block]", model.blocks)])
+
+
+def _kernel_of(parts: BlockParts) -> BlockKernel | None:
+    """The first kernel that can compute a block."""
+    able = (k for k in installed().blocks if k.available() is None and k.refuses(parts) is None)
+    return next(able, None)
 
 
 def _tied(model: Any) -> nn.Linear:
