@@ -9,17 +9,19 @@ Prices are of one layer at one size, the same for all, so that pages can be comp
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import MISSING
 from enum import Enum
+from typing import Any
 
 import proof_page
 import proof_records
 import workspace
 from attn_cli.facts import verdicts, weights_statement
+from attn_cli.pictures import as_text
+from attn_cli.views import view_of
 from attn_core import (
-    AttentionSpec,
     Capability,
-    Mask,
     Mechanism,
     MechanismConfig,
     Shape,
@@ -34,9 +36,9 @@ FOLDER = workspace.ROOT / "docs" / "mechanisms"
 NOTE = "<!-- Written by `python tools/mechanism_pages.py`; change the mechanism, not this page. -->\n"
 WIDTH, HEADS, TOKENS = 512, 8, 1024
 SEEN = 16
-"""Positions on a side of the picture of a mask."""
-SMALLER = {"window": 4, "key_value_heads": 2}
-"""What is set for the picture and the price where a mechanism has it; at the default its mask would look full."""
+"""Positions on a side of the picture."""
+GROUPS = {"gqa": 2}
+"""Key/value heads of the mechanisms whose character that is; the others have as many as heads."""
 
 
 def pages() -> dict[str, str]:
@@ -56,7 +58,6 @@ def index(mechanisms: list[Mechanism]) -> str:
 def page(mechanism: Mechanism) -> str:
     """The page of one mechanism."""
     config = example(mechanism)
-    spec = mechanism.spec(config)
     paper = mechanism.paper
     title = f"[{paper.title}]({paper.url})" if paper.url else paper.title
     summary = f"{mechanism.summary[:1].upper()}{mechanism.summary[1:]}."
@@ -71,18 +72,15 @@ def page(mechanism: Mechanism) -> str:
         "## Weights\n\n" + f"{weights_statement(mechanism)[:1].upper()}{weights_statement(mechanism)[1:]}.",
     ]
     parts.append("## Kernels\n\n" + kernels(mechanism, config))
-    if spec is not None:
-        parts.append("## Mask\n\n" + mask_text(spec, config))
+    parts.append("## Picture\n\n" + picture(mechanism))
     parts.append("## Proof\n\n" + proof_page.section(mechanism.name, proof_records.load()))
     return NOTE + "\n\n".join(parts) + "\n"
 
 
-def example(mechanism: Mechanism) -> MechanismConfig:
-    """The sizes that every page shows, with what would otherwise hide the mechanism's character made small."""
-    own = {name: value for name, value in SMALLER.items() if name in option_fields(mechanism)}
-    shared = {"key_value_heads": SMALLER["key_value_heads"]} if mechanism.name == "gqa" else {}
-    causal = Capability.CAUSAL in mechanism.capabilities
-    return configure(mechanism, own, width=WIDTH, heads=HEADS, causal=causal, **shared)
+def example(mechanism: Mechanism, options: Mapping[str, Any] | None = None) -> MechanismConfig:
+    """The sizes that every page shows, with its own options by default or as given."""
+    causal, groups = mechanism.can(Capability.CAUSAL), GROUPS.get(mechanism.name)
+    return configure(mechanism, options, width=WIDTH, heads=HEADS, causal=causal, key_value_heads=groups)
 
 
 def options(mechanism: Mechanism) -> str:
@@ -131,17 +129,10 @@ def kernels(mechanism: Mechanism, config: MechanismConfig) -> str:
     return f"On a CPU in float32, {TOKENS} tokens.\n\n| computes | | | |\n|---|---|---|---|\n{table}"
 
 
-def mask_text(spec: AttentionSpec, config: MechanismConfig) -> str:
-    """The picture with the settings it was drawn for."""
-    shown = {name: getattr(config, name) for name in SMALLER if getattr(config, name, None) is not None}
-    settings = f" ({', '.join(f'{name}={value}' for name, value in shown.items())})" if shown else ""
-    return f"A row per query, a column per key; `■` is seen{settings}.\n\n```text\n{picture(spec.mask)}\n```"
-
-
-def picture(mask: Mask) -> str:
-    """The mask over the first positions, a line per query; of a mask that differs by head the first head's."""
-    rows, first = range(SEEN), mask.over(SEEN).of_head(0)
-    return "\n".join(" ".join("■" if first.allows(query, key) else "·" for key in rows) for query in rows)
+def picture(mechanism: Mechanism) -> str:
+    """What `attn show` draws, over as many positions as a page has room for."""
+    view = view_of(mechanism, example(mechanism, mechanism.sketch), SEEN, mechanism.sketch)
+    return f"{view.caption[:1].upper()}{view.caption[1:]}.\n\n```text\n{as_text(view.grid)}\n```"
 
 
 def main() -> None:

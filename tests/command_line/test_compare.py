@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from attn_cli.commands.compare import with_powers_of_two
 from attn_cli.pictures import as_text
-from attn_cli.sample import sample_grid
-from attn_core import Mechanism, configure, installed
+from attn_cli.sample import influence_grid, sample_grid
+from attn_cli.views import View, view_of
+from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
 from attn_core.errors import Incompatible
 
 Run = Callable[..., Any]
@@ -66,7 +68,7 @@ def test_curves_have_a_point_at_each_power_of_two_between_their_ends(given: list
         (("compare", "mha", "no-such-thing"), "no-such-thing"),
         (("compare", "mha", "--draw", "/no/such/folder/x.png"), "/no/such/folder/x.png"),
         (("compare", "mha", "--draw", "x.exotic"), "x.exotic"),
-        (("show", "linformer", "--draw", "x.png"), "neither a mask nor attention weights"),
+        (("show", "linformer", "--draw", "x.exotic"), "x.exotic"),
     ],
     ids=str,
 )
@@ -81,6 +83,7 @@ def test_bad_input_is_one_line(attn: Run, words: tuple[str, ...], said: str) -> 
 def test_shades_grow_with_the_weight_and_a_mask_has_two_signs() -> None:
     assert as_text([[0.0, 1.0], [1.0, 0.0]]) == "· ■\n■ ·"
     assert as_text([[0.0, 0.1], [0.2, 0.4]]) == "  ░░\n▒▒██"
+    assert as_text([[0.0, 1e-3], [1e-16, 1.0]]) == "  ░░\n  ██"
 
 
 def test_the_sample_of_a_causal_mechanism_is_a_triangle_whose_rows_sum_to_one() -> None:
@@ -94,3 +97,43 @@ def test_weights_of_a_mechanism_without_any_are_refused_by_name() -> None:
     mechanism: Mechanism = installed().mechanisms.get("linformer")
     with pytest.raises(Incompatible, match="'linformer'"):
         sample_grid(mechanism, configure(mechanism, width=16, heads=2), 6)
+
+
+def view(name: str, positions: int = 12, **options: int) -> View:
+    mechanism = installed().mechanisms.get(name)
+    causal = mechanism.can(Capability.CAUSAL)
+    return view_of(mechanism, configure(mechanism, options, width=16, heads=2, causal=causal), positions, options)
+
+
+def test_a_mechanism_that_chooses_is_drawn_with_what_it_chose() -> None:
+    drawn = view("moba", block=3, top=2)
+    assert drawn.caption.startswith("example: the keys")
+    assert drawn.caption.endswith("(block=3, top=2)")
+    for query, row in enumerate(drawn.grid):
+        blocks = [row[start : start + 3] for start in range(0, 12, 3)]
+        own = query // 3
+        assert blocks[own] == [float(3 * own + place <= query) for place in range(3)]
+        assert [sum(block) for block in blocks[:own]].count(3.0) == min(1, own)
+        assert sum(map(sum, blocks)) == query % 3 + 1 + 3 * min(1, own)
+
+
+def test_a_mechanism_without_a_mask_or_weights_is_drawn_by_what_outputs_depend_on() -> None:
+    drawn = view("block_local", block=3)
+    layered = influence_grid(installed().mechanisms.get("block_local"), config_of("block_local", block=3), 12)
+    assert drawn.caption.startswith("the mask")
+    assert [[value > 0 for value in row] for row in layered] == [[value > 0 for value in row] for row in drawn.grid]
+    assert view("routing", clusters=2, window=3).caption.startswith("example: how much each output")
+
+
+@pytest.mark.parametrize("name", installed().mechanisms.names())
+def test_every_mechanism_has_a_picture_and_always_the_same(name: str) -> None:
+    one, again = (view(name, **installed().mechanisms.get(name).sketch) for _ in range(2))
+    assert one == again
+    assert {len(row) for row in one.grid} == {12} == {len(one.grid)}
+    assert all(0 <= value < math.inf for row in one.grid for value in row)
+    assert any(value > 0 for row in one.grid for value in row)
+
+
+def config_of(name: str, **options: int) -> MechanismConfig:
+    mechanism = installed().mechanisms.get(name)
+    return configure(mechanism, options, width=16, heads=2, causal=mechanism.can(Capability.CAUSAL))

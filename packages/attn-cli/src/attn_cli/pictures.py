@@ -1,4 +1,4 @@
-"""Pictures of a mechanism: which keys each query sees, or how a random layer weighs a random sample."""
+"""Grids and curves, in characters and in files."""
 
 from __future__ import annotations
 
@@ -6,40 +6,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_core import Capability, Mask, Mechanism, MechanismConfig
 from attn_core.errors import InvalidValue, MissingPackage
 
-from attn_cli.sample import Grid, sample_grid
+from attn_cli.sample import Grid
 
 SHADES = " ░▒▓█"
-
-
-def mask_grid(mask: Mask, positions: int) -> Grid:
-    """The mask over as many positions, 1 where a key is seen; of a mask that differs by head the mean of its heads."""
-    bound, heads = mask.over(positions), mask.heads or 1
-    masks = [bound.of_head(head) for head in range(heads)]
-    places = range(positions)
-    return [[sum(bool(one.allows(query, key)) for one in masks) / heads for key in places] for query in places]
-
-
-def grid_of(mechanism: Mechanism, config: MechanismConfig, positions: int) -> tuple[str, Grid] | None:
-    """What there is to draw and its name: the mask of a spec, else weights of a sample, else None."""
-    spec = mechanism.spec(config)
-    if spec is not None:
-        return "mask", mask_grid(spec.mask, positions)
-    if mechanism.can(Capability.WEIGHTS):
-        return "weights", sample_grid(mechanism, config, positions)
-    return None
+LEAST = 1e-12
+"""What is less is rounding, and nothing."""
 
 
 def as_text(grid: Grid) -> str:
-    """The grid in characters, a line per query; darker is more."""
+    """The grid in characters, a line per query; darker is more, and only what is nothing stays blank."""
     values = [value for row in grid for value in row]
     if set(values) <= {0.0, 1.0}:
         return "\n".join(" ".join("■" if value else "·" for value in row) for row in grid)
-    most = max(*values, 1e-12)
+    most = max(*values, LEAST)
+    return "\n".join("".join(shade(max(value, 0.0) / most) * 2 for value in row) for row in grid)
+
+
+def shade(share: float) -> str:
+    """The character for a share from 0 to 1."""
     steps = len(SHADES) - 1
-    return "\n".join("".join(SHADES[round(max(value, 0.0) / most * steps)] * 2 for value in row) for row in grid)
+    return SHADES[max(round(share * steps), share > LEAST)]
 
 
 def draw_grid(grid: Grid, title: str, path: Path) -> None:
@@ -49,7 +37,7 @@ def draw_grid(grid: Grid, title: str, path: Path) -> None:
     image = axes.imshow(grid, cmap="Blues", vmin=0.0, interpolation="nearest")
     axes.set_xlabel("key")
     axes.set_ylabel("query")
-    axes.set_title(title)
+    axes.set_title(title, fontsize="small", wrap=True)
     figure.colorbar(image, ax=axes, shrink=0.8)
     save(figure, path)
 

@@ -81,6 +81,8 @@ class Mechanism(ABC):
     Config: ClassVar[type[MechanismConfig]] = MechanismConfig
     sequential: ClassVar[bool] = False
     """Whether each token's computation needs the result of the one before: a loop, compiled anew for each length."""
+    sketch: ClassVar[Mapping[str, Any]] = {}
+    """Options at which a dozen tokens show what it does, where its defaults are made for thousands."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

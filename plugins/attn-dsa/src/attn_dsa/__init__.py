@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -44,6 +44,7 @@ class Dsa(DeclaredMechanism):
         r" S_i = \mathrm{top}_{k,\, s \le i}\; I_{is},\quad"
         r" I_{is} = \sum_j w^I_{ij}\, \mathrm{ReLU}\left(q^I_{ij} \cdot k^I_s\right)"
     )
+    sketch: ClassVar = {"index_heads": 2, "index_size": 8, "top": 4}
     capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL, Capability.BORROWS}
     Config = DsaConfig
 

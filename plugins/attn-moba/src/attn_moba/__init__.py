@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -42,6 +42,7 @@ class Moba(DeclaredMechanism):
         r" I_i = \{j : \lfloor j/B \rfloor \in \{\lfloor i/B \rfloor\} \cup"
         r" \mathrm{top}_{k-1,\, b < \lfloor i/B \rfloor}\; q_i^\top \mathrm{mean}(K_{[bB, (b+1)B)})\}"
     )
+    sketch: ClassVar = {"block": 2, "top": 3}
     capabilities = frozenset(Capability) - {Capability.CROSS, Capability.BIDIRECTIONAL}
 
     @dataclass(frozen=True, kw_only=True)

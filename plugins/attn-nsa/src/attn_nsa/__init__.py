@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -50,6 +50,7 @@ class Nsa(DeclaredMechanism):
         r" \mathrm{softmax}\left(\frac{q_i {\tilde K}_i^{c\top}}{\sqrt{d_k}}\right) \tilde V_i^c,\quad"
         r" \tilde K^\mathrm{cmp}_b = \varphi(K_{[bs, bs + l)})"
     )
+    sketch: ClassVar = {"compress": 2, "stride": 2, "select": 2, "top": 4, "window": 1}
     capabilities = frozenset(Capability) - {
         Capability.CROSS,
         Capability.BIDIRECTIONAL,

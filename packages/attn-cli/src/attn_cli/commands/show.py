@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import Mechanism, MechanismConfig, WholeCall, installed, parse_options
+from attn_core import WholeCall, installed, parse_options
 from attn_core.dtype import dtype_name
-from attn_core.errors import Incompatible
 
 from attn_cli.facts import describe, price, verdicts, weights_statement
 from attn_cli.options import (
@@ -23,7 +22,8 @@ from attn_cli.options import (
     fitting,
 )
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
-from attn_cli.pictures import as_text, draw_grid, grid_of
+from attn_cli.pictures import as_text, draw_grid
+from attn_cli.views import view_of
 
 PICTURE = 12
 """Positions on a side of the picture in text."""
@@ -47,31 +47,25 @@ def show_command(
     """Show a mechanism: what it is, what it remembers, what it costs, which kernels compute it.
 
     Sizes are of one layer. The picture has a row per query and a column per key: the mask, or, for a mechanism that
-    computes its own way, the mean weights of its heads on a random sample.
+    chooses what it sees or computes its own way, what a layer with random weights does with a random input, the same
+    every time. Where no option is given it is drawn at options that show the mechanism among few tokens.
     """
     mechanism = installed().mechanisms.get(name)
     sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
-    config = fitting(sizes, mechanism).config(mechanism, parse_options(option))
+    fitted, given = fitting(sizes, mechanism), parse_options(option)
+    config, shown = fitted.config(mechanism, given), given or dict(mechanism.sketch)
+    sketched = fitted.config(mechanism, shown)
     if draw is not None:
-        draw_to(draw, mechanism, config)
+        drawn = view_of(mechanism, sketched, DRAWN, shown)
+        draw_grid(drawn.grid, f"{mechanism.name}: {drawn.caption}", draw)
     kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
     facts = describe(mechanism) | price(mechanism, config, seq, dtype)
     facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
     if json:
         print_json(facts)
         return
-    drawn = grid_of(mechanism, config, PICTURE)
-    print_facts(readable(facts) | ({drawn[0]: as_text(drawn[1])} if drawn else {}))
-
-
-def draw_to(path: Path, mechanism: Mechanism, config: MechanismConfig) -> None:
-    """Draw the picture; raises `Incompatible` for a mechanism with neither a mask nor weights."""
-    drawn = grid_of(mechanism, config, DRAWN)
-    if drawn is None:
-        raise Incompatible(
-            f"mechanism {mechanism.name!r} has neither a mask nor attention weights to draw", mechanism=mechanism.name
-        )
-    draw_grid(drawn[1], f"{mechanism.name}: {drawn[0]}", path)
+    view = view_of(mechanism, sketched, PICTURE, shown)
+    print_facts(readable(facts) | {"picture": f"{view.caption}\n{as_text(view.grid)}"})
 
 
 def readable(facts: dict[str, Any]) -> dict[str, Any]:

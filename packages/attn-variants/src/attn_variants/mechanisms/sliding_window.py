@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Window
 
@@ -22,6 +23,7 @@ class SlidingWindow(DeclaredMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
         r" M_{ij} = 0 \text{ if } 0 \le i - j < w \text{ else } -\infty"
     )
+    sketch: ClassVar = {"window": 4}
     capabilities = GROUPED_SELF
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
@@ -30,6 +30,7 @@ class ClusteredAttention(WholeSequence):
         r" \mathrm{softmax}_{j \in T_c}\left(\frac{q_i^\top k_j}{\sqrt{d}}\right) v_j,"
         r"\quad m_c = \sum_{j \in T_c} A^c_j"
     )
+    sketch: ClassVar = {"clusters": 3, "top": 2}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
@@ -28,6 +28,7 @@ class HashedAttention(WholeSequence):
         r"o_i = \sum_{j \in P_i} \exp\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}} - z_i\right) v_j,\quad"
         r" P_i = \bigcup_r \{j : h_r(q_j) = h_r(q_i)\},\quad h(x) = \arg\max [x R; -x R]"
     )
+    sketch: ClassVar = {"buckets": 4, "chunk": 3, "rounds": 1}
     capabilities = ENCODER
     projections = 3
 

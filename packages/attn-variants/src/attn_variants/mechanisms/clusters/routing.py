@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
@@ -31,6 +31,7 @@ class RoutingAttention(WholeSequence):
         r"o_i = \frac{1}{|C_i|} \sum_{c \in C_i} \sum_{j \in T_c}"
         r" \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d}}\right) v_j,\quad T_c = \mathrm{top}_w(\mu_c^\top k)"
     )
+    sketch: ClassVar = {"clusters": 3, "window": 4}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
@@ -27,6 +27,7 @@ class SinkhornAttention(WholeSequence):
         r"R = \mathrm{Sinkhorn}\left(\exp\frac{\bar Q \bar K^\top}{\tau \sqrt{d}}\right),\quad"
         r" o_b = \mathrm{softmax}\left(\frac{Q_b [K_b; (RK)_b]^\top}{\sqrt{d}}\right) [V_b; (RV)_b]"
     )
+    sketch: ClassVar = {"block": 3}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

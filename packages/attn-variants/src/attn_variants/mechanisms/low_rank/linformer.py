@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
@@ -29,6 +29,7 @@ class Linformer(WholeSequence):
     equation = (
         r"o = \mathrm{softmax}\left(\frac{Q (E^\top K)^\top}{\sqrt{d}}\right) F^\top V,\quad E, F \in R^{n \times k}"
     )
+    sketch: ClassVar = {"rank": 4}
     capabilities = ENCODER | {Capability.EXACT}
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
@@ -31,6 +31,7 @@ class NystromAttention(WholeSequence):
         r"o = \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,"
         r" \mathrm{softmax}(\tilde Q K^\top) V + \mathrm{conv}(V)"
     )
+    sketch: ClassVar = {"landmarks": 4, "kernel": 3}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

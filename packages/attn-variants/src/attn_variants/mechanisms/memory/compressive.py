@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from attn_core import (
     Capability,
@@ -72,6 +72,7 @@ class CompressiveMemory(ComputedMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q [f_c(X_\mathrm{old}); X_\mathrm{mem}; X]^\top_{W_K}}{\sqrt{d_k}} + M\right)"
         r" [f_c(X_\mathrm{old}); X_\mathrm{mem}; X]_{W_V}"
     )
+    sketch: ClassVar = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2}
     capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
     Config = CompressiveConfig
 

@@ -53,6 +53,7 @@ class KeyValue(ComputedMechanism):
         r" \alpha_t = \mathrm{softmax}_{t-L \le i < t}\left(w^\top \tanh(W_Y k_i + W_h k_t)\right),"
         r"\quad h_t^* = \tanh\left(W_r \sum_i \alpha_t^i v_i + W_x v_t\right)"
     )
+    sketch: ClassVar = {"window": 3}
     capabilities = frozenset(
         {
             Capability.CAUSAL,

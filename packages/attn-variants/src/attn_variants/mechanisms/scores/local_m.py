@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Window
 
@@ -23,6 +24,7 @@ class MonotonicLocalAttention(DeclaredMechanism):
         r"a_t(s) = \mathrm{softmax}_{|s - t| \le D}(\mathrm{score}(h_t, \bar h_s)),\quad"
         r" c_t = \sum_s a_t(s) \bar h_s"
     )
+    sketch: ClassVar = {"radius": 2}
     capabilities = CAPABILITIES
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, LocalGaussian, MechanismConfig
 
@@ -25,6 +26,7 @@ class PredictiveLocalAttention(DeclaredMechanism):
         r" a_t(s) = \mathrm{softmax}_{|s - p_t| \le D}(\mathrm{score}(h_t, \bar h_s))"
         r" \exp\left(-\frac{(s - p_t)^2}{2 (D/2)^2}\right)"
     )
+    sketch: ClassVar = {"radius": 2}
     capabilities = CAPABILITIES - {Capability.NORMALISED} | {Capability.CHOOSES}
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -45,6 +45,7 @@ class AttentionSinks(DeclaredMechanism):
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i},\quad"
         r" A_i = \{j \le i : j < s \text{ or } i - j < w\}"
     )
+    sketch: ClassVar = {"sinks": 2, "window": 3}
     capabilities = DECODER - {Capability.BORROWS}
 
     @dataclass(frozen=True, kw_only=True)

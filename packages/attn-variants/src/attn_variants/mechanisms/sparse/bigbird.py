@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, BigBird, DeclaredMechanism, MechanismConfig, Paper
 
@@ -28,6 +29,7 @@ class BigBirdAttention(DeclaredMechanism):
         r" A_i = \{j : |\beta_i - \beta_j| \le 1 \text{ or } \beta_i \in \{0, m\} \text{ or } \beta_j \in \{0, m\}"
         r" \text{ or } \beta_j \in R_h(\beta_i)\},\quad \beta_i = \lfloor i/b \rfloor"
     )
+    sketch: ClassVar = {"block": 1, "random": 1}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, Causal, Chunked, DeclaredMechanism, Mask, MechanismConfig, Paper
 
@@ -21,6 +22,7 @@ class BlockLocalAttention(DeclaredMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
         r" M_{ij} = 0 \text{ if } |\lfloor i/b \rfloor - \lfloor j/b \rfloor| \le r \text{ else } -\infty"
     )
+    sketch: ClassVar = {"block": 3}
     capabilities = GROUPED_SELF
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, ChunkRing, DeclaredMechanism, MechanismConfig, Paper
 
@@ -24,6 +25,7 @@ class ChunkRingAttention(DeclaredMechanism):
         r" M_{ij} = 0 \text{ if } (\lfloor i/c \rfloor - \lfloor j/c \rfloor) \bmod \lceil n/c \rceil \le r"
         r" \text{ else } -\infty"
     )
+    sketch: ClassVar = {"chunk": 3}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, Causal, Chunked, DeclaredMechanism, Mask, MechanismConfig, Paper
 
@@ -24,6 +25,7 @@ class ChunkedAttention(DeclaredMechanism):
         r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
         r" M_{ij} = 0 \text{ if } \lfloor i/c \rfloor = \lfloor j/c \rfloor \text{ and } j \le i \text{ else } -\infty"
     )
+    sketch: ClassVar = {"chunk": 4}
     capabilities = GROUPED_SELF
 
     @dataclass(frozen=True, kw_only=True)

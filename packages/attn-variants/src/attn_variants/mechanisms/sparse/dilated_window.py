@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper, PerHead, Window
 from attn_core.errors import InvalidValue
@@ -27,6 +28,7 @@ class DilatedWindow(DeclaredMechanism):
         r"O_h = \mathrm{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}} + M_h\right) V_h,\quad"
         r" M_{h,ij} = 0 \text{ if } d_h \mid i - j \text{ and } |i - j| \le \tfrac{w}{2} d_h \text{ else } -\infty"
     )
+    sketch: ClassVar = {"window": 3}
     capabilities = GROUPED_SELF
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper, PerHead, Summaries
 from attn_core import Fixed as FixedMask
@@ -31,6 +32,7 @@ class FixedAttention(DeclaredMechanism):
         r" A^{(2)}_i = \{j \le i : j \bmod l \ge l - c\},\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i}"
     )
+    sketch: ClassVar = {"block": 4, "summaries": 1}
     capabilities = DECODER
 
     @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from attn_core import (
     Capability,
@@ -47,6 +47,7 @@ class HeavyHitters(ComputedMechanism):
         r" S_{i+1} = S_i \cup \{i + 1\} \setminus \arg\min_{j \in S_i,\, j \le i - r} \sum_{t \le i} \alpha_{tj}"
         r" \text{ where } |S_i| > h + r"
     )
+    sketch: ClassVar = {"heavy": 2, "recent": 3}
     capabilities = DECODER - {Capability.BORROWS} | {Capability.CHOOSES}
     sequential = True
 

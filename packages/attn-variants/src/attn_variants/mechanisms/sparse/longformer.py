@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -41,6 +42,7 @@ class LongformerAttention(DeclaredMechanism):
         r" A_i = \{j : |i - j| \le \tfrac{w}{2}\} \cup G \text{ for } i \notin G,\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q^g_i (K^g)^\top}{\sqrt{d_k}}\right) V^g \text{ for } i \in G"
     )
+    sketch: ClassVar = {"window": 4}
     capabilities = ENCODER - {Capability.ROTARY}
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import (
     AttentionSpec,
@@ -33,6 +34,7 @@ class NeighborhoodAttention(DeclaredMechanism):
         r"o_i = \mathrm{softmax}\left(\frac{q_i K_{\rho(i)}^\top}{\sqrt{d_k}}\right) V_{\rho(i)},\quad"
         r" \rho(i) = \{s, \dots, s + k - 1\},\quad s = \min(\max(i - \lfloor k/2 \rfloor, 0), n - k)"
     )
+    sketch: ClassVar = {"size": 5}
     capabilities = ENCODER
 
     @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper, PerHead
 from attn_core import Strided as StridedMask
@@ -30,6 +31,7 @@ class StridedAttention(DeclaredMechanism):
         r"A^{(1)}_i = \{\max(0, i - l), \dots, i\},\quad A^{(2)}_i = \{j \le i : (i - j) \bmod l = 0\},\quad"
         r" o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i}"
     )
+    sketch: ClassVar = {"stride": 3}
     capabilities = DECODER
 
     @dataclass(frozen=True, kw_only=True)
