@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -23,22 +24,39 @@ def machine() -> dict[str, Any]:
     return {"cpu": names[0] if names else platform.processor(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
 
 
+def commit() -> str:
+    """The commit of this tree, shortened; empty where there is no git, or no repository."""
+    if shutil.which("git") is None:
+        return ""
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+
+
 def write_report(name: str, facts: dict[str, Any], rows: Iterable[dict[str, Any]], out: Path | None) -> None:
-    """Print each row as it comes and write all to `out`, by default a new file of that name in `RESULTS`."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=False)
+    """Print each row as it comes and write all to `out`, by default a new file of that name in `RESULTS`.
+
+    The file is written anew with every row: what ends a run early loses none that was found.
+    """
     now = datetime.now(UTC)
     said = {
         "command": ["python", *sys.argv],
-        "commit": commit.stdout.strip(),
+        "commit": commit(),
         "time": now.isoformat(timespec="seconds"),
         "machine": machine(),
     }
     result: dict[str, Any] = {**facts, **said, "rows": []}
+    path = out or RESULTS / f"{name}-{now:%Y%m%dT%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     for row in rows:
         print(json.dumps(row), flush=True)
         result["rows"].append(row)
-    result["load_after"] = os.getloadavg()[0]
-    path = out or RESULTS / f"{name}-{now:%Y%m%dT%H%M%S}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+        replace(path, result)
+    replace(path, {**result, "load_after": os.getloadavg()[0]})
     print(f"written to {path}")
+
+
+def replace(path: Path, result: dict[str, Any]) -> None:
+    """Write a result in place of what was there, whole at any moment."""
+    fresh = path.with_name(f".{path.name}.partial")
+    fresh.write_text(json.dumps(result, indent=1) + "\n")
+    fresh.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from attn_core import (
@@ -36,7 +37,10 @@ CAUSAL, FULL, SOFTMAX = Causal(), Full(), Softmax()
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One attention over so many queries and keys; sizes are of keys and values, heads of queries and of keys."""
+    """One attention over so many queries and keys; sizes are of keys and values, heads of queries and of keys.
+
+    Where it is `padded` some keys of each row are no keys, and where it is `placed` positions are given, every second.
+    """
 
     name: str
     mask: Mask = CAUSAL
@@ -50,6 +54,8 @@ class Case:
     distribution: Distribution = SOFTMAX
     packed: Packed | None = None
     dropout: Dropout | None = None
+    padded: bool = False
+    placed: bool = False
 
     @property
     def spec(self) -> AttentionSpec:
@@ -74,35 +80,77 @@ class Case:
             parameters={name: normal(*shape) for name, shape in self.spec.weights.items()},
             packed=self.packed,
             dropout=self.dropout,
+            **self.said(device),
         )
+
+    def said(self, device: str) -> dict[str, Tensor]:
+        """What is said of queries and keys besides."""
+        places = 2 * torch.arange(max(self.queries, self.keys), device=device)[None]
+        keep = (
+            torch.arange(self.keys, device=device)[None]
+            < self.keys - 7 * torch.arange(self.batch, device=device)[:, None]
+        )
+        found = {"keep": keep} if self.padded else {}
+        if self.placed:
+            found |= {"query_positions": places[:, -self.queries :], "key_positions": places[:, -self.keys :]}
+        return found
 
 
 DROPPED = Dropout(probability=0.5, seed=0xFEDCBA9876543210, offset=7)
 
-RIGHT = [
+EVERYTHING: dict[str, Any] = {
+    "mask": Window(left=70),
+    "modifiers": (SoftCap(cap=20.0), Alibi()),
+    "distribution": SoftmaxWithSink(),
+}
+
+BANDS = [
+    Case(name="128", sizes=(128, 128), queries=512, keys=512),
+    Case(name="128, long", sizes=(128, 128), queries=4096, keys=4096, heads=(4, 2)),
+    Case(name="128, long window", sizes=(128, 128), queries=4096, keys=4096, heads=(4, 2), mask=Window(left=512)),
     Case(name="causal"),
     Case(name="full", mask=FULL, batch=2),
     Case(name="float16", dtype="float16"),
     Case(name="float32", dtype="float32", queries=70, keys=99),
-    Case(name="128", sizes=(128, 128), queries=512, keys=512),
     Case(name="256", sizes=(256, 256)),
     Case(name="192 and 128", sizes=(192, 128)),
     Case(name="80", sizes=(80, 80)),
     Case(name="one query", queries=1),
     Case(name="one of each", queries=1, keys=1),
+    Case(name="more queries than keys", queries=300, keys=99),
     Case(name="window", mask=Window(left=64)),
     Case(name="window to both sides", mask=Window(left=9, right=130)),
     Case(name="soft cap", modifiers=(SoftCap(cap=20.0),)),
     Case(name="alibi", modifiers=(Alibi(),)),
     Case(name="sinks", distribution=SoftmaxWithSink()),
     Case(name="softmax one", distribution=SoftmaxOne(), mask=Window(left=20)),
-    Case(name="prefix", mask=CAUSAL | Prefix(150)),
-    Case(name="packed documents", mask=CAUSAL & Segments((100, 1, 150, 82)), queries=333),
-    Case(name="strides", mask=CAUSAL & Strided(5)),
+    Case(name="padded keys", batch=3, padded=True),
+    Case(name="positions", mask=Window(left=99), placed=True),
+    Case(name="everything", **EVERYTHING, sizes=(128, 128)),
+]
+"""Full and causal masks and windows, at sizes that are no multiples of a tile."""
+
+PACKED = [
     Case(name="packed texts", packed=Packed.of((100, 1, 0, 150, 49)), queries=300, keys=300, batch=2),
     Case(name="packed texts after others", packed=Packed((100, 1, 199), (200, 33, 100))),
     Case(name="packed texts of 128", packed=Packed.of((300, 212)), queries=512, keys=512, sizes=(128, 128)),
     Case(name="packed texts of 256", packed=Packed.of((100, 200)), queries=300, keys=300, sizes=(256, 256)),
+    Case(name="packed documents", mask=CAUSAL & Segments((100, 1, 150, 82)), queries=333),
+    Case(name="packed texts and everything", **EVERYTHING, packed=Packed.of((250, 50)), queries=300, keys=300),
+]
+"""Texts end to end."""
+
+LISTED = [
+    Case(name="prefix", mask=CAUSAL | Prefix(150)),
+    Case(name="prefix, 128", mask=CAUSAL | Prefix(150), sizes=(128, 128), queries=512, keys=512),
+    Case(name="strides", mask=CAUSAL & Strided(5)),
+    Case(name="strides of packed texts", mask=CAUSAL & Strided(5), packed=Packed.of((90, 43)), queries=133, keys=133),
+    Case(name="heads that differ", mask=BigBird(block=32, random=1, number_of_heads=4)),
+    Case(name="a list and positions", mask=CAUSAL & Strided(5), placed=True),
+]
+"""Masks that are met by lists of blocks."""
+
+LEARNED = [
     Case(name="biases of T5", modifiers=(T5Bias(),)),
     Case(name="biases of T5, 128", modifiers=(T5Bias(),), sizes=(128, 128), queries=512, keys=512),
     Case(name="biases over both sides", mask=FULL, modifiers=(SoftCap(cap=20.0), RelativeBias(clip=40)), batch=2),
@@ -110,15 +158,19 @@ RIGHT = [
     Case(name="dropout", dropout=Dropout(probability=0.1, seed=1)),
     Case(name="dropout of 128 in a window", mask=Window(left=64), dropout=DROPPED, sizes=(128, 128)),
     Case(name="dropout of packed texts", dropout=DROPPED, packed=Packed((100, 1, 199), (200, 33, 100))),
-    Case(name="heads that differ", mask=BigBird(block=32, random=1, number_of_heads=4)),
 ]
-"""Every feature of every program once, at sizes that are no multiples of a tile."""
+"""Learned biases, and weights that are dropped."""
 
-SMALL = [
-    Case(name="causal", queries=20, keys=33, sizes=(16, 16), dtype="float16"),
-    Case(name="packed", packed=Packed((7, 13), (20, 13)), queries=20, keys=33, sizes=(16, 16), dtype="float16"),
-    Case(name="biases", modifiers=(T5Bias(),), queries=20, keys=33, sizes=(16, 16), dtype="float16"),
-    Case(name="dropout", dropout=DROPPED, queries=20, keys=33, sizes=(16, 16), dtype="float16"),
-    Case(name="prefix", mask=CAUSAL | Prefix(9), queries=20, keys=33, sizes=(16, 16), dtype="float16"),
-]
+TINY: dict[str, Any] = {"queries": 20, "keys": 33, "sizes": (16, 16), "dtype": "float16"}
+SMALL = {
+    "bands": [
+        Case(name="causal", **TINY),
+        Case(name="padded keys", **TINY, padded=True, batch=2),
+        Case(name="positions", **TINY, placed=True),
+        Case(name="everything", **{**TINY, **EVERYTHING}),
+    ],
+    "packed": [Case(name="packed", packed=Packed((7, 13), (20, 13)), **TINY)],
+    "listed": [Case(name="prefix", mask=CAUSAL | Prefix(9), **TINY)],
+    "learned": [Case(name="biases", modifiers=(T5Bias(),), **TINY), Case(name="dropout", dropout=DROPPED, **TINY)],
+}
 """For the interpreter, which cannot multiply bfloat16."""

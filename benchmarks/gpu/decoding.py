@@ -8,13 +8,31 @@ from functools import partial
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, PagedOperands, RaggedBatch, RowsInPlace
+from attn_core import (
+    Alibi,
+    AttentionSpec,
+    Causal,
+    Distribution,
+    Heads,
+    Mask,
+    Modifier,
+    Operands,
+    PagedOperands,
+    RaggedBatch,
+    RowsInPlace,
+    SoftCap,
+    Softmax,
+    SoftmaxWithSink,
+    Window,
+)
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_variants.kernels.plain import Plain
-from timing import copied_per_second, seconds
+from codes import DECODED, coded
+from timing import copied_per_second, seconds, started
 from torch import Tensor
 
 FACTOR, ROUNDINGS = 1.25, 3
+CAUSAL, SOFTMAX = Causal(), Softmax()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +45,10 @@ class Step:
     heads: tuple[int, int] = (32, 8)
     sizes: tuple[int, int] = (128, 128)
     dtype: torch.dtype = torch.bfloat16
+    form: str = "plain"
+    mask: Mask = CAUSAL
+    modifiers: tuple[Modifier, ...] = ()
+    distribution: Distribution = SOFTMAX
 
     @property
     def latent(self) -> bool:
@@ -38,7 +60,7 @@ class Step:
         """The attention."""
         (query, shared), (key, value) = self.heads, self.sizes
         heads = Heads(query=query, key_value=shared, key_size=key, value_size=value)
-        return AttentionSpec(heads=heads, mask=Causal())
+        return AttentionSpec(heads=heads, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution)
 
     def operands(self, device: str) -> PagedOperands:
         """Random rows, each request's scattered over memory."""
@@ -51,9 +73,13 @@ class Step:
         for request, part in enumerate(torch.randperm(pool, generator=generator, device=device).split(held)):
             numbers[request, : len(part)] = part
         batch = RaggedBatch.of(self.lengths, self.contexts, partial(torch.tensor, device=device))
-        rows = RowsInPlace(fields, numbers, numbers, (0,) * len(held), "plain")
-        asked = tuple(range(len(held)))
-        return PagedOperands(query=query, batch=batch, rows=rows, requests=asked)
+        return self.operands_of(batch, RowsInPlace(fields, numbers, numbers, (0,) * len(held), self.form), query)
+
+    def operands_of(self, batch: RaggedBatch, rows: RowsInPlace, query: Tensor) -> PagedOperands:
+        """The operands of all requests, what is learned among them."""
+        learned = {name: torch.ones(shape, device=query.device) for name, shape in self.spec.weights.items()}
+        asked = tuple(range(batch.requests))
+        return PagedOperands(query=query, batch=batch, rows=rows, requests=asked, parameters=learned)
 
     def drawn(self, generator: torch.Generator, pool: int) -> tuple[dict[str, Tensor], Tensor]:
         """Random memory of so many rows, by field, and queries [tokens, heads, size]."""
@@ -64,6 +90,11 @@ class Step:
         (query, shared), (key, value) = self.heads, self.sizes
         if self.latent:
             fields = {"latent": normal(pool, value), "rotary_key": normal(pool, key - value)}
+        elif self.form != "plain":
+            sizes = {"key": key, "value": value}
+            fields = {}
+            for name, size in sizes.items():
+                fields |= coded(name, self.form, (pool, shared, size), generator)
         else:
             fields = {"key": normal(pool, shared, key), "value": normal(pool, shared, value)}
         return fields, normal(sum(self.lengths), query, key)
@@ -104,8 +135,7 @@ class TreeStep(Step):
                 paths.append(tuple(base + place for place in path))
         tensor = partial(torch.tensor, device=device)
         batch = RaggedBatch.of(self.lengths, self.contexts, tensor, paths)
-        rows = RowsInPlace(fields, numbers, numbers, (0,) * len(paths), "plain")
-        return PagedOperands(query=query, batch=batch, rows=rows, requests=tuple(range(len(paths))))
+        return self.operands_of(batch, RowsInPlace(fields, numbers, numbers, (0,) * len(paths), self.form), query)
 
 
 def path_of(parents: tuple[int, ...], node: int) -> list[int]:
@@ -116,11 +146,23 @@ def path_of(parents: tuple[int, ...], node: int) -> list[int]:
     return found
 
 
+EVERYTHING: dict[str, Any] = {
+    "mask": Window(left=333),
+    "modifiers": (SoftCap(cap=20.0), Alibi()),
+    "distribution": SoftmaxWithSink(),
+}
+MANY: dict[str, Any] = {"lengths": (1, 200, 37), "contexts": (900, 0, 300)}
 RIGHT = [
     Step(name="tokens that decode", lengths=(1, 1, 1), contexts=(3000, 5, 700)),
-    Step(name="chunks of prompts beside tokens", lengths=(1, 200, 37), contexts=(900, 0, 300), sizes=(64, 64)),
+    Step(name="chunks of prompts beside tokens", **MANY),
+    Step(name="chunks of prompts beside tokens, 64", **MANY, sizes=(64, 64)),
+    Step(name="chunks of prompts beside tokens, 256", **MANY, sizes=(256, 256)),
+    Step(name="everything", **MANY, **EVERYTHING),
+    Step(name="int8", **MANY, form="int8"),
+    Step(name="int4", **MANY, form="int4"),
     Step(name="float32", lengths=(1, 9), contexts=(500, 60), heads=(4, 2), sizes=(64, 64), dtype=torch.float32),
     TreeStep.of("trees of 16 tokens", (900, 5, 0)),
+    TreeStep.of("trees of 16 tokens, int4", (900, 5, 0), form="int4"),
     Step(name="latents of 16 heads", lengths=(1, 1), contexts=(2000, 77), heads=(16, 1), sizes=(576, 512)),
     Step(name="latents of 128 heads", lengths=(1, 3), contexts=(400, 77), heads=(128, 1), sizes=(576, 512)),
 ]
@@ -128,15 +170,20 @@ SMALL_SIZES: dict[str, Any] = {"heads": (2, 1), "sizes": (16, 16), "dtype": torc
 SMALL = [
     TreeStep.of("small tree", (9,), **SMALL_SIZES),
     Step(name="small", lengths=(1, 3), contexts=(20, 5), **SMALL_SIZES),
+    Step(name="small, everything", lengths=(1, 3), contexts=(20, 5), **EVERYTHING, **SMALL_SIZES),
+    Step(name="small, int8", lengths=(1, 3), contexts=(20, 5), form="int8", **SMALL_SIZES),
+    Step(name="small, int4", lengths=(1,), contexts=(20,), form="int4", **{**SMALL_SIZES, "sizes": (32, 32)}),
 ]
 LATENTS: dict[str, Any] = {"lengths": (1,) * 64, "contexts": (8191,) * 64, "sizes": (576, 512)}
 TIMED = [
     Step(name="32 of 4096", lengths=(1,) * 32, contexts=(4095,) * 32),
     Step(name="64 of 4096, a head each", lengths=(1,) * 64, contexts=(4095,) * 64, heads=(8, 8)),
     Step(name="4 of 65536", lengths=(1,) * 4, contexts=(65535,) * 4),
-    TreeStep.of("trees of 16 tokens, 32 of 4096", (4096,) * 32),
-    Step(name="1 of 4096", lengths=(1,), contexts=(4095,)),
     *(Step(name=f"latents, {heads} heads, 64 of 8192", heads=(heads, 1), **LATENTS) for heads in (16, 32, 128)),
+    TreeStep.of("trees of 16 tokens, 32 of 4096", (4096,) * 32),
+    Step(name="int8, 64 of 4096", lengths=(1,) * 64, contexts=(4095,) * 64, form="int8"),
+    Step(name="int4, 128 of 4096", lengths=(1,) * 128, contexts=(4095,) * 128, form="int4"),
+    Step(name="1 of 4096", lengths=(1,), contexts=(4095,)),
 ]
 
 
@@ -163,9 +210,12 @@ def gathered(step: Step, operands: PagedOperands, dtype: torch.dtype) -> Tensor:
             value = fields["latent"][places, None]
             key = torch.cat([value, fields["rotary_key"][places, None]], dim=-1)
         else:
-            key, value = fields["key"][places], fields["value"][places]
+            key, value = (DECODED[step.form](name, fields, places) for name in ("key", "value"))
         query = operands.query[span.start : span.stop]
-        given = Operands(**{n: t[None].to(dtype) for n, t in (("query", query), ("key", key), ("value", value))})
+        given = Operands(
+            **{name: rows[None].to(dtype) for name, rows in (("query", query), ("key", key), ("value", value))},
+            parameters={name: learned.to(dtype) for name, learned in operands.parameters.items()},
+        )
         outs.append(Plain().run(step.spec, given)[0])
     return torch.cat(outs)
 
@@ -175,11 +225,20 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     copied = copied_per_second(device)
     for step in SMALL if small else TIMED:
         operands = step.operands(device)
-        took = seconds(lambda given=operands, spec=step.spec: attend_rows(spec, given), device)
+
+        def run(operands: PagedOperands = operands, spec: AttentionSpec = step.spec) -> Tensor:
+            return attend_rows(spec, operands)
+
+        took, host = seconds(run, device), started(run, device)
         read = sum(field.nbytes for field in operands.rows.fields.values())
+        tree = isinstance(step, TreeStep)
         yield {
             "case": f"over pages: {step.name}",
+            "rows": "latents" if step.latent else step.form,
+            "tree": tree,
+            "heads": step.heads[0],
             "ms": 1e3 * took,
+            "start_ms": 1e3 * host,
             "cache_bytes": read,
             "share_of_copy": read / took / copied,
         }

@@ -66,7 +66,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
             shape: dict[str, Any] = {"queries": length, "keys": length, "sizes": (size, size), "heads": heads}
             dtype = "float16" if small else "bfloat16"
             case = Case(name=f"{mask.kind} {length}, 8 bits", mask=mask, dtype=dtype, **shape)
-            yield {"case": case.name, **timed(case, device)}
+            yield {"case": case.name, "length": length, **timed(case, device)}
 
 
 def timed(case: Case, device: str) -> dict[str, float]:

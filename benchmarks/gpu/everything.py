@@ -3,7 +3,7 @@
     benchmarks/gpu/run.sh
 
 Ratios are times of others divided by ours: above 1 we are faster. Shares are of the speed at which memory is copied.
-A table whose kernels are not all right is left out: times of wrong results mean nothing.
+A table of which some kernel is wrong is left out: times of wrong results mean nothing.
 """
 
 from __future__ import annotations
@@ -11,84 +11,118 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-import triton
-from parts import Part, apart, judges
+import bars
+import chip
+import timing
+from parts import Part, apart
 from report import RESULTS, write_report
 
 ROOT = Path(__file__).resolve().parents[2]
-BUDGET = 570
+BUDGET = 540
 """Seconds for everything."""
+
+JUDGING = 170
+"""Seconds that verdicts may take, in most of which programs are compiled; those of tables are so meanwhile."""
 
 INTERPRETED = 20
 """By how many times more everything may take where it is interpreted."""
-TABLES = {
-    judges("schedules"): [Part("schedules", "tables", 70)],
-    judges("family", 4): [
-        Part("attention", "tables", 110),
-        Part("growth", "tables", 20),
-        Part("training_step", "tables", 30),
-    ],
-    judges("eight_bits"): [Part("eight_bits", "tables", 30)],
-    judges("decoding"): [Part("decoding", "tables", 40)],
-    judges("recurrences", 4): [Part("recurrences", "tables", 60)],
-    judges("rowwise"): [Part("rowwise", "tables", 40)],
-}
-"""Verdicts, and what is measured where all of them are right."""
-MEMORY_CHECK = Part("sanitizer", "rows", 45)
+
+
+class Table(NamedTuple):
+    """A part that measures, the verdicts on what it measures, and the function that has its programs compiled."""
+
+    part: Part
+    verdicts: tuple[str, ...]
+    prepared: str | None = None
+
+
+BANDS = ("family.bands", "schedules.verdicts")
+RECURRENCES = ("recurrences.constant", "recurrences.by_head", "recurrences.by_channel")
+TABLES = (
+    Table(Part("chip", "tables", 30), ()),
+    Table(Part("schedules", "tables", 40), BANDS, "schedules.prepare"),
+    Table(Part("attention", "tables", 70), BANDS),
+    Table(Part("decoding", "tables", 60), ("decoding.verdicts",)),
+    Table(Part("sparse", "kept", 40), (*BANDS, "family.listed")),
+    Table(Part("texts", "tables", 30), (*BANDS, "family.packed")),
+    Table(Part("training_step", "tables", 40), BANDS),
+    Table(Part("growth", "tables", 25), BANDS),
+    Table(Part("recurrences", "tables", 40), RECURRENCES),
+    Table(Part("eight_bits", "tables", 30), ("eight_bits.verdicts",)),
+    Table(Part("sparse", "tables", 100), ("family.bands", "family.packed", "family.listed")),
+    Table(Part("beside_fla", "constant", 40), ("recurrences.constant",)),
+    Table(Part("beside_fla", "by_head", 40), ("recurrences.by_head",)),
+    Table(Part("beside_fla", "by_channel", 40), ("recurrences.by_channel",)),
+    Table(Part("rowwise", "tables", 40), ("rowwise.verdicts",)),
+    Table(Part("attention", "features", 25), ("family.learned",)),
+    Table(Part("rowwise", "compiled", 60), ("rowwise.verdicts",)),
+)
+"""What bars are about first: what there is no time for is what comes last."""
+
+VERDICTS = [
+    Part(*name.split("."), JUDGING) for name in dict.fromkeys(name for table in TABLES for name in table.verdicts)
+]
+MEMORY_CHECK = Part("sanitizer", "rows", 90)
 
 
 def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
-    """Verdicts of all kernels, at once where there is a GPU; then one by one times of those that are right."""
+    """Verdicts of all kernels, at once where there is a GPU; times of those that are right, one by one; the bars."""
+    found: list[dict[str, Any]] = []
+    for row in judged_and_measured(options, device):
+        found.append(row)
+        yield row
+    yield from bars.verdicts(found)
+
+
+def judged_and_measured(options: list[str], device: str) -> Iterator[dict[str, Any]]:
+    """Verdicts, then times."""
     slack = 1 if device == "cuda" else INTERPRETED
     ends = time.monotonic() + slack * BUDGET
-    right = {}
-    parts = [part for several in TABLES for part in several]
-    with ThreadPoolExecutor(len(parts) if device == "cuda" else 1) as pool:
-        found = pool.map(lambda part: list(apart(part, options, slack * part.limit)), parts)
-        for part, judged in zip(parts, found, strict=True):
-            yield from judged
-            right[part] = all(row.get("right") for row in judged)
-            if not right[part]:
-                yield {"part": part.name, "stopped": "not all is right; nothing of it is timed"}
-    timed = [table for several, tables in TABLES.items() if all(map(right.get, several)) for table in tables]
-    for part in [*timed, MEMORY_CHECK]:
+    wrong = set()
+    for row in at_once(VERDICTS, prepared() if device == "cuda" else [], options, slack):
+        yield row
+        if row.get("right") is False or row.get("failed"):
+            wrong.add(row["part"])
+    for table in TABLES:
         left = ends - time.monotonic()
-        if left < 1:
-            yield {"part": part.name, "stopped": "no time was left"}
+        if bad := wrong.intersection(table.verdicts):
+            yield {"part": table.part.name, "stopped": f"not measured, for {', '.join(sorted(bad))} found it wrong"}
+        elif left < 1:
+            yield {"part": table.part.name, "stopped": "no time was left"}
         else:
-            yield from apart(part, options, min(slack * part.limit, left))
+            yield from apart(table.part, options, min(slack * table.part.limit, left))
+            yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
+    left = ends - time.monotonic()
+    yield from apart(MEMORY_CHECK, options, min(slack * MEMORY_CHECK.limit, max(left, 1)))
 
 
-def part_of(name: str) -> Part:
-    """The part of this name."""
-    tables = [part for tables in TABLES.values() for part in tables]
-    parts = [*(part for several in TABLES for part in several), *tables, MEMORY_CHECK]
-    return next(part for part in parts if part.name == name)
+def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slack: int) -> Iterator[dict[str, Any]]:
+    """The rows of verdicts, while other parts do nothing but have programs compiled."""
+    with ThreadPoolExecutor(len(verdicts) + len(compiled) if slack == 1 else 1) as pool:
+        judged = [pool.submit(lambda p: list(apart(p, options, slack * p.limit)), part) for part in verdicts]
+        others = [pool.submit(lambda p: list(apart(p, [*options, "--once"], p.limit)), part) for part in compiled]
+        for one in judged:
+            yield from one.result()
+        for one in others:
+            for row in one.result():
+                if "stopped" in row or "seconds" in row:
+                    yield {**row, "part": f"compiling for {row['part']}"}
 
 
-def facts(device: str) -> dict[str, Any]:
-    """Device, versions and clocks."""
-    found = {"question": __doc__, "torch": torch.__version__, "triton": triton.__version__, "device": device}
-    if device != "cuda":
-        return found
-    properties = torch.cuda.get_device_properties(0)
-    fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
-    asked = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-    clocks = dict(zip(fields.split(","), said.split(", "), strict=False))
-    return {**found, "device": properties.name, "bytes": properties.total_memory, "clocks": clocks}
+def prepared() -> list[Part]:
+    """The parts by which programs of tables are compiled."""
+    names = (table.prepared or table.part.name for table in TABLES)
+    return [Part(*name.split("."), JUDGING) for name in names]
 
 
 def repair_interpreter() -> None:
@@ -97,32 +131,43 @@ def repair_interpreter() -> None:
     importlib.import_module("repairs").install()
 
 
+def alone(options: argparse.Namespace) -> None:
+    """One part, in this process."""
+    if options.device == "cpu":
+        repair_interpreter()
+    if options.once:
+        timing.rehearse()
+    for row in Part(*options.part.split("."), 0).rows(options.device, small=options.small):
+        print(json.dumps(row), flush=True)
+
+
 def main() -> int:
     """Measure and write; 1 where something is wrong or was not finished."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="sizes for Triton's interpreter")
     parser.add_argument("--part", help="one part alone, whose rows are printed: as decoding.verdicts")
+    parser.add_argument("--once", action="store_true", help="call everything once, to have it compiled")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     if options.part:
-        if options.device == "cpu":
-            repair_interpreter()
-        for row in part_of(options.part).rows(options.device, small=options.small):
-            print(json.dumps(row), flush=True)
+        alone(options)
         return 0
     name = "interpreted" if options.device == "cpu" else "h200"
     out = options.out or RESULTS / f"{name}-{datetime.now(UTC):%Y-%m-%d}.json"
+    given = ["--device", options.device, *(["--small"] if options.small else [])]
     found: list[dict[str, Any]] = []
+    facts = {"question": __doc__, **chip.facts(options.device)}
+    write_report(name, facts, kept(rows(given, options.device), found), out)
+    print(bars.table(found))
+    return int(any("stopped" in row or row.get("right") is False or row.get("errors") for row in found))
 
-    def kept() -> Iterator[dict[str, Any]]:
-        given = ["--device", options.device, *(["--small"] if options.small else [])]
-        for row in rows(given, options.device):
-            found.append(row)
-            yield row
 
-    write_report(name, facts(options.device), kept(), out)
-    return int(any("stopped" in row for row in found))
+def kept(given: Iterable[dict[str, Any]], found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows, kept in a list too."""
+    for row in given:
+        found.append(row)
+        yield row
 
 
 if __name__ == "__main__":

@@ -1,14 +1,29 @@
-"""Verdicts of the softmax family."""
+"""Verdicts of the softmax family, of every feature of every program once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import correctness
-from cases import RIGHT, SMALL
+from cases import BANDS, LEARNED, LISTED, PACKED, SMALL
+from correctness import verdicts
 
 
-def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Of every feature of every program once."""
-    return correctness.verdicts(SMALL if small else RIGHT, device)
+def bands(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Of masks that are bands."""
+    return verdicts(SMALL["bands"] if small else BANDS, device)
+
+
+def packed(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Of packed texts."""
+    return verdicts(SMALL["packed"] if small else PACKED, device)
+
+
+def listed(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Of masks that are met by lists."""
+    return verdicts(SMALL["listed"] if small else LISTED, device)
+
+
+def learned(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Of learned biases and of dropout."""
+    return verdicts(SMALL["learned"] if small else LEARNED, device)

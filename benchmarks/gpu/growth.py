@@ -8,13 +8,16 @@ from typing import Any
 import torch
 from attn_kernels_triton.attention.attend import attend
 from cases import Case
-from correctness import results
+from correctness import changed, leaves
 
 LENGTHS = tuple(1024 << step for step in range(7))
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Bytes at the peak above those of the operands, for each length, and how many times those of half the length."""
+    """Bytes at the peak above those of the operands, for each length.
+
+    `as_linear` is twice those of half the length divided by those of this one: 1 where memory grows as the length does.
+    """
     before = None
     for length in (32, 64) if small else LENGTHS:
         size = 16 if small else 128
@@ -25,9 +28,11 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             held = torch.cuda.memory_allocated()
-        results(attend, case.spec, operands)
+        tensors = {name: tensor.detach().requires_grad_() for name, tensor in leaves(operands).items()}
+        out = attend(case.spec, changed(operands, tensors))
+        torch.autograd.grad(out, list(tensors.values()), torch.ones_like(out))
         if device == "cuda":
             taken = torch.cuda.max_memory_allocated() - held
-        grown = taken / before if taken and before else None
-        yield {"case": case.name, "peak_bytes": taken, "times_half_the_length": grown}
+        row = {"case": case.name, "length": length, "peak_bytes": taken}
+        yield {**row, "as_linear": 2 * before / taken} if before and taken else row
         before = taken

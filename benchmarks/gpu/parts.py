@@ -4,70 +4,78 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COMPILING = 150
-"""Seconds that verdicts may take, most of which programs are compiled in."""
 WHOLE = Path(__file__).with_name("everything.py")
 
 
 class Part(NamedTuple):
-    """A function of a module here, which yields rows, and the seconds that it may take.
-
-    Where a module's cases are shared among several processes, which compile at once, `share` is which of how many.
-    """
+    """A function of a module here, which yields rows, and the seconds that it may take."""
 
     module: str
     function: str
-    limit: int
-    share: tuple[int, int] = (0, 1)
+    limit: float
 
     @property
     def name(self) -> str:
         """What it is called on a command line."""
-        which, several = self.share
-        return f"{self.module}.{self.function}" + (f".{which + 1}" if several > 1 else "")
+        return f"{self.module}.{self.function}"
 
     def rows(self, device: str, *, small: bool) -> Iterator[dict[str, Any]]:
         """What it finds, in this process."""
-        module, (which, several) = importlib.import_module(self.module), self.share
-        if several > 1:
-            module.RIGHT = module.RIGHT[which::several]  # type: ignore[attr-defined]
-        found: Iterator[dict[str, Any]] = getattr(module, self.function)(device, small=small)
-        return found
-
-
-def judges(module: str, several: int = 1) -> tuple[Part, ...]:
-    """The verdicts of a module, by several processes."""
-    return tuple(Part(module, "verdicts", COMPILING, (which, several)) for which in range(several))
+        found: Iterator[dict[str, Any]] = getattr(importlib.import_module(self.module), self.function)
+        return found(device, small=small)  # type: ignore[operator,no-any-return]
 
 
 def apart(part: Part, options: Iterable[str], limit: float) -> Iterator[dict[str, Any]]:
-    """The rows of a part in another process; a row that says so if it fails, or does not end within so many seconds."""
+    """The rows of a part in another process, and how long it took; a row that says so if it failed or was stopped."""
     command = [sys.executable, str(WHOLE), "--part", part.name, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    began = time.monotonic()
+    # A session of its own: what compilers it starts end with it, and do not hold its output open.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         over = threading.Event()
 
         def stop() -> None:
             over.set()
-            process.kill()
+            end(process)
 
         timer = threading.Timer(limit, stop)
         timer.start()
         try:
             for line in process.stdout or ():
-                if line.startswith("{"):
-                    yield json.loads(line)
+                if (row := row_of(line)) is not None:
+                    yield {"part": part.name, **row}
             code = process.wait()
         finally:
             timer.cancel()
-            process.kill()
+            end(process)
     if over.is_set():
         yield {"part": part.name, "stopped": f"did not end within {limit:.0f} s"}
     elif code:
-        yield {"part": part.name, "stopped": f"ended with code {code}"}
+        yield {"part": part.name, "stopped": f"ended with code {code}", "failed": True}
+    yield {"part": part.name, "seconds": round(time.monotonic() - began, 1)}
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Stop a process and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def row_of(line: str) -> dict[str, Any] | None:
+    """The row of a line; None of what others print."""
+    if not line.startswith("{"):
+        return None
+    with suppress(json.JSONDecodeError):
+        found: dict[str, Any] = json.loads(line)
+        return found
+    return None

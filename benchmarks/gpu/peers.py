@@ -12,8 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "default": None}
+BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "default": None, "flash": SDPBackend.FLASH_ATTENTION}
 Attention = Callable[[Operands], Tensor]
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
@@ -31,9 +32,11 @@ def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
     return run
 
 
-def flex(case: Case, device: str) -> Attention:
-    """Compiled FlexAttention under the mask of the case; its block mask is made beforehand, as ours is."""
-    asked = mask_mod(case.mask, case.queries, case.keys)
+def flex(case: Case, device: str, written: MaskMod | None = None) -> Attention:
+    """Compiled FlexAttention under the mask of the case, or as it is `written`; blocks are found beforehand, as ours."""
+    # Each pattern is compiled twice; beyond eight of one function torch would silently compute all pairs.
+    torch.compiler.reset()
+    asked = written or mask_mod(case.mask, case.queries, case.keys)
     blocks = create_block_mask(asked, None, None, case.queries, case.keys, device=device)
     compiled = torch.compile(flex_attention, dynamic=False)
     shared = case.heads[0] != case.heads[1]

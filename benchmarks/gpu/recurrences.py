@@ -1,8 +1,7 @@
-"""Linear recurrences: whether they are right on this GPU, and how fast beside fla-core's and beside memory."""
+"""Linear recurrences: whether they are right on this GPU, and how fast beside the speed of copying."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,20 +16,16 @@ from torch import Tensor
 FACTOR, ROUNDINGS, MORE = 1.25, 4, 32
 """More roundings for log decays, whose gradients are sums of differences that nearly cancel."""
 
-THEIRS = {
-    ("none", False): ("fla.ops.linear_attn", "chunk_linear_attn"),
-    ("head", False): ("fla.ops.simple_gla", "chunk_simple_gla"),
-    ("channel", False): ("fla.ops.gla", "chunk_gla"),
-    ("none", True): ("fla.ops.delta_rule", "chunk_delta_rule"),
-    ("head", True): ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
-    ("channel", True): ("fla.ops.kda", "chunk_kda"),
-}
-"""Modules and functions of fla-core by what fades and whether keys correct."""
+KINDS = [(decay, corrects) for corrects in (False, True) for decay in ("none", "head", "channel")]
+"""What fades, and whether keys correct: linear attention, RetNet, GLA; DeltaNet, Gated DeltaNet, KDA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrence:
-    """Steps of one kind, numbers that bfloat16 holds: `sizes` of keys and values."""
+    """Steps of one kind, numbers that bfloat16 holds: `sizes` of keys and values.
+
+    A decay may be `shared` by all sequences, and what is remembered may begin with something, `after` others.
+    """
 
     decay: str
     corrects: bool
@@ -39,12 +34,15 @@ class Recurrence:
     heads: int = 2
     sizes: tuple[int, int] = (64, 64)
     dtype: torch.dtype = torch.bfloat16
+    shared: bool = False
+    after: bool = False
 
     @property
     def name(self) -> str:
         """What it is."""
         rule = "delta rule" if self.corrects else "additive"
-        return f"recurrence, {rule}, decay {self.decay}, {self.sizes}, {self.dtype}, {self.tokens} tokens"
+        more = ", one decay for all" * self.shared + ", after others" * self.after
+        return f"recurrence, {rule}, decay {self.decay}, {self.sizes}, {self.dtype}, {self.tokens} tokens{more}"
 
     def steps(self, device: str) -> Steps:
         """Random steps: keys of about length one, log decays down to -0.1."""
@@ -61,31 +59,61 @@ class Recurrence:
             query=rows(key) * key**-0.5,
             key=rows(key) * key**-0.5,
             value=rows(value),
-            decay=None if fades is None else rows(fades, **wide) * -0.1,
+            decay=None if fades is None else rows(fades, **wide)[: 1 if self.shared else None] * -0.1,
             strength=rows(**wide) if self.corrects else None,
         )
 
+    def before(self, device: str) -> Tensor | None:
+        """What is remembered at the start, None for nothing."""
+        generator = torch.Generator(device).manual_seed(1)
+        shape = (self.batch, self.heads, *self.sizes)
+        return torch.randn(shape, generator=generator, device=device) if self.after else None
+
 
 RIGHT = [
-    Recurrence(decay=decay, corrects=corrects, dtype=dtype, sizes=sizes)
-    for decay, corrects in THEIRS
-    for dtype, sizes in ((torch.bfloat16, (128, 128)), (torch.float32, (64, 80)))
+    *(
+        Recurrence(decay=decay, corrects=corrects, dtype=dtype, sizes=sizes)
+        for decay, corrects in KINDS
+        for dtype, sizes in ((torch.bfloat16, (128, 128)), (torch.float32, (64, 80)))
+    ),
+    *(Recurrence(decay=decay, corrects=True, sizes=(128, 72), after=True) for decay in ("none", "head", "channel")),
+    Recurrence(decay="head", corrects=False, shared=True, sizes=(256, 64)),
 ]
-SMALL = [Recurrence(decay="channel", corrects=True, tokens=20, batch=1, sizes=(16, 16), dtype=torch.float32)]
+SMALL_SHAPE: dict[str, Any] = {"tokens": 20, "batch": 1, "sizes": (16, 16), "dtype": torch.float32}
+SMALL = [
+    Recurrence(decay="none", corrects=False, **SMALL_SHAPE),
+    Recurrence(decay="head", corrects=False, shared=True, **SMALL_SHAPE),
+    Recurrence(decay="channel", corrects=True, after=True, **SMALL_SHAPE),
+]
 
 
-def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+def constant(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Verdicts where nothing fades."""
+    return verdicts("none", device, small=small)
+
+
+def by_head(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Verdicts where each head fades."""
+    return verdicts("head", device, small=small)
+
+
+def by_channel(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Verdicts where each channel fades."""
+    return verdicts("channel", device, small=small)
+
+
+def verdicts(decay: str, device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """For each kind and result of both kernels, the relative error against float64, and whether it is right."""
-    for case in SMALL if small else RIGHT:
-        steps = case.steps(device)
-        exact = results(recurrent, cast(steps, torch.float64))
-        usual, found = results(recurrent, cast(steps, case.dtype)), results(by_chunks, steps)
-        again = results(by_chunks, steps)
+    for case in (case for case in (SMALL if small else RIGHT) if case.decay == decay):
+        steps, before = case.steps(device), case.before(device)
+        exact = results(recurrent, cast(steps, torch.float64), None if before is None else before.double())
+        usual = results(recurrent, cast(steps, case.dtype), None if before is None else before.to(case.dtype))
+        found, again = (results(by_chunks, steps, before) for _ in range(2))
         for name, truth in exact.items():
             same = torch.equal(found[name], again[name])
             yield judged(case.name, name, (found[name], usual[name], truth), same=same)
         with torch.no_grad():
-            found_by_token = by_token(steps, None)[0]
+            found_by_token = by_token(steps, before)[0]
         yield judged(case.name, "token by token", (found_by_token, usual["output"], exact["output"]), same=True)
 
 
@@ -105,25 +133,34 @@ def cast(steps: Steps, dtype: torch.dtype) -> Steps:
     return Steps(*(None if part is None else part.to(dtype) for part in steps))
 
 
-def results(compute: Callable[..., tuple[Tensor, Tensor]], steps: Steps) -> dict[str, Tensor]:
-    """The output, and gradients of a fixed weighted sum of it."""
-    leaves = {n: p.detach().requires_grad_() for n, p in steps._asdict().items() if p is not None}
-    out, _ = compute(Steps(**leaves), None)
-    probe = torch.linspace(-1, 1, out.numel(), dtype=torch.float64, device=out.device).view_as(out).to(out.dtype)
-    found = torch.autograd.grad(out, list(leaves.values()), probe)
-    return {"output": out.detach(), **{f"gradient to {n}": g for n, g in zip(leaves, found, strict=True)}}
+def results(compute: Callable[..., tuple[Tensor, Tensor]], steps: Steps, before: Tensor | None) -> dict[str, Tensor]:
+    """The output and what is remembered after it, and gradients of fixed weighted sums of both."""
+    given = {**steps._asdict(), "before": before}
+    leaves = {name: part.detach().requires_grad_() for name, part in given.items() if part is not None}
+    outs = compute(Steps(**{name: part for name, part in leaves.items() if name != "before"}), leaves.get("before"))
+    probes = [torch.linspace(-1, 1, out.numel(), device=out.device).to(out.dtype).view_as(out) for out in outs]
+    found = torch.autograd.grad(outs, list(leaves.values()), probes)
+    return {
+        "output": outs[0].detach(),
+        "memory": outs[1].detach(),
+        **{f"gradient to {name}": part for name, part in zip(leaves, found, strict=True)},
+    }
+
+
+def timed_cases(*, small: bool) -> Iterator[Recurrence]:
+    """One of each kind over many tokens."""
+    shape: dict[str, Any] = {"tokens": 32, "batch": 1, "dtype": torch.float32}
+    if not small:
+        shape = {"tokens": 8192, "batch": 2, "heads": 16, "sizes": (128, 128)}
+    for decay, corrects in KINDS[: 1 if small else None]:
+        yield Recurrence(decay=decay, corrects=corrects, **shape)
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """Times of the forward and the backward pass, beside fla-core's where it is installed, and of decoding."""
-    for decay, corrects in list(THEIRS)[: 1 if small else None]:
-        shape = {"tokens": 32, "batch": 1} if small else {"tokens": 8192, "batch": 2, "heads": 16, "sizes": (128, 128)}
-        dtype = torch.float32 if small else torch.bfloat16
-        case = Recurrence(decay=decay, corrects=corrects, dtype=dtype, **shape)  # type: ignore[arg-type]
-        steps = case.steps(device)
-        ours = times(lambda given: by_chunks(given, None)[0], steps, device)
-        row = {"case": case.name, "forward_ms": 1e3 * ours[0], "backward_ms": 1e3 * ours[1]}
-        yield {**row, "fla": "not on a CPU" if small else beside_fla(case, steps, ours, device)}
+    """Times of the forward and the backward pass, and of decoding."""
+    for case in timed_cases(small=small):
+        forward, backward = times(lambda given: by_chunks(given, None)[0], case.steps(device), device)
+        yield {"case": case.name, "forward_ms": 1e3 * forward, "backward_ms": 1e3 * backward}
     yield from decoding(device, small=small)
 
 
@@ -137,36 +174,10 @@ def times(run: Callable[[Steps], Tensor], steps: Steps, device: str) -> tuple[fl
     return forward, seconds(lambda: torch.autograd.grad(out, given, change, retain_graph=True), device)
 
 
-def beside_fla(case: Recurrence, steps: Steps, ours: tuple[float, float], device: str) -> dict[str, float] | str:
-    """Times of fla-core's function divided by ours, and how far its output is from ours."""
-    module, name = THEIRS[case.decay, case.corrects]
-    try:
-        function = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        return f"not installed: {error}"
-
-    def run(given: Steps) -> Tensor:
-        fades = None if given.decay is None else given.decay[..., 0] if case.decay == "head" else given.decay
-        more = {"g": fades, "beta": given.strength}
-        more = {key: part for key, part in more.items() if part is not None}
-        if case.decay == "none" and not case.corrects:
-            more["normalize"] = False
-        out: Tensor = function(given.query, given.key, given.value, scale=1.0, **more)[0]
-        return out
-
-    try:
-        with torch.no_grad():
-            difference = run(steps).float() - by_chunks(steps, None)[0].float()
-        theirs = times(run, steps, device)
-    except (RuntimeError, TypeError, ValueError, AssertionError) as error:
-        return f"refused: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-    return {"forward": theirs[0] / ours[0], "backward": theirs[1] / ours[1], "apart": float(difference.abs().max())}
-
-
 def decoding(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """One token of 64 requests: the share of the copying speed at which memories are read and written."""
     copied = copied_per_second(device)
-    for decay, corrects in THEIRS:
+    for decay, corrects in KINDS:
         batch, heads, size = (1, 2, 16) if small else (64, 32, 128)
         shape = {"batch": batch, "heads": heads, "sizes": (size, size)}
         case = Recurrence(decay=decay, corrects=corrects, tokens=1, **shape)  # type: ignore[arg-type]

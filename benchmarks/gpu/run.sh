@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # One call: every kernel against float64 first, then the tables of those that are right; writes benchmarks/results/h200-DATE.json.
 # Needs torch with CUDA, triton, pluggy and packaging; nothing of this tree need be installed; fla-core is a peer where it is. Under ten minutes on an H200.
-# Each part has a process and a time limit of its own. Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` rehearses it in the interpreter.
+# Each part has a process and a time limit of its own; the result is written as rows come, and at the end a table says which bars are met.
+# Without a GPU, `DEVICE=cpu benchmarks/gpu/run.sh --small` rehearses it in the interpreter, and benchmarks/gpu/ahead.py compiles all that it would launch.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 for part in attn-core attn-testing attn-variants attn-models attn-kernels-triton; do
     PYTHONPATH="$PWD/packages/$part/src:${PYTHONPATH:-}"
 done
-export PYTHONPATH TRITON_DEFAULT_FP_FUSION=1
+export PYTHONPATH TRITON_DEFAULT_FP_FUSION=1 TORCHINDUCTOR_COMPILE_THREADS=4
 device="${DEVICE:-cuda}"
 if [ "$device" = cpu ]; then
     export TRITON_INTERPRET=1

@@ -21,10 +21,13 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """What `correctness` says of bands under every schedule."""
     masks = (Causal(),) if small else (Full(), Causal(), Window(left=100, right=9))
     for width, choices in CANDIDATES.items():
-        for choice in choices if device == "cuda" else smaller(choices):
+        for choice in smaller(choices) if small and device == "cpu" else choices:
             tiles.DENSE_CHOICES[width] = choice
-            shape: dict[str, Any] = {"sizes": (16, 16), "queries": 20, "keys": 33, "dtype": "float16"}
-            shape = {"sizes": (width, width)} if device == "cuda" else shape
+            shape: dict[str, Any] = {"sizes": (width, width)}
+            if small:
+                shape |= {"queries": 20, "keys": 33, "dtype": "float16"}
+            if small and device == "cpu":
+                shape |= {"sizes": (16, 16)}
             cases = [Case(name=f"{mask.kind}, {width}, {said(choice)}", mask=mask, **shape) for mask in masks]
             yield from verdicts_of(cases, device)
 
@@ -39,6 +42,12 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     yield {"tuned": {name: said(choice) for name, choice in best(found).items()}}
     if device == "cuda":
         add(name_of(target), best(found))
+
+
+def prepare(device: str, *, small: bool) -> Iterator[dict[str, Any]]:  # noqa: ARG001 -- only where sizes are real
+    """Have every candidate compiled; nothing is kept."""
+    for one in measure(torch.device(device), repeats=1):
+        yield {"case": one.kind.name}
 
 
 def smaller(choices: tuple[Choice, ...]) -> list[Choice]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,29 +13,42 @@ from attn_core import Operands
 from correctness import changed, leaves
 from torch import Tensor
 
-REPEATS = 20
+REPEATS, WARMING = 20, 3
 CACHE_BYTES = 256 << 20
 """More than the cache of the chip, written between calls so that none finds its operands there."""
 
+AHEAD = 4_000_000
+"""Cycles, about two milliseconds, that the chip waits before a call: what the processor has to do is done by then."""
 
 COPIED = 1 << 30
 
 
-def seconds(call: Callable[[], Any], device: str, repeats: int = REPEATS) -> float:
+def rehearse() -> None:
+    """Call everything once from now on, and take no notice of the time: to have programs compiled."""
+    global REPEATS, WARMING
+    REPEATS, WARMING = 1, 0
+
+
+def seconds(call: Callable[[], Any], device: str, most: int = 20) -> float:
     """The median time of a call, after warming up."""
-    for _ in range(3 if device == "cuda" else 0):
+    for _ in range(WARMING if device == "cuda" else 0):
         call()
-    return statistics.median(one(call, device) for _ in range(repeats if device == "cuda" else 1))
+    return statistics.median(one(call, device) for _ in range(min(most, REPEATS) if device == "cuda" else 1))
 
 
 def one(call: Callable[[], Any], device: str) -> float:
-    """The time of one call with nothing of its operands in the cache."""
+    """The time that the chip takes for one call with nothing of its operands in the cache.
+
+    What the processor does to start a call is not in it, as long as it takes no longer than the chip is kept waiting:
+    see `started`.
+    """
     if device != "cuda":
-        started = time.perf_counter()
+        began = time.perf_counter()
         call()
-        return time.perf_counter() - started
+        return time.perf_counter() - began
     torch.empty(CACHE_BYTES, dtype=torch.int8, device=device).zero_()
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    wait()
     start.record()
     call()
     stop.record()
@@ -42,6 +56,25 @@ def one(call: Callable[[], Any], device: str) -> float:
     return start.elapsed_time(stop) / 1e3
 
 
+def wait() -> None:
+    """Keep the chip waiting."""
+    torch.cuda._sleep(AHEAD)  # noqa: SLF001 -- torch's own tests wait by it, and nothing public does
+
+
+def started(call: Callable[[], Any], device: str) -> float:
+    """The median time that the processor takes to start a call, while the chip is kept waiting."""
+    times = []
+    for _ in range(REPEATS if device == "cuda" else 1):
+        if device == "cuda":
+            torch.cuda.synchronize()
+            wait()
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+@cache
 def copied_per_second(device: str) -> float:
     """Bytes that are read and written in a second by copying a tensor that no cache holds."""
     size = COPIED if device == "cuda" else COPIED >> 6

@@ -1,28 +1,36 @@
-"""A training step of GPT-2 small (Radford et al. 2019) in bfloat16, with attention by us, by torch, and written out."""
+"""A training step of GPT-2 small (Radford et al. 2019) in bfloat16 with our kernels, with torch's, and plain."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands
+from attn_core import AttentionSpec, Causal, Heads, Operands, Targets
 from attn_kernels_triton.attention.attend import attend
+from attn_models.losses.linear import linear_cross_entropy
+from attn_variants.kernels.plain import Plain
+from rowwise import found_by_us
 from timing import seconds
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 SHIPPED = {"layers": 12, "width": 768, "heads": 12, "words": 50304, "length": 1024, "batch": 8}
 """Words are filled up to a multiple of 128."""
 SMALL = {"layers": 1, "width": 32, "heads": 2, "words": 128, "length": 32, "batch": 1}
 
 
-def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Our kernels, over rows [batch, row, head, size]."""
+def asked(query: Tensor, key: Tensor, value: Tensor) -> tuple[AttentionSpec, Operands]:
+    """Causal attention over rows [batch, row, head, size]."""
     heads = Heads(query=query.shape[2], key_value=key.shape[2], key_size=query.shape[3], value_size=value.shape[3])
-    return attend(AttentionSpec(heads=heads, mask=Causal()), Operands(query=query, key=key, value=value))
+    return AttentionSpec(heads=heads, mask=Causal()), Operands(query=query, key=key, value=value)
+
+
+def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Our kernels."""
+    return attend(*asked(query, key, value))
 
 
 def torch_own(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -31,15 +39,34 @@ def torch_own(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(*turned, is_causal=True).transpose(1, 2)
 
 
-def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Scores, softmax and sums, one after the other."""
-    query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
-    hidden = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).triu(1)
-    scores = (query @ key.transpose(2, 3) / math.sqrt(query.shape[3])).masked_fill(hidden, -math.inf)
-    return (scores.softmax(-1) @ value).transpose(1, 2)
+def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The plain computation, which keeps all scores."""
+    return Plain().run(*asked(query, key, value))
 
 
-WAYS: dict[str, Attention] = {"ours": ours, "torch": torch_own, "plain": written_out}
+def our_loss(rows: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    """By our kernel, a part of the logits at a time."""
+    return linear_cross_entropy(rows, weight, ids, Targets())
+
+
+def plain_loss(rows: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
+    """Of all logits at once, in float32."""
+    return cross_entropy((rows @ weight.T).flatten(0, 1).float(), ids.flatten())
+
+
+class Way(NamedTuple):
+    """How a step computes what our kernels could."""
+
+    attention: Attention
+    loss: Loss
+
+
+WAYS = {
+    "ours": Way(ours, our_loss),
+    "torch": Way(torch_own, plain_loss),
+    "plain": Way(plain, plain_loss),
+    "ours, attention alone": Way(ours, plain_loss),
+}
 
 
 class Block(nn.Module):
@@ -66,32 +93,34 @@ class Model(nn.Module):
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.after = nn.LayerNorm(width)
+        self.after, self.loss = nn.LayerNorm(width), our_loss
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The loss of foretelling each token from those before it."""
         rows = self.words(tokens) + self.places.weight[: tokens.shape[1]]
-        logits = self.after(self.blocks(rows)) @ self.words.weight.T
-        return cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
+        return self.loss(self.after(self.blocks(rows))[:, :-1], self.words.weight, tokens[:, 1:])
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
-    """The loss of the first step, and the time of one, by each attention; and theirs divided by ours."""
+    """The loss of the first step and the time of one; `times_ours` is that divided by ours."""
+    found_by_us(small)
     sizes = dict(SMALL if small else SHIPPED)
     batch = sizes.pop("batch")
     tokens = torch.randint(0, sizes["words"], (batch, sizes["length"]), device=device)
-    found = {name: one_way(way, sizes, tokens, device) for name, way in WAYS.items()}
-    for name, row in found.items():
-        yield {"case": f"GPT-2 small, a step, attention: {name}", **row, "beside_ours": row["ms"] / found["ours"]["ms"]}
+    found: dict[str, dict[str, float]] = {}
+    for name, way in WAYS.items():
+        row = found[name] = one_way(way, sizes, tokens, device)
+        yield {"case": "GPT-2 small, a step", "way": name, **row, "times_ours": row["ms"] / found["ours"]["ms"]}
 
 
-def one_way(way: Attention, sizes: dict[str, int], tokens: Tensor, device: str) -> dict[str, float]:
-    """Loss and time of steps with one attention; weights are the same for all."""
+def one_way(way: Way, sizes: dict[str, int], tokens: Tensor, device: str) -> dict[str, float]:
+    """Loss and time of steps in one way; weights are the same for all."""
     torch.manual_seed(0)
     kind = torch.bfloat16 if device == "cuda" else torch.float32
     model = Model(**sizes).to(device, kind)
+    model.loss = way.loss
     for block in model.blocks:
-        block.attention = way
+        block.attention = way.attention
     adam = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
     losses: list[Tensor] = []
 

@@ -6,10 +6,16 @@ import sys
 import pytest
 import torch
 from attn_core import (
+    AttentionSpec,
     Causal,
     Heads,
+    Operands,
+    PagedOperands,
     Problem,
+    RaggedBatch,
     RecurrenceSpec,
+    RowsInPlace,
+    Steps,
     Strided,
     Targets,
     Window,
@@ -167,6 +173,24 @@ def test_tensors_of_a_cpu_are_refused_before_anything_is_launched(operation):
     }
     with pytest.raises(InvalidValue, match="do not run on a CPU"):
         calls[operation]()
+
+
+def test_attention_and_recurrences_of_a_cpu_are_refused_before_anything_is_launched():
+    pytest.importorskip("triton")
+    kernels, rows = installed().kernels, torch.zeros(1, 4, 2, 16)
+    spec = AttentionSpec(heads=Heads(query=2, key_value=2, key_size=16, value_size=16))
+    held = RowsInPlace({"key": rows[0], "value": rows[0]}, torch.zeros(1, 4).long(), torch.zeros(1, 4).long(), (0,))
+    paged = PagedOperands(query=rows[0, :1], batch=RaggedBatch.of((1,), (3,), torch.tensor), rows=held, requests=(0,))
+    calls = {
+        "triton_attend": lambda kernel: kernel.run(spec, Operands(query=rows, key=rows, value=rows)),
+        "triton_fp8": lambda kernel: kernel.run(spec, Operands(query=rows, key=rows, value=rows)),
+        "triton_paged": lambda kernel: kernel.run_paged(spec, paged),
+        "triton_chunked": lambda kernel: kernel.run_steps(Steps(rows, rows, rows), None, 64),
+        "triton_recurrent": lambda kernel: kernel.run_steps(Steps(rows, rows, rows), None, 64),
+    }
+    for name, call in calls.items():
+        with pytest.raises(InvalidValue, match="do not run on a CPU"):
+            call(kernels.get(name))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from attn_kernels_triton.programs.arguments import Rows
 
-WIDEST_GRID = 2**31 - 1
+LARGEST_OFFSET = 2**31 - 1
+"""The largest number that programs hold in 32 bits: rows of one head are counted so, heads and sequences in 64."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +47,13 @@ def rows(tensor: Tensor) -> Rows:
     """The view of a tensor [batch, row, head, size]."""
     batch, row, head, _ = tensor.stride()
     return Rows(tensor, batch, row, head)
+
+
+def addressable(tensor: Tensor) -> Tensor:
+    """A tensor [batch, row, head, size] that programs can walk over: a copy where it is not dense, or rows lie too far
+    apart."""
+    dense = tensor.stride(3) == 1 or tensor.shape[3] == 1
+    return tensor if dense and tensor.shape[1] * tensor.stride(1) <= LARGEST_OFFSET else tensor.contiguous()
 
 
 def integers(found: Sequence[int] | Sequence[Sequence[int]], like: Tensor) -> Tensor:

@@ -198,6 +198,9 @@ def test_what_programs_over_pages_would_misread_is_refused_before_they_start():
         "rows.form": changed_rows(operands, form="int2"),
         "key.dtype": changed_rows(operands, fields={**fields, "key": fields["key"].half()}),
         "value": changed_rows(operands, fields={**fields, "value": fields["value"][..., :8]}),
+        "value.device": changed_rows(operands, fields={**fields, "value": fields["value"].to("meta")}),
+        "rows.numbers.device": changed_rows(operands, numbers=operands.rows.numbers.to("meta")),
+        "query.stride": dataclasses.replace(operands, query=operands.query.mT.contiguous().mT),
         "value.stride": changed_rows(operands, fields={**fields, "value": fields["value"].mT.contiguous().mT}),
         "requests": dataclasses.replace(operands, requests=(2,)),
     }

@@ -187,6 +187,8 @@ def test_gradients_are_the_same_bit_for_bit_each_time():
         ({"key": torch.zeros(1, 4, 2, 130)}, "key"),
         ({"key": torch.zeros(1, 4, 2, 300, dtype=torch.bfloat16)}, "key"),
         ({"key": torch.zeros(4, 2, 8)}, "key"),
+        ({"value": torch.zeros(1, 4, 2, 5, device="meta")}, "value.device"),
+        ({"decay": torch.zeros(1, 4, 2, 1, device="meta")}, "decay.device"),
         ({"decay": torch.zeros(3, 4, 2, 1)}, "decay"),
         ({"decay": torch.zeros(1, 4, 2, 5)}, "decay"),
         ({"strength": torch.zeros(1, 4, 3)}, "strength"),

@@ -13,7 +13,7 @@ from attn_kernels_triton.attention.forward import Attended, Inputs
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.texts import Listed
 from attn_kernels_triton.attention.tiles import choice_of, tile_of
-from attn_kernels_triton.launch import Launch, rows
+from attn_kernels_triton.launch import Launch, addressable, rows
 from attn_kernels_triton.programs.arguments import NO_BLOCKS, NO_TILE, Backward
 from attn_kernels_triton.programs.backward_key import gradient_to_keys
 from attn_kernels_triton.programs.backward_query import attend_delta, gradient_to_queries
@@ -39,7 +39,7 @@ class Gradients(NamedTuple):
 
 def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gradients:
     """The gradients of a gradient to the output."""
-    change = change if change.stride(3) == 1 else change.contiguous()
+    change = addressable(change)
     work = Backwards(inputs, result, change, torch.empty_like(result.lse), Inputs(*map(torch.empty_like, inputs)))
     for launch in backward_launches(plan, work):
         launch.run(change.device)

@@ -9,10 +9,12 @@ from attn_core.packed import check_packed
 from torch import Tensor
 
 from attn_kernels_triton.kernels.attend import WIDEST_DROPPED
+from attn_kernels_triton.launch import LARGEST_OFFSET
 from attn_kernels_triton.machine import interpreted
 
-LARGEST_OFFSET = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FARTHEST = 2**30
+"""The farthest position, and the farthest that a mask reaches: 32 bits hold sums and differences of two."""
 
 
 def check(spec: AttentionSpec, operands: Operands) -> None:
@@ -30,12 +32,8 @@ def check(spec: AttentionSpec, operands: Operands) -> None:
         expected["keep"] = operands.keep, (batch, key.shape[1])
     for name, (tensor, shape) in expected.items():
         check_like(name, tensor, shape, query.device)
-    for name, places, count in (
-        ("query_positions", operands.query_positions, query.shape[1]),
-        ("key_positions", operands.key_positions, key.shape[1]),
-    ):
-        if places is not None:
-            check_like(name, places, (batch if places.shape[:1] == (batch,) else 1, count), query.device)
+    check_positions("query_positions", operands.query_positions, query)
+    check_positions("key_positions", operands.key_positions, key)
     for name, weight in spec.weights.items():
         if name not in operands.parameters:
             raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")
@@ -46,6 +44,7 @@ def check(spec: AttentionSpec, operands: Operands) -> None:
         given = max(heads.key_size, heads.value_size)
         raise InvalidValue.of("dropout", f"over heads of size {given}", f"sizes up to {WIDEST_DROPPED}")
     check_count("queries of all heads", batch * heads.query * query.shape[1])
+    check_count("output: elements of a sequence", query.shape[1] * heads.query * heads.value_size)
 
 
 def check_biases(spec: AttentionSpec, operands: Operands) -> None:
@@ -54,6 +53,16 @@ def check_biases(spec: AttentionSpec, operands: Operands) -> None:
     tables = [operands.parameters[name] for name in spec.weights if name.endswith("_bias.table")]
     if placed and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         raise InvalidValue.of("positions", "given", "none where learned biases need gradients")
+
+
+def check_positions(name: str, places: Tensor | None, rows: Tensor) -> None:
+    """Positions [batch or 1, row] of rows, whose differences 32 bits hold."""
+    if places is None:
+        return
+    batch, count = rows.shape[:2]
+    check_like(name, places, (batch if places.shape[:1] == (batch,) else 1, count), rows.device)
+    if places.numel() and int(places.abs().max()) > FARTHEST:
+        raise InvalidValue.of(name, int(places.abs().max()), f"at most {FARTHEST}")
 
 
 def check_rows(name: str, tensor: Tensor, query: Tensor) -> None:
@@ -70,7 +79,9 @@ def check_rows(name: str, tensor: Tensor, query: Tensor) -> None:
         raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "one that ends in 1: heads lie dense in memory")
     if any(step < 0 for step in tensor.stride()):
         raise InvalidValue.of(f"{name}.stride", list(tensor.stride()), "no negative strides")
-    check_count(f"{name}: elements from the first to the last row of a head", tensor.shape[1] * tensor.stride(1))
+    # Gradients are dense, whatever their tensors are.
+    step = max(tensor.stride(1), tensor.shape[2] * tensor.shape[3])
+    check_count(f"{name}: elements from the first to the last row of a head", tensor.shape[1] * step)
 
 
 def check_like(name: str, tensor: Tensor, shape: tuple[int, ...], device: torch.device) -> None:

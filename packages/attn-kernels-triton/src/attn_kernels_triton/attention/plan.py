@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attn_kernels_triton.attention.biases import bias_of
 from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of, with_map
+from attn_kernels_triton.attention.checks import FARTHEST
 from attn_kernels_triton.attention.texts import Listed, Text, longest, texts_of, tiles_of
 from attn_kernels_triton.attention.tiles import Sizes
 from attn_kernels_triton.programs.arguments import NO_BLOCKS, NOTHING_DROPPED, Blocks, Dropped, Places, Rule, Shape
@@ -118,7 +119,7 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
     scale = 1.0
     if isinstance(spec.score, ScaledDot):
         scale = query.shape[-1] ** -0.5 if spec.score.scale is None else spec.score.scale
-    rule = Rule(scale=float(scale), left=band.left, right=band.right)
+    rule = Rule(scale=float(scale), left=near(band.left), right=near(band.right))
     for modifier in spec.modifiers:
         if isinstance(modifier, SoftCap):
             rule = rule._replace(cap=float(modifier.cap))
@@ -126,6 +127,11 @@ def rule_of(spec: AttentionSpec, query: Tensor, band: Band) -> Rule:
             slopes = torch.tensor(modifier.slopes(spec.heads.query), dtype=torch.float32, device=query.device)
             rule = rule._replace(slopes=slopes)
     return rule
+
+
+def near(reach: int | None) -> int | None:
+    """How far a mask reaches, no farther than programs count, which is farther than any position is."""
+    return None if reach is None else min(reach, FARTHEST)
 
 
 def with_learned(rule: Rule, sink: Tensor | None, bias: Tensor | None) -> Rule:

@@ -10,12 +10,12 @@ from attn_core import AttentionSpec, Operands
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
-from attn_kernels_triton.attention.checks import check
+from attn_kernels_triton.attention.checks import check, check_count
 from attn_kernels_triton.attention.dense import has_copier
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, inputs_of
 from attn_kernels_triton.attention.plan import Plan, plan_of
 from attn_kernels_triton.attention.tiles import tile_of
-from attn_kernels_triton.fp8.codes import Coded, codes_launch, empty_codes, width_of
+from attn_kernels_triton.fp8.codes import ROWS, Coded, blocks_of, codes_launch, empty_codes, width_of
 from attn_kernels_triton.fp8.tiles import coded_choice, described
 from attn_kernels_triton.launch import Launch, rows
 from attn_kernels_triton.programs import fp8_arguments
@@ -52,6 +52,8 @@ def checked_plan(spec: AttentionSpec, operands: Operands) -> Plan:
     query, plan = operands.query, plan_of(spec, operands)
     if query.dtype.itemsize != torch.bfloat16.itemsize:
         raise InvalidValue.of("query.dtype", str(query.dtype), "bfloat16 or float16")
+    for name, tensor in (("query", query), ("key", operands.key), ("value", operands.value)):
+        check_codes(name, tensor)
     if not has_copier(query.device):
         raise InvalidValue.of("query.device", str(query.device), "a GPU of compute capability 9.0 or more")
     if plan.rule.scale <= 0:
@@ -63,6 +65,14 @@ def checked_plan(spec: AttentionSpec, operands: Operands) -> Plan:
     if plan.lists is not None or plan.texts is not None or plan.places != Places():
         raise InvalidValue.of("mask", str(spec.mask), "a band: full, causal, or a window, nothing padded or placed")
     return plan
+
+
+def check_codes(name: str, rows: Tensor) -> None:
+    """Rows [batch, row, head, size] whose codes, filled up to whole blocks, programs can count."""
+    batch, count, heads, size = rows.shape
+    held = blocks_of(count) * ROWS
+    check_count(f"{name}: codes of a head", held * width_of(size))
+    check_count(f"{name}: rows of all heads", batch * heads * max(held, width_of(size)))
 
 
 def empty_coded(inputs: Inputs, *, rotated: bool) -> Rounded:

@@ -7,7 +7,7 @@ from attn_core import AttentionSpec, PagedOperands
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
-from attn_kernels_triton.attention.checks import DTYPES, check_like
+from attn_kernels_triton.attention.checks import DTYPES, FARTHEST, check_count, check_like
 from attn_kernels_triton.machine import interpreted
 from attn_kernels_triton.programs.paged_arguments import Memory
 
@@ -31,6 +31,12 @@ def check(spec: AttentionSpec, operands: PagedOperands) -> None:
         raise InvalidValue.of("rows.numbers, firsts", given, f"both of {batch.requests} requests")
     check_like("positions", batch.positions, (tokens,), query.device)
     check_like("rows.numbers", rows.numbers, tuple(rows.numbers.shape), query.device)
+    if rows.numbers.dtype != torch.int64:
+        raise InvalidValue.of("rows.numbers.dtype", str(rows.numbers.dtype), "int64: memory may have very many rows")
+    check_count("query: elements from the first to the last head", spec.heads.query * query.stride(1))
+    farthest = max((past + new for past, new in zip(batch.contexts, batch.lengths, strict=True)), default=0)
+    if farthest > FARTHEST:
+        raise InvalidValue.of("contexts", farthest, f"at most {FARTHEST} tokens of a request")
     for name, weight in spec.weights.items():
         if name not in operands.parameters:
             raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")

@@ -16,7 +16,7 @@ def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.cons
         found = read_fours(memory, number, head, inside, size, width, into)
     else:
         across = tl.arange(0, width)
-        at = memory.data + (number * memory.row + head * memory.head)[:, None] + across[None, :]
+        at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
         if size == width:
             found = tl.load(at, mask=inside[:, None], other=0).to(into)
         else:
@@ -27,9 +27,9 @@ def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.cons
 @triton.jit
 def times(number, stride):
     """Places behind the first; a stride of one is a constant, which Triton 3.6 knows as None inside of a loop."""
-    place = number
+    place = tl.cast(number, tl.int64)
     if stride is not None:
-        place = number * stride
+        place = place * stride
     return place
 
 
@@ -47,7 +47,7 @@ def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.const
     half: tl.constexpr = width // 2
     groups: tl.constexpr = width // GROUP
     across = tl.arange(0, half)
-    at = memory.data + (number * memory.row + head * memory.head)[:, None] + across[None, :]
+    at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
     pairs = tl.load(at, mask=inside[:, None] & (across[None, :] < size // 2), other=0)
     codes = tl.interleave(pairs & 15, pairs >> 4).to(tl.float32)
     across = tl.arange(0, groups)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.launch import Launch, addressable
 from attn_kernels_triton.programs.scan.arguments import Unscan
 from attn_kernels_triton.programs.scan.backward import uncorrect, unrecall, unremember
 from attn_kernels_triton.programs.scan.backward_key import gradient_to_channels
 from attn_kernels_triton.scan.forward import launch_of, memory_launches, scan_of
 from attn_kernels_triton.scan.tiles import ScanChoice, scan_choice
-from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token, dense
+from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,8 +43,8 @@ def gradients(given: Given, out: Tensor, after: Tensor | None, *, decays: bool) 
     if not sizes.channels:
         parts = -(-sizes.key_size // scan_choice("gradient_to_channels", sizes).keys)
     return Gradients(
-        out=dense(out),
-        after=None if after is None else dense(after),
+        out=addressable(out),
+        after=None if after is None else addressable(after),
         states=given.states(),
         news=news,
         query=given.rows(sizes.key_size),

@@ -11,6 +11,7 @@ from torch import Tensor
 from attn_kernels_triton.attention.checks import check_count, check_like
 from attn_kernels_triton.kernels.recurrence import WIDEST, WIDEST_APART
 from attn_kernels_triton.machine import interpreted
+from attn_kernels_triton.scan.tiles import CHUNKS
 
 SCAN_DTYPES = (torch.float32, torch.bfloat16)
 
@@ -39,6 +40,8 @@ def check_steps(steps: Steps, before: Tensor | None) -> None:
             kinds = f"{steps.key.dtype}, as the keys" + (", or float32" if wide else "")
             raise InvalidValue.of(f"{name}.dtype", str(part.dtype), kinds)
     check_count("elements of the memories of a head", (tokens // 16 + 1) * size * width)
+    # What programs write lies dense, in rows of 64 at least.
+    check_count("elements of a sequence", tokens * heads * max(size, width, *CHUNKS.values()))
     for name, rows in (("query", steps.query), ("key", steps.key), ("value", steps.value)):
         check_count(f"{name}: elements from the first to the last row of a head", tokens * rows.stride(1))
 

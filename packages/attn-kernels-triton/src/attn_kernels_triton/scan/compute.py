@@ -9,10 +9,11 @@ from attn_core import Steps
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attn_kernels_triton.launch import addressable
 from attn_kernels_triton.scan.backward import backward
 from attn_kernels_triton.scan.checks import check_steps
 from attn_kernels_triton.scan.forward import decode_launch, forward_launches
-from attn_kernels_triton.scan.work import Given, between, dense, spaced
+from attn_kernels_triton.scan.work import Given, between, spaced
 
 
 class ByChunks(torch.autograd.Function):
@@ -60,7 +61,7 @@ def given_of(steps: Steps, before: Tensor | None) -> Given:
     check_steps(steps, before)
     if steps.strength is not None:
         steps = steps._replace(strength=spaced(steps.strength[..., None]))
-    return Given(*(None if part is None else dense(part) for part in (*steps, before)))  # type: ignore[arg-type]
+    return Given(*(None if part is None else addressable(part) for part in (*steps, before)))  # type: ignore[arg-type]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -101,8 +101,3 @@ def spaced(tensor: Tensor) -> Tensor:
     wide = tensor.new_empty(*tensor.shape[:3], 2)
     wide[..., :1] = tensor
     return wide[..., :1]
-
-
-def dense(tensor: Tensor) -> Tensor:
-    """The tensor with its last axis dense in memory."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

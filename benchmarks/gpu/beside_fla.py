@@ -1,0 +1,82 @@
+"""Linear recurrences beside fla-core's, where it is installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from attention import said_of
+from attn_core import Steps
+from attn_kernels_triton.scan.compute import by_chunks
+from recurrences import Recurrence, timed_cases, times
+from torch import Tensor
+
+THEIRS = {
+    ("none", False): ("fla.ops.linear_attn", "chunk_linear_attn"),
+    ("head", False): ("fla.ops.simple_gla", "chunk_simple_gla"),
+    ("channel", False): ("fla.ops.gla", "chunk_gla"),
+    ("none", True): ("fla.ops.delta_rule", "chunk_delta_rule"),
+    ("head", True): ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
+    ("channel", True): ("fla.ops.kda", "chunk_kda"),
+}
+"""Modules and functions of fla-core by what fades and whether keys correct."""
+
+
+def constant(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Where nothing fades."""
+    return beside("none", device, small=small)
+
+
+def by_head(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Where each head fades."""
+    return beside("head", device, small=small)
+
+
+def by_channel(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Where each channel fades."""
+    return beside("channel", device, small=small)
+
+
+def beside(decay: str, device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """How many times our time theirs takes in both passes, and how far their output is from ours at most."""
+    for case in timed_cases(small=small):
+        if case.decay == decay:
+            yield {"case": case.name, "beside": "fla", **compared(case, device)}
+
+
+def compared(case: Recurrence, device: str) -> dict[str, Any]:
+    """Their times divided by ours, or why there are none."""
+    if device != "cuda":
+        return {"refused": "not on a CPU"}
+    module, name = THEIRS[case.decay, case.corrects]
+    steps = case.steps(device)
+
+    def ours(given: Steps) -> Tensor:
+        return by_chunks(given, None)[0]
+
+    try:
+        theirs = called(getattr(importlib.import_module(module), name), case)
+        with torch.no_grad():
+            difference = theirs(steps).float() - ours(steps).float()
+        taken = times(theirs, steps, device)
+    except Exception as error:  # noqa: BLE001 -- whatever fails in a peer costs this row alone
+        return {"refused": said_of(error)}
+    own = times(ours, steps, device)
+    return {"forward": taken[0] / own[0], "backward": taken[1] / own[1], "apart": float(difference.abs().max())}
+
+
+def called(function: Callable[..., Any], case: Recurrence) -> Callable[[Steps], Tensor]:
+    """Their function over our steps."""
+
+    def run(given: Steps) -> Tensor:
+        fades = None if given.decay is None else given.decay[..., 0] if case.decay == "head" else given.decay
+        more: dict[str, Any] = {"g": fades, "beta": given.strength}
+        more = {key: part for key, part in more.items() if part is not None}
+        if case.decay == "none" and not case.corrects:
+            more["normalize"] = False
+        out: Tensor = function(given.query, given.key, given.value, scale=1.0, **more)[0]
+        return out
+
+    return run

@@ -1,0 +1,43 @@
+"""What the chip is, and how fast it copies and multiplies: the ceilings of everything else, in the same run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+from timing import copied_per_second, seconds
+
+CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+FACTS = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", *CLOCKS)
+
+
+def facts(device: str) -> dict[str, Any]:
+    """Device, versions and clocks."""
+    found = {"torch": torch.__version__, "triton": triton.__version__, "device": device}
+    if device != "cuda":
+        return found
+    properties = torch.cuda.get_device_properties(0)
+    numbers = {"bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count}
+    versions = {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    return {**found, "device": properties.name, **numbers, **versions, "driver": asked(FACTS)}
+
+
+def asked(fields: tuple[str, ...] = CLOCKS) -> dict[str, str]:
+    """What the driver says of the device now; nothing where its tool is missing."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20).stdout.strip()
+    return dict(zip(fields, said.split(", "), strict=False))
+
+
+def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Bytes a second that are read and written by copying, and the rate of a product of matrices, bfloat16."""
+    yield {"case": "copy", "bytes_per_second": copied_per_second(device)}
+    side = 64 if small else 8192
+    one, other = (torch.randn(side, side, device=device).bfloat16() for _ in range(2))
+    yield {"case": f"product, {side}", "tflops": 2 * side**3 / seconds(lambda: one @ other, device) / 1e12}

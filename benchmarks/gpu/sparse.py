@@ -1,0 +1,85 @@
+"""Masks that leave a part of all pairs: what a block that is kept costs, and how fast they are beside FlexAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from attention import beside, said_of, timed
+from attn_core import BigBird, Causal, Full, Mask, Prefix, Segments, Window
+from attn_core.mask.blocks import blocks
+from cases import Case
+from peers import MaskMod, flex
+from torch import Tensor
+
+BLOCK = 128
+"""Queries and keys of a block that is counted, as many as most tiles have."""
+
+DOCUMENTS = (900, 100, 2048, 3000, 500, 1644)
+
+
+def masks(*, small: bool) -> dict[str, Mask]:
+    """Masks over 8192 tokens; blocks are sparse in the last."""
+    if small:
+        return {"window": Window(left=9), "big bird": BigBird(block=16, random=1).of_head(0)}
+    return {
+        "window 512": Window(left=512),
+        "window 1024": Window(left=1024),
+        "prefix of 1024": Causal() | Prefix(1024),
+        "documents": Causal() & Segments(DOCUMENTS),
+        "big bird": BigBird(block=BLOCK, random=3).of_head(0),
+    }
+
+
+KEPT = ("window", "window 512", "window 1024", "big bird")
+"""Those of which what is kept is a small share."""
+
+
+def case_of(name: str, mask: Mask, *, small: bool) -> Case:
+    """A mask over many tokens."""
+    length, size, heads = (64, 16, (2, 2)) if small else (8192, 128, (16, 4))
+    return Case(name=name, mask=mask, queries=length, keys=length, sizes=(size, size), heads=heads)
+
+
+def kept(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """`forward` and `backward` are our own dense time of a block, divided by that of a block that is kept."""
+    dense, block = case_of("full", Full(), small=small), 16 if small else BLOCK
+    whole = {"blocks": (dense.queries // block) * (dense.keys // block), **timed(dense, device)}
+    yield {"case": dense.name, **whole}
+    for name, mask in masks(small=small).items():
+        if name in KEPT:
+            case = case_of(name, mask, small=small)
+            found = {"blocks": blocks(mask, case.queries, case.keys, block).computed, **timed(case, device)}
+            way = {way: each(whole, way) / each(found, way) for way in ("forward", "backward")}
+            yield {"case": name, "beside": "own dense, by block", **found, **way}
+
+
+def each(row: dict[str, Any], way: str) -> float:
+    """The time of a block."""
+    found: float = row[f"{way}_ms"] / row["blocks"]
+    return found
+
+
+def documents(device: str) -> MaskMod:
+    """The mask of documents as FlexAttention's own examples write it: the program would not compile ours."""
+    numbers = torch.arange(len(DOCUMENTS)).repeat_interleave(torch.tensor(DOCUMENTS)).to(device)
+
+    def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001 -- FlexAttention's form
+        return (query >= key) & (numbers[query] == numbers[key])
+
+    return seen
+
+
+def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """Times of masks, each beside compiled FlexAttention."""
+    for name, mask in {**masks(small=small), "causal": Causal()}.items():
+        case = case_of(name, mask, small=small)
+        yield {"case": name, **timed(case, device)}
+        if device == "cuda":
+            try:
+                other = flex(case, device, documents(device) if name == "documents" else None)
+            except Exception as error:  # noqa: BLE001 -- whatever fails in a peer costs this row alone
+                yield {"case": name, "beside": "flex", "refused": said_of(error)}
+                continue
+            yield {"case": name, **beside("flex", case, other)}
