@@ -33,7 +33,7 @@ def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
 
 
 def flex(case: Case, device: str, written: MaskMod | None = None) -> Attention:
-    """Compiled FlexAttention under the mask of the case, or as it is `written`; blocks are found beforehand, as ours."""
+    """Compiled FlexAttention under the mask of the case, or as it is `written`; blocks are found before, as ours."""
     # Each pattern is compiled twice; beyond eight of one function torch would silently compute all pairs.
     torch.compiler.reset()
     asked = written or mask_mod(case.mask, case.queries, case.keys)

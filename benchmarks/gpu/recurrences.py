@@ -16,6 +16,9 @@ from torch import Tensor
 FACTOR, ROUNDINGS, MORE = 1.25, 4, 32
 """More roundings for log decays, whose gradients are sums of differences that nearly cancel."""
 
+OF_DECAYS = ("decay", "rate", "step_bias", "fade.1.bias")
+"""How names of decays end, and of weights that decays are made of."""
+
 KINDS = [(decay, corrects) for corrects in (False, True) for decay in ("none", "head", "channel")]
 """What fades, and whether keys correct: linear attention, RetNet, GLA; DeltaNet, Gated DeltaNet, KDA."""
 
@@ -122,7 +125,7 @@ def judged(case: str, what: str, three: tuple[Tensor, Tensor, Tensor], *, same: 
     found, usual, truth = three
     size = float(torch.linalg.vector_norm(truth)) or 1.0
     error, own = (float(torch.linalg.vector_norm(part.double() - truth)) / size for part in (found, usual))
-    roundings = MORE if what.endswith("decay") else ROUNDINGS
+    roundings = MORE if what.endswith(OF_DECAYS) else ROUNDINGS
     allowed = FACTOR * own + roundings * torch.finfo(usual.dtype).eps
     right = error <= allowed and same
     return {"case": case, "what": what, "error": error, "allowed": allowed, "same": same, "right": right}

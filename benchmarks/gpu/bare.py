@@ -1,0 +1,37 @@
+"""Makes packages of this tree known where nothing of it is installed, so that plugins are found as anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("attn-core", "attn-variants", "attn-kernels-triton")
+
+
+def make_known() -> None:
+    """Describe these packages, as far as they are not installed, in a folder of the path: their sources are on it."""
+    folder = Path(tempfile.mkdtemp(prefix="attn-known-"))
+    for name in NEEDED:
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            manifest = tomllib.loads((ROOT / "packages" / name / "pyproject.toml").read_text(encoding="utf-8"))
+            describe(manifest["project"], folder)
+    sys.path.append(str(folder))
+
+
+def describe(project: dict[str, Any], folder: Path) -> None:
+    """Write what an installed package says of itself."""
+    name, version = project["name"], project["version"]
+    said = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    said.mkdir()
+    needs = "".join(f"Requires-Dist: {need}\n" for need in project.get("dependencies", []))
+    (said / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
+    points = project.get("entry-points", {})
+    lines = [line for group, own in points.items() for line in (f"[{group}]", *(f"{n} = {t}" for n, t in own.items()))]
+    (said / "entry_points.txt").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,95 @@
+"""Layers as users build them: whether they take these kernels by themselves on this GPU, and learn the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import bare
+import torch
+from torch import Tensor, nn
+
+bare.make_known()
+
+from attn_core import configure, installed  # noqa: E402 -- which finds what has just been made known
+from attn_core.recurrence_plan import RecurrencePlan  # noqa: E402
+from attn_kernels_triton.launch import Launch  # noqa: E402
+from recurrences import judged  # noqa: E402
+
+
+class Built(NamedTuple):
+    """A mechanism with the type of its layer, and how it is told to compute plainly."""
+
+    name: str
+    dtype: torch.dtype
+    plainly: Callable[[Any], None]
+
+
+def by_name(layer: Any) -> None:
+    """Attention of the softmax family takes a kernel by its name."""
+    layer.use_kernel("plain")
+
+
+def by_plan(layer: Any) -> None:
+    """Recurrences take a plan."""
+    layer.plan = RecurrencePlan("plain_chunked")
+
+
+LAYERS = (
+    *(Built(name, torch.bfloat16, by_name) for name in ("mha", "gqa", "sliding_window", "bigbird", "t5_bias", "mla")),
+    *(Built(name, torch.float32, by_plan) for name in ("linear", "retnet", "gla", "deltanet", "kda")),
+)
+
+
+MAIN = {"attend_forward", "attend_dense", "attend_specialised", "recall"}
+"""Programs of which a layer that takes our kernels starts one."""
+
+
+def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+    """For each layer and result, the relative error against float64, and whether it and the kernel taken are right."""
+    width, heads, length = (32, 2, 20) if small else (256, 4, 300)
+    for built in LAYERS:
+        mechanism = installed().mechanisms.get(built.name)
+        torch.manual_seed(0)
+        dtype = built.dtype if device == "cuda" else torch.float32
+        layer = mechanism.build(configure(mechanism, width=width, heads=heads)).to(device, dtype)
+        rows = torch.randn(1, length, width, device=device).to(dtype)
+        found, again = (results(layer, rows) for _ in range(2))
+        taken = sorted(found.programs & MAIN)
+        built.plainly(layer)
+        usual, exact = results(layer, rows), results(layer.double(), rows.double())
+        for name, truth in exact.tensors.items():
+            three = found.tensors[name], usual.tensors[name], truth
+            same = torch.equal(found.tensors[name], again.tensors[name])
+            row = judged(f"layer {built.name}", name, three, same=same)
+            ours = bool(taken) and not usual.programs & MAIN
+            yield {**row, "programs": taken, "right": row["right"] and ours}
+
+
+class Results(NamedTuple):
+    """Tensors by name, and the programs of ours that computed them."""
+
+    tensors: dict[str, Tensor]
+    programs: set[str]
+
+
+def results(layer: nn.Module, rows: Tensor) -> Results:
+    """The output, and the gradients to the rows and to every weight of a fixed weighted sum of it."""
+    programs: set[str] = set()
+    run = Launch.run
+
+    def counted(launch: Launch, device: torch.device) -> None:
+        programs.add(launch.program.__name__)
+        run(launch, device)
+
+    Launch.run = counted  # type: ignore[method-assign]
+    try:
+        given = rows.detach().requires_grad_()
+        out = layer(given)
+        probe = torch.linspace(-1, 1, out.numel(), device=out.device).to(out.dtype).view_as(out)
+        weights = dict(layer.named_parameters())
+        found = torch.autograd.grad(out, [given, *weights.values()], probe, materialize_grads=True)
+    finally:
+        Launch.run = run  # type: ignore[method-assign]
+    names = ("gradient to rows", *(f"gradient to {name}" for name in weights))
+    return Results({"output": out.detach(), **dict(zip(names, found, strict=True))}, programs)
