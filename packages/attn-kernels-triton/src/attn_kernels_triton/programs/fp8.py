@@ -35,7 +35,7 @@ def make_codes(call):
         turned = tl.dot(found, rotation, input_precision="ieee")
     else:
         turned = found.to(tl.float32)
-    highest = tl.max(tl.max(tl.abs(turned), 1), 0)
+    highest = tl.max(tl.abs(turned))
     scale = tl.where(highest == 0.0, 1.0, highest / LARGEST)
     codes = (turned / scale).to(tl.float8e4nv)
     first = tl.cast(batch * call.heads + head, tl.int64) * call.width * blocks * BLOCK

@@ -49,7 +49,7 @@ def unnorm_rows(call):
             change += read_tile(call.total, rows, count, columns, call.tile.size)
         write_tile(call.change, rows, count, columns, call.tile.size, change)
     if call.gains.data is not None:
-        at = call.gains.data + tl.program_id(0) * call.gains.row + columns
+        at = call.gains.data + tl.program_id(0) * call.tile.size + columns
         tl.store(at, gains, mask=columns < call.tile.size)
 
 

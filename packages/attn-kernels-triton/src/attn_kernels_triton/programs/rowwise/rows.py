@@ -8,8 +8,14 @@ import triton.language as tl
 
 @triton.jit
 def starts_of(view, rows):
-    """The addresses of rows, in 64 bits: a matrix may have more elements than 32 bits count."""
-    return view.data + rows.to(tl.int64) * view.row
+    """The addresses of rows, in 64 bits: a matrix may have more elements than 32 bits count.
+
+    Rows of one element lie one apart, which is a constant, and which Triton 3.6 knows as None inside of a loop.
+    """
+    places = rows.to(tl.int64)
+    if view.row is not None:
+        places = places * view.row
+    return view.data + places
 
 
 @triton.jit
