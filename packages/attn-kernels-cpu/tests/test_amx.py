@@ -134,6 +134,11 @@ def test_what_an_earlier_call_left_in_memory_is_not_read(name, inputs):
     assert torch.equal(layer(torch.ones(40, inputs)), torch.full((40, 32), float(inputs)))
 
 
+@pytest.mark.parametrize("name", [*KERNELS, "amx_int4"])
+def test_no_rows_give_no_outputs(name):
+    assert packed(name, torch.randn(16, 64))(torch.randn(0, 64)).shape == (0, 16)
+
+
 def test_a_chip_without_tiles_is_told_what_it_lacks():
     """The reason names the instruction sets."""
     assert without(TILES, frozenset({"avx512f", "amx_tile"})) == "the processor has no amx_bf16, amx_int8, avx512_bf16"

@@ -92,7 +92,7 @@ class CpuBlockStep:
             heads.key_size,
             0,
             int(spec.rotary is not None and spec.rotary.interleaved),
-            int(attention.projections.rounded and spec.mask.lookback is None and heads.key_size % TILE == 0),
+            attention.projections.attention if spec.mask.lookback is None and heads.key_size % TILE == 0 else 0,
         )
         self._key, self._value = _Memory(), _Memory()
         self.layer = LayerStruct(ctypes.addressof(self._block))

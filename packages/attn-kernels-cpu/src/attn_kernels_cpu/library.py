@@ -52,7 +52,7 @@ class BlockStruct(ctypes.Structure):
         ("head_size", ctypes.c_int32),
         ("rotated", ctypes.c_int32),
         ("interleaved", ctypes.c_int32),
-        ("rounded", ctypes.c_int32),
+        ("parts", ctypes.c_int32),
     )
 
 

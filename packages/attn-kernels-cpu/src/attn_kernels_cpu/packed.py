@@ -35,7 +35,7 @@ class PackedLinear(nn.Module):
     def __init__(self, form: str, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.form = form
-        self.rounded = FORMS[form].rounds
+        self.attention = FORMS[form].attention
         self.outputs, self.inputs = weight.shape
         layout = FORMS[form]
         padded = layout.padded(self.outputs)

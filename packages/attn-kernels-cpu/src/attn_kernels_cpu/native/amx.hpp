@@ -7,107 +7,148 @@
 
 #include "groups.hpp"
 
+struct Bfloat16Dots {};
+struct Int8Dots {};
+
 #ifdef TILE_REGISTERS
-struct Bfloat16Dots {
-  static void zero_zero() { _tile_dpbf16ps(0, 4, 6); }
-  static void zero_one() { _tile_dpbf16ps(1, 4, 7); }
-  static void one_zero() { _tile_dpbf16ps(2, 5, 6); }
-  static void one_one() { _tile_dpbf16ps(3, 5, 7); }
-};
+// Compilers want the numbers of registers as they are written.
+#define ADD_DOTS(TO, ROWS, PANEL)                                \
+  if constexpr (std::is_same_v<Dots, Int8Dots>)                  \
+    _tile_dpbssd(TO, ROWS, PANEL);                               \
+  else                                                           \
+    _tile_dpbf16ps(TO, ROWS, PANEL)
 
-struct Int8Dots {
-  static void zero_zero() { _tile_dpbssd(0, 4, 6); }
-  static void zero_one() { _tile_dpbssd(1, 4, 7); }
-  static void one_zero() { _tile_dpbssd(2, 5, 6); }
-  static void one_one() { _tile_dpbssd(3, 5, 7); }
-};
-
-// One tile of rows, or two, with two panels: sums [tiles, 2, 16, 16]. Tiles of any type are 1 KB. `between` is done
-// `blocks` times, while the registers multiply.
-template <class Dots, int TILES, class Between>
-static inline void sums_of(const uint16_t* rows, size_t next, const uint16_t* panel, size_t other, int blocks, float* sums,
-                           Between between) {
+// Two tiles of rows with two panels: sums [tiles, panels, 16, 16]. Tiles of any type are 1 KB; DEEP of those of rows are
+// multiplied with one of a panel. `between` is done `blocks` times, while the registers multiply.
+template <class Dots, int DEEP, class Between>
+static inline void sums_of_two(const uint16_t* rows, size_t next, const uint16_t* panel, size_t other, int blocks, float* sums,
+                               Between between) {
   written();
   _tile_zero(0);
   _tile_zero(1);
-  if (TILES == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  for (int k = 0; k < blocks; k++) {
-    _tile_loadd(4, rows + k * TILE, 64);
-    _tile_loadd(6, panel + k * TILE, 64);
-    _tile_loadd(7, panel + other + k * TILE, 64);
-    Dots::zero_zero();
-    Dots::zero_one();
-    if (TILES == 2) {
-      _tile_loadd(5, rows + next + k * TILE, 64);
-      Dots::one_zero();
-      Dots::one_one();
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int k = 0; k < blocks; k++, panel += TILE) {
+    _tile_loadd(6, panel, 64);
+    _tile_loadd(7, panel + other, 64);
+#pragma GCC unroll 3
+    for (int part = 0; part < DEEP; part++, rows += TILE) {
+      _tile_loadd(4, rows, 64);
+      _tile_loadd(5, rows + next, 64);
+      ADD_DOTS(0, 4, 6);
+      ADD_DOTS(1, 4, 7);
+      ADD_DOTS(2, 5, 6);
+      ADD_DOTS(3, 5, 7);
     }
     between();
   }
   _tile_stored(0, sums, 64);
   _tile_stored(1, sums + 256, 64);
-  if (TILES == 2) {
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
-  }
+  _tile_stored(2, sums + 512, 64);
+  _tile_stored(3, sums + 768, 64);
 }
 
+// One tile of rows with two panels: sums [panels, 16, 16].
+template <class Dots, int DEEP, class Between>
+static inline void sums_of_one(const uint16_t* rows, const uint16_t* panel, size_t other, int blocks, float* sums,
+                               Between between) {
+  written();
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int k = 0; k < blocks; k++, panel += TILE) {
+    _tile_loadd(6, panel, 64);
+    _tile_loadd(7, panel + other, 64);
+#pragma GCC unroll 3
+    for (int part = 0; part < DEEP; part++, rows += TILE) {
+      _tile_loadd(4, rows, 64);
+      ADD_DOTS(0, 4, 6);
+      ADD_DOTS(1, 4, 7);
+    }
+    between();
+  }
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + 256, 64);
+}
+#undef ADD_DOTS
+
 #else
-struct Bfloat16Dots {};
-struct Int8Dots {};
-template <class Dots, int TILES, class Between>
-static inline void sums_of(const uint16_t*, size_t, const uint16_t*, size_t, int, float*, Between) {}
+template <class Dots, int DEEP, class Between>
+static inline void sums_of_two(const uint16_t*, size_t, const uint16_t*, size_t, int, float*, Between) {}
+template <class Dots, int DEEP, class Between>
+static inline void sums_of_one(const uint16_t*, const uint16_t*, size_t, int, float*, Between) {}
 #endif
 
-// Sums of up to two tiles of rows with two panels, which are finished while the next are being multiplied.
+// The rows of one tile with one pair of panels.
+struct Place {
+  int pair, row, rows;
+};
+
+// Sums of up to two tiles of rows with a pair of panels, or of one with two, which are finished while the next are being
+// multiplied.
 template <class Parts, class Pairs>
 struct Unfinished {
   const Pairs& pairs;
   const RowTiles& x;
   const float* sums = nullptr;
-  int pair = 0, row = 0, rows = 0, done = 0;
+  Place places[2] = {};
+  int count = 0, place = 0, done = 0;
 
-  void take(const float* those, int of_pair, int tile) {
+  void take(const float* those, Place first, Place second) {
     sums = those;
-    pair = of_pair;
-    row = tile * x.per;
-    rows = std::min(2 * x.per, x.rows - row);
-    done = 0;
+    places[0] = first;
+    places[1] = second;
+    count = second.rows > 0 ? 2 : 1;
+    place = done = 0;
   }
 
   void some(int many) {
-    constexpr int PER = 16 / Parts::PARTS;
-    for (int last = std::min(rows, done + many); done < last; done++)
-      pairs.template finish<Parts>(x, pair, row + done, sums + done / PER * 512 + done % PER * Parts::PARTS * 16);
+    for (; many > 0 && place < count; many--) {
+      const Place& at = places[place];
+      pairs.template finish<Parts>(x, at.pair, at.row + done, sums + place * 512 + done * Parts::ROWS * 16);
+      if (++done < at.rows) continue;
+      place++;
+      done = 0;
+    }
   }
 };
 
 constexpr int NEAR_TILES = 640;  // tiles of weights (1 KB each) that stay in the second cache while rows pass by
 
-// Tiles of rows with pairs of panels.
+// Tiles of rows with pairs of panels: two tiles with one pair, or, of a last tile, with two.
 template <class Parts, class Pairs>
 static void multiply_share(const Pairs& pairs, const RowTiles& x, Share tiles, Share some) {
+  if (x.rows == 0) return;  // registers cannot have no rows
+  using Dots = typename Parts::Dots;
+  constexpr int DEEP = Parts::PARTS / Parts::ROWS;
   alignas(64) float sums[2][4 * 256];
-  const size_t row = x.apart(), other = pairs.apart() * row;
+  const size_t row = x.apart(), apart = (size_t)x.blocks * TILE, other = pairs.apart() * apart;
   const uint16_t* weights = (const uint16_t*)pairs.l.weights;
   const int many = std::max(1, NEAR_TILES / (2 * x.blocks)), each = (2 * x.per + x.blocks - 1) / x.blocks;
   Unfinished<Parts, Pairs> left{pairs, x};
   auto between = [&] { left.some(each); };
+  auto place = [&](int pair, int tile) { return Place{pair, tile * x.per, std::min(x.per, x.rows - tile * x.per)}; };
   int turn = 0;
-  for (int first = some.first; first < some.last; first += many)
-    for (int tile = tiles.first; tile < tiles.last; tile += 2)
-      for (int pair = first; pair < std::min(some.last, first + many); pair++, turn ^= 1) {
-        const uint16_t *from = x.at + tile * row, *panel = weights + pairs.panel(pair) * row;
-        if (tile + 1 < tiles.last)
-          sums_of<typename Parts::Dots, 2>(from, row, panel, other, x.blocks, sums[turn], between);
-        else
-          sums_of<typename Parts::Dots, 1>(from, row, panel, other, x.blocks, sums[turn], between);
-        left.take(sums[turn], pair, tile);
+  const bool few = x.rows < x.per;
+  if (few) configure_few(x.rows * Parts::ROWS);
+  for (int first = some.first; first < some.last; first += many) {
+    const int last = std::min(some.last, first + many);
+    for (int tile = tiles.first; tile < tiles.last; tile += 2) {
+      const uint16_t* from = x.at + tile * row;
+      const bool two = tile + 1 < tiles.last;
+      for (int pair = first; pair < last; pair++, turn ^= 1) {
+        const uint16_t* panel = weights + pairs.panel(pair) * apart;
+        if (two) {
+          sums_of_two<Dots, DEEP>(from, row, panel, other, x.blocks, sums[turn], between);
+          left.take(sums[turn], place(pair, tile), place(pair, tile + 1));
+        } else {
+          sums_of_one<Dots, DEEP>(from, panel, other, x.blocks, sums[turn], between);
+          left.take(sums[turn], place(pair, tile), {});
+        }
       }
+    }
+  }
   left.some(2 * x.per);
+  if (few) configure_tiles();
 }
 
 // The threads that share products out among them: by rows where there are many, so that a thread's rows stay in its cache

@@ -1,4 +1,8 @@
-// Attention in tiles of bfloat16 (AMX): queries, keys, weights and values are rounded to bfloat16, sums are float32.
+// Attention in tiles of bfloat16 (AMX); sums are float32. With one part a number, queries, keys, weights and values are
+// rounded to bfloat16. With three none is: the first eight bits of a number, the next and the last are a bfloat16 each, so
+// that the products of two numbers' parts add up to theirs exactly. Six of the nine are taken; what is left out, second with
+// third, third with second and with third, is less than 2^-22 of a product, 2^-24 of it on average, as its rounding would be.
+// Sums round less often than in float32: registers add 32 products apart from what they hold.
 // Keys are taken in blocks of thirty-two from the first that a token sees, so that a token gets the same bits alone and
 // among its neighbours, as long as all of them see the same first key.
 #pragma once
@@ -6,23 +10,78 @@
 #include "attend_tile.hpp"
 
 #ifdef TILE_REGISTERS
-static inline __m512i rounded32(const float* at) {
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(at + 16), _mm512_loadu_ps(at));
-}
-static inline __m512i rounded32(const uint16_t* at) { return _mm512_loadu_si512(at); }
+// How many bfloat16 numbers what is multiplied becomes: OF of queries and weights, KEPT of keys and values, which is one
+// where they lie in bfloat16.
+template <int OF, int KEPT>
+struct Split {
+  static constexpr int KEPT_PARTS = KEPT;
+  static constexpr int ROW = OF == 3 ? 48 : 32;  // floats that hold thirty-two scores, and then all parts of as many weights
+};
 
-static inline __m512i rounded_two(const float* first, const float* second) {
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(second), _mm512_loadu_ps(first));
-}
-static inline __m512i rounded_two(const uint16_t* first, const uint16_t* second) {
-  __m512i low = _mm512_castsi256_si512(_mm256_loadu_si256((const __m256i*)first));
-  return _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)second), 1);
+template <class Element, int OF>
+using SplitOf = Split<OF, std::is_same_v<Element, float> ? OF : 1>;
+
+// Orders of sixteens of two registers: one after another, or in turns; of all of them, or of the upper halves of 32 bits.
+alignas(64) static constexpr uint16_t IN_TURNS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+alignas(64) static constexpr uint16_t UPPER_IN_TURNS[32] = {1,  33, 3,  35, 5,  37, 7,  39, 9,  41, 11, 43, 13, 45, 15, 47,
+                                                            17, 49, 19, 51, 21, 53, 23, 55, 25, 57, 27, 59, 29, 61, 31, 63};
+alignas(64) static constexpr uint16_t UPPER_HALVES[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                          33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
+// Sixteen numbers and sixteen others as parts of thirty-two each; three parts in the order of `upper`. What is not finite has
+// NaN as its second part.
+template <int PARTS>
+static inline void split32(__m512 low, __m512 high, const uint16_t* upper, __m512i parts[PARTS]) {
+  if (PARTS == 1) {
+    parts[0] = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    return;
+  }
+  const __m512i order = _mm512_load_si512(upper);
+  const __m512 mask = _mm512_castsi512_ps(_mm512_set1_epi32(UPPER));
+  for (int part = 0; part < PARTS; part++) {
+    parts[part] = _mm512_permutex2var_epi16(_mm512_castps_si512(low), order, _mm512_castps_si512(high));
+    low = _mm512_sub_ps(low, _mm512_and_ps(low, mask));
+    high = _mm512_sub_ps(high, _mm512_and_ps(high, mask));
+  }
 }
 
-// 2^x to 3e-6 of it, for what is rounded to bfloat16 next: a polynomial of degree four for what x is above a whole number,
-// fitted to be off nowhere by more. 0 for -inf, NaN stays NaN.
+template <int PARTS>
+static inline void neighbours(const float* at, __m512i parts[PARTS]) {
+  split32<PARTS>(_mm512_loadu_ps(at), _mm512_loadu_ps(at + 16), UPPER_HALVES, parts);
+}
+template <int PARTS>
+static inline void neighbours(const uint16_t* at, __m512i parts[PARTS]) { parts[0] = _mm512_loadu_si512(at); }
+
+// Sixteen numbers and sixteen others, which are zero where they are nowhere, in turns.
+template <int PARTS>
+static inline void in_turns(const float* first, const float* second, __m512i parts[PARTS]) {
+  split32<PARTS>(_mm512_loadu_ps(first), second ? _mm512_loadu_ps(second) : _mm512_setzero_ps(), UPPER_IN_TURNS, parts);
+  if (PARTS == 1) parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), parts[0]);
+}
+template <int PARTS>
+static inline void in_turns(const uint16_t* first, const uint16_t* second, __m512i parts[PARTS]) {
+  __m512i low = _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)first));
+  if (second) low = _mm512_inserti64x4(low, _mm256_loadu_si256((const __m256i*)second), 1);
+  parts[0] = _mm512_permutexvar_epi16(_mm512_load_si512(IN_TURNS), low);
+}
+
+// 2^x for weights that become PARTS numbers, by a polynomial for what x is above a whole number, fitted to be off nowhere by
+// more: of degree four, to 3e-6 of it, for what is rounded to bfloat16, of degree six, to 1.4e-8 before its own rounding,
+// else. 0 for -inf, NaN stays NaN.
+template <int PARTS>
 static inline __m512 two_to_the(__m512 x) {
   const __m512 above = _mm512_reduce_ps(x, 1);
+  if (PARTS == 3) {
+    __m512 p = _mm512_set1_ps(0.000216129265f);
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.00124678423f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.00967545249f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.0554852821f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.240229309f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.693147063f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, x);
+  }
   __m512 p = _mm512_set1_ps(0.0135341676f);
   p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.0520114612f));
   p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(0.241442757f));
@@ -31,10 +90,11 @@ static inline __m512 two_to_the(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// What one task works on: tiles of sixteen rows of queries in turn, all with the same blocks of keys and values.
+// What one task works on: tiles of sixteen rows of queries in turn, all with the same blocks of keys and values, or with
+// blocks that take each other's place.
 struct Roomed {
-  uint16_t *queries, *keys, *values;  // [size / 32] tiles, blocks of [size / 32, 2] and of [size / 16]
-  float *scores, *out;                // [blocks, 16, 32], in which weights take the place of scores, and [16, size]
+  uint16_t *queries, *keys, *values;  // tiles [size / 32, OF], blocks of [size / 32, KEPT, 2] and of [size / 16, KEPT]
+  float *scores, *out;                // [blocks, 16, ROW], in which weights take the place of scores, and [16, size]
   int size;
 };
 
@@ -42,60 +102,112 @@ struct AmxRoom {
   TileMemory queries, keys, values, scores, out;
   std::vector<int> seen;  // keys that each row sees
 
-  Roomed with(int blocks, int size) {
-    size_t each = (size_t)blocks * DEPTH * size;
-    return {queries.of(16 * size), keys.of(each), values.of(each), (float*)scores.of((size_t)blocks * TILE * 2),
-            (float*)out.of(16 * size * 2), size};
+  template <int OF, int KEPT>
+  Roomed with(Split<OF, KEPT> split, int blocks, int kept, int size) {
+    size_t each = (size_t)kept * DEPTH * size * KEPT;
+    return {queries.of(16 * size * OF), keys.of(each), values.of(each),
+            (float*)scores.of((size_t)blocks * 16 * split.ROW * 2), (float*)out.of(16 * size * 2), size};
   }
 };
 
-// Thirty-two keys, turned: tiles [size / 32, 2, 16 pairs of elements, 16 keys]. Past the last of `here` it is repeated.
+// Keys and values of a head: `count` of them, those of `numbers`, of `size` elements each.
 template <class Element>
-static inline void turn_block(const Element* keys, int64_t row, const int64_t* numbers, int here, int size, uint16_t* to) {
-  for (int d = 0; d < size; d += DEPTH)
-    for (int half = 0; half < 2; half++, to += TILE) {
-      __m512 lanes[16];
-      for (int i = 0; i < 16; i++)
-        lanes[i] = _mm512_castsi512_ps(rounded32(keys + numbers[std::min(half * 16 + i, here - 1)] * row + d));
-      turn16(lanes);
-      for (int i = 0; i < 16; i++) _mm512_store_ps(to + i * 32, lanes[i]);
+struct Remembered {
+  const Element *keys, *values;
+  int64_t key_row, value_row;
+  const int64_t* numbers;
+  int count, size;
+
+  int blocks() const { return (count + DEPTH - 1) / DEPTH; }
+  const Element* key(int i) const { return keys + numbers[std::min(i, count - 1)] * key_row; }
+  const Element* value(int i) const { return values + numbers[i] * value_row; }
+
+  // `asm volatile`: compilers (g++ 12) drop a function that does nothing but prefetch.
+  static void fetch(const Element* row, int elements) {
+    asm volatile("");
+    for (int d = 0; d < elements; d += 64 / sizeof(Element)) _mm_prefetch((const char*)(row + d), _MM_HINT_T0);
+  }
+  // Rows lie too far apart for the chip to see which comes next: key i, or what values come after the last, is sent for.
+  void expect_key(int i) const { i < count ? fetch(key(i), size) : expect_value(i - count, 0, size); }
+  void expect_value(int i, int d, int elements) const {
+    if (i < count) fetch(value(i) + d, elements);
+  }
+};
+
+// Block `b` of keys, turned: tiles [size / 32, PARTS, 2, 16 pairs of elements, 16 keys]. Past the last key it is repeated.
+template <int PARTS, class Element>
+static inline void turn_block(const Remembered<Element>& m, int b, uint16_t* to) {
+  for (int d = 0; d < m.size; d += DEPTH, to += PARTS * 2 * TILE)
+    for (int half = 0; half < 2; half++) {
+      __m512 lanes[PARTS][16];
+      for (int i = 0; i < 16; i++) {
+        const int row = b * DEPTH + half * 16 + i;
+        if (d == 0) m.expect_key(row + DEPTH);
+        __m512i parts[PARTS];
+        neighbours<PARTS>(m.key(row) + d, parts);
+        for (int part = 0; part < PARTS; part++) lanes[part][i] = _mm512_castsi512_ps(parts[part]);
+      }
+      for (int part = 0; part < PARTS; part++) {
+        turn16(lanes[part]);
+        for (int i = 0; i < 16; i++) _mm512_store_ps(to + (2 * part + half) * TILE + i * 32, lanes[part][i]);
+      }
     }
 }
 
-// Thirty-two values as tiles [size / 16, 16 pairs of keys, 16 elements]; those past the last of `here` are zero. Whether
-// all are numbers: weights of zero do not hide others.
-template <class Element>
-static inline bool pair_block(const Element* values, int64_t row, const int64_t* numbers, int here, int size, uint16_t* to) {
-  alignas(64) static constexpr uint16_t order[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i interleave = _mm512_load_si512(order), exponent = _mm512_set1_epi16(0x7f80);
+// Block `b` of keys as they lie: tiles [2, size / 32, PARTS, 16 keys, 32 elements]. Past the last key it is repeated.
+template <int PARTS, class Element>
+static inline void cut_block(const Remembered<Element>& m, int b, uint16_t* to) {
+  for (int i = 0; i < DEPTH; i++) {
+    const int row = b * DEPTH + i;
+    m.expect_key(row + DEPTH);
+    const Element* key = m.key(row);
+    uint16_t* at = to + i / 16 * 16 * m.size * PARTS + i % 16 * DEPTH;
+    for (int d = 0; d < m.size; d += DEPTH) {
+      __m512i parts[PARTS];
+      neighbours<PARTS>(key + d, parts);
+      for (int part = 0; part < PARTS; part++, at += TILE) _mm512_store_si512(at, parts[part]);
+    }
+  }
+}
+
+// Elements from `first` on of block `b` of values: tiles [elements / 16, PARTS, 16 pairs of keys, 16 elements]; values past
+// the last are zero. Whether all are numbers: weights of zero do not hide others.
+template <int PARTS, class Element>
+static inline bool pair_block(const Remembered<Element>& m, int b, int first, int elements, uint16_t* to) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 broken = 0;
-  for (int d = 0; d < size; d += 16)
-    for (int i = 0; i < 16; i++, to += 32) {
-      int first = 2 * i, second = first + 1;
-      __m512i two = _mm512_setzero_si512();
-      if (first < here) {
-        const Element* one = values + numbers[first] * row + d;
-        two = rounded_two(one, second < here ? values + numbers[second] * row + d : one);
-        if (second >= here) two = _mm512_zextsi256_si512(_mm512_castsi512_si256(two));
+  for (int d = first; d < first + elements; d += 16, to += PARTS * TILE)
+    for (int i = 0; i < 16; i++) {
+      const int row = b * DEPTH + 2 * i;
+      __m512i two[PARTS] = {};
+      if (row < m.count) {
+        if (d == first) {
+          m.expect_value(row + DEPTH, first, elements);
+          m.expect_value(row + 1 + DEPTH, first, elements);
+        }
+        in_turns<PARTS>(m.value(row) + d, row + 1 < m.count ? m.value(row + 1) + d : nullptr, two);
       }
-      broken |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(two, exponent), exponent);
-      _mm512_store_si512(to, _mm512_permutexvar_epi16(interleave, two));
+      broken |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(two[0], exponent), exponent);
+      for (int part = 0; part < PARTS; part++) _mm512_store_si512(to + part * TILE + i * 32, two[part]);
     }
   return broken == 0;
 }
 
 // A row of queries, scaled, as row `row` of the tiles.
+template <int OF>
 static inline void put_query(const Roomed& r, int row, const float* query, float scale) {
   const __m512 factor = _mm512_set1_ps(scale);
   for (int d = 0; d < r.size; d += 16)
-    store16(r.queries + d / DEPTH * TILE + row * DEPTH + d % DEPTH, _mm512_mul_ps(_mm512_loadu_ps(query + d), factor));
+    put_parts(_mm512_mul_ps(_mm512_loadu_ps(query + d), factor), OF,
+              r.queries + d / DEPTH * OF * TILE + row * DEPTH + d % DEPTH);
 }
 
 // Scores of the tile of rows with the first `blocks` blocks of keys, two blocks at a time: products of four tiles are under
 // way then.
-static inline void score_blocks(const Roomed& r, int blocks) {
-  const size_t block = (size_t)DEPTH * r.size;
+template <int OF, int KEPT>
+static inline void score_blocks(Split<OF, KEPT>, const Roomed& r, int blocks) {
+  constexpr int ROW = Split<OF, KEPT>::ROW;
+  const size_t block = (size_t)DEPTH * r.size * KEPT;
   written();
   for (int b = 0; b < blocks; b += 2) {
     // A last block by itself is its own neighbour.
@@ -105,23 +217,58 @@ static inline void score_blocks(const Roomed& r, int blocks) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (size_t d = 0; d < block; d += 2 * TILE) {
-      _tile_loadd(4, r.queries + d / 2, 64);
-      _tile_loadd(6, one + d, 64);
-      _tile_loadd(7, one + d + TILE, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(6, two + d, 64);
-      _tile_loadd(7, two + d + TILE, 64);
-      _tile_dpbf16ps(2, 4, 6);
-      _tile_dpbf16ps(3, 4, 7);
-    }
-    float *to = r.scores + b * TILE, *next = r.scores + other * TILE;
-    _tile_stored(0, to, 2 * 64);
-    _tile_stored(1, to + 16, 2 * 64);
-    _tile_stored(2, next, 2 * 64);
-    _tile_stored(3, next + 16, 2 * 64);
+    const uint16_t* queries = r.queries;
+    for (int d = 0; d < r.size; d += DEPTH, queries += OF * TILE)
+      for (int part = 0; part < KEPT; part++, one += 2 * TILE, two += 2 * TILE)
+        for (int of = 0; of < OF - part; of++) {
+          _tile_loadd(4, queries + of * TILE, 64);
+          _tile_loadd(6, one, 64);
+          _tile_loadd(7, one + TILE, 64);
+          _tile_dpbf16ps(0, 4, 6);
+          _tile_dpbf16ps(1, 4, 7);
+          _tile_loadd(6, two, 64);
+          _tile_loadd(7, two + TILE, 64);
+          _tile_dpbf16ps(2, 4, 6);
+          _tile_dpbf16ps(3, 4, 7);
+        }
+    float *to = r.scores + b * 16 * ROW, *next = r.scores + other * 16 * ROW;
+    _tile_stored(0, to, ROW * 4);
+    _tile_stored(1, to + 16, ROW * 4);
+    _tile_stored(2, next, ROW * 4);
+    _tile_stored(3, next + 16, ROW * 4);
   }
+}
+
+static inline void turn_tile(const float* from, float* to, int next) {
+  __m512 rows[16];
+  for (int i = 0; i < 16; i++) rows[i] = _mm512_load_ps(from + i * 16);
+  turn16(rows);
+  for (int i = 0; i < 16; i++) _mm512_store_ps(to + i * next, rows[i]);
+}
+
+// The scores of block `b`, the same to the bit, where it is the tile of rows that is turned and keys, the first of `r`, are as
+// they lie.
+template <int OF, int KEPT>
+static inline void score_as_they_lie(Split<OF, KEPT>, const Roomed& r, int b) {
+  constexpr int ROW = Split<OF, KEPT>::ROW;
+  alignas(64) float sums[2][256];
+  const size_t half = (size_t)16 * r.size * KEPT;
+  const uint16_t *keys = r.keys, *queries = r.queries;
+  written();
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int d = 0; d < r.size; d += DEPTH, queries += OF * TILE)
+    for (int part = 0; part < KEPT; part++, keys += TILE)
+      for (int of = 0; of < OF - part; of++) {
+        _tile_loadd(4, queries + of * TILE, 64);
+        _tile_loadd(6, keys, 64);
+        _tile_loadd(7, keys + half, 64);
+        _tile_dpbf16ps(0, 6, 4);
+        _tile_dpbf16ps(1, 7, 4);
+      }
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  for (int h = 0; h < 2; h++) turn_tile(sums[h], r.scores + b * 16 * ROW + h * 16, ROW);
 }
 
 // The first `count` of thirty-two scores; the others weigh nothing.
@@ -131,70 +278,86 @@ struct Few {
       : low(count >= 16 ? 0xffff : (1u << count) - 1), high(count >= 32 ? 0xffff : count > 16 ? (1u << (count - 16)) - 1 : 0) {}
 };
 
+template <int ROW>
 static inline __m512 highest(const float* scores, int seen) {
   const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   __m512 low = lowest, high = lowest;
   int b = 0;
   for (; (b + 1) * DEPTH <= seen; b++) {
-    low = _mm512_max_ps(_mm512_load_ps(scores + b * TILE), low);
-    high = _mm512_max_ps(_mm512_load_ps(scores + b * TILE + 16), high);
+    low = _mm512_max_ps(_mm512_load_ps(scores + b * 16 * ROW), low);
+    high = _mm512_max_ps(_mm512_load_ps(scores + b * 16 * ROW + 16), high);
   }
   if (b * DEPTH < seen) {
     Few few(seen - b * DEPTH);
-    low = _mm512_mask_max_ps(low, few.low, _mm512_load_ps(scores + b * TILE), low);
-    high = _mm512_mask_max_ps(high, few.high, _mm512_load_ps(scores + b * TILE + 16), high);
+    low = _mm512_mask_max_ps(low, few.low, _mm512_load_ps(scores + b * 16 * ROW), low);
+    high = _mm512_mask_max_ps(high, few.high, _mm512_load_ps(scores + b * 16 * ROW + 16), high);
   }
   return _mm512_set1_ps(_mm512_reduce_max_ps(_mm512_max_ps(low, high)));
 }
 
-// A row of scores becomes weights in bfloat16 where they lay, in the first half of each 128 bytes; keys that it does not
-// see weigh zero. What the weights sum up to.
-static inline float weigh_row(float* scores, int blocks, int seen) {
-  const __m512 top = highest(scores, seen);
-  __m512 low_total = _mm512_setzero_ps(), high_total = low_total;
+// Thirty-two weights, low and high, in their parts, 64 bytes each.
+template <int OF>
+static inline void put_weights(float* at, __m512 low, __m512 high) {
+  __m512i parts[OF];
+  split32<OF>(low, high, UPPER_HALVES, parts);
+  for (int part = 0; part < OF; part++) _mm512_store_si512(at + part * 16, parts[part]);
+}
+
+// A row of scores becomes weights where they lay; keys that it does not see weigh zero. What the weights sum up to.
+template <int OF, int KEPT>
+static inline float weigh_row(Split<OF, KEPT>, float* scores, int blocks, int seen) {
+  constexpr int BLOCK = 16 * Split<OF, KEPT>::ROW;
+  const __m512 top = highest<Split<OF, KEPT>::ROW>(scores, seen), none = _mm512_setzero_ps();
+  __m512 low_total = none, high_total = none;
   int b = 0;
-  for (; (b + 1) * DEPTH <= seen; b++, scores += TILE) {
-    __m512 low = two_to_the(_mm512_sub_ps(_mm512_load_ps(scores), top));
-    __m512 high = two_to_the(_mm512_sub_ps(_mm512_load_ps(scores + 16), top));
+  for (; (b + 1) * DEPTH <= seen; b++, scores += BLOCK) {
+    __m512 low = two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores), top));
+    __m512 high = two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores + 16), top));
     low_total = _mm512_add_ps(low_total, low);
     high_total = _mm512_add_ps(high_total, high);
-    _mm512_store_si512(scores, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    put_weights<OF>(scores, low, high);
   }
   if (b < blocks) {
     Few few(seen - b++ * DEPTH);
-    __m512 low = _mm512_maskz_mov_ps(few.low, two_to_the(_mm512_sub_ps(_mm512_load_ps(scores), top)));
-    __m512 high = _mm512_maskz_mov_ps(few.high, two_to_the(_mm512_sub_ps(_mm512_load_ps(scores + 16), top)));
+    __m512 low = _mm512_maskz_mov_ps(few.low, two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores), top)));
+    __m512 high = _mm512_maskz_mov_ps(few.high, two_to_the<OF>(_mm512_sub_ps(_mm512_load_ps(scores + 16), top)));
     low_total = _mm512_add_ps(low_total, low);
     high_total = _mm512_add_ps(high_total, high);
-    _mm512_store_si512(scores, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+    put_weights<OF>(scores, low, high);
   }
-  for (; b < blocks; b++) _mm512_store_si512(scores += TILE, _mm512_setzero_si512());
+  for (; b < blocks; b++) put_weights<OF>(scores += BLOCK, none, none);
   return _mm512_reduce_add_ps(_mm512_add_ps(low_total, high_total));
 }
 
 // Outputs of the tile of rows over the first `blocks` blocks of keys, from element `d`: four panels of elements, or two.
-template <int PANELS>
-static inline void mix_panels(const Roomed& r, int blocks, int d) {
-  const uint16_t* values = r.values + (size_t)d * DEPTH;
-  written();
+// `block(b, d, elements)` says where those of a block lie.
+template <int PANELS, int OF, int KEPT, class Block>
+static inline void mix_panels(Split<OF, KEPT>, const Roomed& r, int blocks, int d, Block block) {
+  constexpr int ROW = Split<OF, KEPT>::ROW, NEXT = KEPT * TILE;
+  const float* weights = r.scores;
   _tile_zero(0);
   _tile_zero(1);
   if (PANELS == 4) {
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int b = 0; b < blocks; b++, values += DEPTH * r.size) {
-    _tile_loadd(4, r.scores + b * TILE, 2 * 64);
-    _tile_loadd(6, values, 64);
-    _tile_loadd(7, values + TILE, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (PANELS == 4) {
-      _tile_loadd(6, values + 2 * TILE, 64);
-      _tile_loadd(7, values + 3 * TILE, 64);
-      _tile_dpbf16ps(2, 4, 6);
-      _tile_dpbf16ps(3, 4, 7);
-    }
+  for (int b = 0; b < blocks; b++, weights += 16 * ROW) {
+    const uint16_t* values = block(b, d, PANELS * 16);
+    written();
+    for (int part = 0; part < KEPT; part++)
+      for (int of = 0; of < OF - part; of++) {
+        _tile_loadd(4, weights + of * 16, ROW * 4);
+        _tile_loadd(6, values + part * TILE, 64);
+        _tile_loadd(7, values + part * TILE + NEXT, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (PANELS == 4) {
+          _tile_loadd(6, values + part * TILE + 2 * NEXT, 64);
+          _tile_loadd(7, values + part * TILE + 3 * NEXT, 64);
+          _tile_dpbf16ps(2, 4, 6);
+          _tile_dpbf16ps(3, 4, 7);
+        }
+      }
   }
   _tile_stored(0, r.out + d, r.size * 4);
   _tile_stored(1, r.out + d + 16, r.size * 4);
@@ -204,36 +367,62 @@ static inline void mix_panels(const Roomed& r, int blocks, int d) {
   }
 }
 
-static inline void mix_blocks(const Roomed& r, int blocks) {
+template <class Parts, class Block>
+static inline void mix_blocks(Parts parts, const Roomed& r, int blocks, Block block) {
   int d = 0;
-  for (; d + 64 <= r.size; d += 64) mix_panels<4>(r, blocks, d);
-  for (; d < r.size; d += 32) mix_panels<2>(r, blocks, d);
+  for (; d + 64 <= r.size; d += 64) mix_panels<4>(parts, r, blocks, d, block);
+  for (; d < r.size; d += 32) mix_panels<2>(parts, r, blocks, d, block);
 }
 
-// Blocks of the keys and values `numbers[0]` to `numbers[count - 1]`; whether all values are numbers.
-template <class Element>
-static bool take_blocks(const Roomed& r, const Element* keys, int64_t key_row, const Element* values, int64_t value_row,
-                        const int64_t* numbers, int count) {
+// All blocks, keys turned; whether all values are numbers.
+template <int KEPT, class Element>
+static bool take_blocks(const Roomed& r, const Remembered<Element>& m) {
   bool numbers_only = true;
-  for (int first = 0; first < count; first += DEPTH) {
-    int here = std::min(DEPTH, count - first);
-    turn_block(keys, key_row, numbers + first, here, r.size, r.keys + (size_t)first * r.size);
-    numbers_only &= pair_block(values, value_row, numbers + first, here, r.size, r.values + (size_t)first * r.size);
+  for (int b = 0; b < m.blocks(); b++) {
+    const size_t at = (size_t)b * DEPTH * r.size * KEPT;
+    turn_block<KEPT>(m, b, r.keys + at);
+    numbers_only &= pair_block<KEPT>(m, b, 0, r.size, r.values + at);
   }
   return numbers_only;
 }
 
 // Rows of queries, of which row i lies at `from(i)` and sees `seen[i]` keys, never fewer than the row before it, with the
 // blocks in `r`; `put(i, out, share)` takes what row i gets, to be multiplied by `share`.
-template <class From, class Put>
-static void attend_tiled(const Roomed& r, From from, const int* seen, int rows, float scale, Put put) {
+template <int OF, int KEPT, class From, class Put>
+static void attend_tiled(Split<OF, KEPT> split, const Roomed& r, From from, const int* seen, int rows, float scale, Put put) {
   float totals[16];
+  auto block = [&](int b, int d, int) { return r.values + ((size_t)b * r.size + d) * DEPTH * KEPT; };
   for (int first = 0; first < rows; first += 16) {
     int here = std::min(16, rows - first), blocks = (seen[first + here - 1] + DEPTH - 1) / DEPTH;
-    for (int i = 0; i < here; i++) put_query(r, i, from(first + i), scale * 1.44269504f);
-    score_blocks(r, blocks);
-    for (int i = 0; i < here; i++) totals[i] = weigh_row(r.scores + i * DEPTH, blocks, seen[first + i]);
-    mix_blocks(r, blocks);
+    for (int i = 0; i < here; i++) put_query<OF>(r, i, from(first + i), scale * 1.44269504f);
+    score_blocks(split, r, blocks);
+    for (int i = 0; i < here; i++) totals[i] = weigh_row(split, r.scores + i * split.ROW, blocks, seen[first + i]);
+    mix_blocks(split, r, blocks, block);
+    for (int i = 0; i < here; i++) put(first + i, r.out + (size_t)i * r.size, 1.0f / totals[i]);
+  }
+}
+
+// The same for the rows of one token, which sees all of them: `r` has room for a block of keys and one of values, which stay
+// in the first cache.
+template <int OF, int KEPT, class Element, class From, class Put>
+static void attend_alone(Split<OF, KEPT> split, const Roomed& r, const Remembered<Element>& m, From from, int rows, float scale,
+                         Put put) {
+  float totals[16];
+  auto block = [&](int b, int d, int elements) {
+    pair_block<KEPT>(m, b, d, elements, r.values);
+    return r.values;
+  };
+  for (int i = 0; i < DEPTH; i++) m.expect_key(i);
+  for (int first = 0; first < rows; first += 16) {
+    const int here = std::min(16, rows - first);
+    for (int i = 0; i < here; i++) put_query<OF>(r, i, from(first + i), scale * 1.44269504f);
+    for (int t = 0; t < r.size / DEPTH * OF; t++) turn_tile((float*)r.queries + t * 256, (float*)r.queries + t * 256, 16);
+    for (int b = 0; b < m.blocks(); b++) {
+      cut_block<KEPT>(m, b, r.keys);
+      score_as_they_lie(split, r, b);
+    }
+    for (int i = 0; i < here; i++) totals[i] = weigh_row(split, r.scores + i * split.ROW, m.blocks(), m.count);
+    mix_blocks(split, r, m.blocks(), block);
     for (int i = 0; i < here; i++) put(first + i, r.out + (size_t)i * r.size, 1.0f / totals[i]);
   }
 }

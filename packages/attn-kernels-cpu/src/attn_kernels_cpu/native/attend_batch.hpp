@@ -5,11 +5,11 @@
 
 constexpr int FEWEST = 4;             // neighbours that are worth turning keys for
 constexpr int MOST = 32;              // tokens of a tile
-constexpr int MOST_ROUNDED = 128;
+constexpr int MOST_IN_TILES = 128;
 constexpr int WEIGHTS = 128 * 1024;  // floats that the weights of a tile may fill, to stay in the second cache
 
 // New rows of queries [tokens, query heads, size], rows `width` apart, and where their outputs go: to rows one after
-// another, or, of rounded attention, to tiles of bfloat16 unless there are none.
+// another, or, where it is in tiles, to tiles of bfloat16 unless there are none.
 struct Rows {
   const float* query;
   int64_t width;
@@ -24,7 +24,7 @@ struct Attention {
   Seen seen;
   int tokens;
   float scale;
-  bool rounded;
+  int parts;  // numbers of bfloat16 that each number becomes in tiles, one or three; 0: no tiles
 
   int group() const { return heads.query / heads.shared; }
   const float* query(int token, int head) const { return rows.query + token * rows.width + head * heads.size; }
@@ -35,17 +35,17 @@ struct Tile {
   int token, tokens;
 };
 
-// Runs of tokens each of which sees one key more than the one before it, or, unless it is rounded, another window of as many.
+// Runs of tokens each of which sees one key more than the one before it, or, unless in tiles, another window of as many.
 static std::vector<Tile> tiles_of(const Attention& a) {
   const Seen& seen = a.seen;
   const int tokens = a.tokens, queries = a.group();
   std::vector<Tile> tiles;
   for (int t = 0; t < tokens;) {
     int last = t + 1, most = std::max(FEWEST, std::min(MOST, WEIGHTS / (queries * (seen.count[t] + MOST + 32))));
-    if (a.rounded) most = MOST_ROUNDED;
+    if (a.parts) most = MOST_IN_TILES;
     for (; last < tokens && last - t < most; last++) {
       int64_t moved = seen.start[last] - seen.start[last - 1];
-      if ((moved != 0 && (moved != 1 || a.rounded)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;
+      if ((moved != 0 && (moved != 1 || a.parts)) || moved + seen.count[last] != seen.count[last - 1] + 1) break;
     }
     if (last - t < FEWEST) last = t + 1;
     tiles.push_back({t, last - t});
@@ -73,26 +73,21 @@ static void attend_tile(const Attention& a, Tile tile, int shared) {
 }
 
 #ifdef TILE_REGISTERS
-template <class Element>
-static void attend_rounded(const Attention& a, Tile tile, int shared) {
+template <int PARTS, class Element>
+static void attend_in_tiles(const Attention& a, Tile tile, int shared) {
+  using Of = SplitOf<Element, PARTS>;
   static thread_local AmxRoom room;
   const int queries = a.group(), size = a.heads.size, rows = tile.tokens * queries;
   room.seen.resize(rows);
   for (int row = 0; row < rows; row++) room.seen[row] = a.seen.count[tile.token + row / queries];
-  const int count = room.seen.back();
-  Roomed r = room.with((count + DEPTH - 1) / DEPTH, size);
-  bool numbers_only = take_blocks(r, (const Element*)a.key.at + shared * a.key.head, a.key.row,
-                                  (const Element*)a.value.at + shared * a.value.head, a.value.row,
-                                  a.seen.numbers + a.seen.start[tile.token], count);
-  if (!numbers_only && tile.tokens > 1) {
-    // What is no number must not reach the rows that do not see it, not even with a weight of zero.
-    for (int i = 0; i < tile.tokens; i++) attend_rounded<Element>(a, {tile.token + i, 1}, shared);
-    return;
-  }
+  const Element* keys = (const Element*)a.key.at + shared * a.key.head;
+  const Element* values = (const Element*)a.value.at + shared * a.value.head;
+  const int64_t* numbers = a.seen.numbers + a.seen.start[tile.token];
+  const Remembered<Element> memory{keys, values, a.key.row, a.value.row, numbers, room.seen.back(), size};
   auto token = [&](int row) { return tile.token + row / queries; };
   auto head = [&](int row) { return shared * queries + row % queries; };
   auto from = [&](int row) { return a.query(token(row), head(row)); };
-  attend_tiled(r, from, room.seen.data(), rows, a.scale, [&](int row, const float* out, float share) {
+  auto put = [&](int row, const float* out, float share) {
     const __m512 factor = _mm512_set1_ps(share);
     for (int d = 0; d < size; d += 16) {
       __m512 values = _mm512_mul_ps(_mm512_load_ps(out + d), factor);
@@ -101,14 +96,20 @@ static void attend_rounded(const Attention& a, Tile tile, int shared) {
       else
         _mm512_storeu_ps(a.out(token(row), head(row)) + d, values);
     }
-  });
+  };
+  const Roomed r = room.with(Of(), memory.blocks(), tile.tokens == 1 ? 1 : memory.blocks(), size);
+  if (tile.tokens == 1) return attend_alone(Of(), r, memory, from, rows, a.scale, put);
+  if (take_blocks<Of::KEPT_PARTS>(r, memory)) return attend_tiled(Of(), r, from, room.seen.data(), rows, a.scale, put);
+  // What is no number must not reach the rows that do not see it, not even with a weight of zero.
+  for (int i = 0; i < tile.tokens; i++) attend_in_tiles<PARTS, Element>(a, {tile.token + i, 1}, shared);
 }
 #endif
 
 template <class Element>
 static void attend_some(const Attention& a, Tile tile, int shared) {
 #ifdef TILE_REGISTERS
-  if (a.rounded) return attend_rounded<Element>(a, tile, shared);
+  if (a.parts == 1) return attend_in_tiles<1, Element>(a, tile, shared);
+  if (a.parts == 3) return attend_in_tiles<3, Element>(a, tile, shared);
 #endif
   if (tile.tokens > 1) return attend_tile<Element>(a, tile, shared);
   static thread_local std::vector<float> room;
@@ -117,7 +118,7 @@ static void attend_some(const Attention& a, Tile tile, int shared) {
                         a.seen.count[t], a.heads.size, a.scale, room, a.out(t, head));
 }
 
-// What the threads of a team do of it together; their registers hold tiles where it is rounded.
+// What the threads of a team do of it together; their registers hold tiles where it is in such.
 static void attend_together(const Attention& a, const std::vector<Tile>& tiles) {
   int shared = a.heads.shared;
   // The last tokens of a prompt see most: they come first.
@@ -134,8 +135,8 @@ static void attend(const Attention& a, int threads) {
   std::vector<Tile> tiles = tiles_of(a);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    if (a.rounded) configure_tiles();
+    if (a.parts) configure_tiles();
     attend_together(a, tiles);
-    if (a.rounded) release_tiles();
+    if (a.parts) release_tiles();
   }
 }

@@ -8,7 +8,7 @@ struct Block {
   float eps, scale;
   Heads heads;
   int32_t rotated, interleaved;
-  int32_t rounded;  // whether attention rounds to bfloat16 what it multiplies; its tokens see all before them then
+  int32_t parts;  // of attention in tiles, whose tokens see all before them; see `Attention`
 };
 
 // What all layers of one kind have in common in a step.
@@ -79,7 +79,7 @@ static inline void place_token(float* row, const Block& b, const LayerStep& s, i
 }
 
 static Attention attention_of(const Block& b, const LayerStep& s, Rows rows) {
-  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, b.rounded && tiles_allowed()};
+  return {rows, s.key, s.value, b.heads, s.seen, s.tokens, b.scale, tiles_allowed() ? b.parts : 0};
 }
 
 static void norm_rows(const float* x, int tokens, int width, const float* gain, float eps, float* out, int threads) {

@@ -36,8 +36,8 @@ struct TiledBlock {
   float *rows, *out;
   Attention attention;
 
-  // Where inputs are one bfloat16 number each, what makes them puts them into tiles at once.
-  static constexpr bool DIRECT = std::is_same_v<Parts, OnePart>;
+  // Where inputs become numbers in bfloat16, what makes them puts them into tiles at once.
+  static constexpr bool DIRECT = std::is_same_v<Parts, OnePart> || std::is_same_v<Parts, ThreeParts>;
 
   TiledBlock(const Block& b, const LayerStep& s, float* hidden, TiledRoom& room)
       : b(b), s(s), hidden(hidden),
@@ -48,7 +48,7 @@ struct TiledBlock {
     rows = room.rows.data();
     out = room.out.data();
     attention = attention_of(b, s, Rows{rows, b.projections->outputs, out});
-    if (DIRECT && attention.rounded) attention.rows.tiles.x = attended;
+    if (DIRECT && attention.parts) attention.rows.tiles.x = attended;
   }
 
   Normed normed(const float* gain) const { return {hidden, gain, b.output->outputs, b.eps}; }

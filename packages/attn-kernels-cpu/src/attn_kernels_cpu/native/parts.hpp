@@ -37,9 +37,16 @@ static inline void put_upper(uint16_t* at, __m512i bits) {
   _mm256_storeu_si256((__m256i*)at, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
 }
 
-// Sixteen inputs of a row as three bfloat16 numbers that add up to them exactly, one below another (rows of a tile).
+// Sixteen inputs of a row as three bfloat16 numbers that add up to them exactly, in tiles one after another.
 static inline void three_parts(__m512 x, uint16_t* at) {
-  for (int part = 0; part < 3; part++) put_upper(at + part * DEPTH, upper_part(x));
+  for (int part = 0; part < 3; part++) put_upper(at + part * TILE, upper_part(x));
+}
+
+static inline void put_parts(__m512 x, int parts, uint16_t* at) {
+  if (parts == 3)
+    three_parts(x, at);
+  else
+    store16(at, x);
 }
 
 // The first `left` of sixteen floats, the others zero.
@@ -47,15 +54,12 @@ static inline __m512 some(const float* x, int left) {
   return _mm512_maskz_loadu_ps(left >= 16 ? 0xffff : left > 0 ? (__mmask16)((1u << left) - 1) : 0, x);
 }
 
-// A row of `inputs` floats as `parts` rows of tiles that lie TILE elements apart; inputs past the last are zero.
+// A row of `inputs` floats as rows of tiles, `parts` for each 32 inputs; inputs past the last are zero.
 static inline void split_row(const float* x, int inputs, int parts, uint16_t* tiles) {
   for (int k = 0; k < (inputs + DEPTH - 1) / DEPTH * DEPTH; k += 16) {
     __m512 values = some(x + k, inputs - k);
-    uint16_t* at = tiles + (size_t)(k / DEPTH) * TILE + k % DEPTH;
-    if (parts == 3)
-      three_parts(values, at);
-    else
-      store16(at, values);
+    uint16_t* at = tiles + (size_t)(k / DEPTH) * parts * TILE + k % DEPTH;
+    put_parts(values, parts, at);
   }
 }
 

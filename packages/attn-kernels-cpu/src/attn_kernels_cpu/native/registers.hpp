@@ -27,6 +27,19 @@ static inline void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
+// Sums and rows, in the first six, have only so many rows: products of fewer take less time.
+struct FewRows {
+  Registers of[17];
+  constexpr FewRows() {
+    for (int count = 0; count <= 16; count++)
+      for (int i = 0; i < 6; i++) of[count].rows[i] = count;
+  }
+};
+static inline void configure_few(int rows) {
+  static constexpr FewRows configs;
+  _tile_loadconfig(&configs.of[rows]);
+}
+
 // The fifth and sixth hold sixteen rows of 32 bytes, the last two eight rows of 64: one group of int4 weights.
 static inline void configure_groups() {
   static constexpr Registers config{.bytes = {64, 64, 64, 64, 32, 32, 64, 64}, .rows = {16, 16, 16, 16, 16, 16, 8, 8}};

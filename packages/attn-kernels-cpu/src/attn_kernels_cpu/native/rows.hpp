@@ -13,8 +13,9 @@ static inline Share part_of(int count, int threads, int thread) {
   return {(int)((int64_t)count * thread / threads), (int)((int64_t)count * (thread + 1) / threads)};
 }
 
-// Rows in tiles: `per` rows each, `blocks` tiles side by side. Of int8 weights the step of each row; of int4, whose tiles are
-// half as deep, steps and sums [tiles, blocks, 16]. Rows past the last hold anything: no other row sees them.
+// Rows in tiles: `per` rows each, `blocks` side by side, each of which is `bytes`: a tile, or one for each bfloat16 number
+// that an input becomes. Of int8 weights the step of each row; of int4, whose tiles are half as deep, steps and sums
+// [tiles, blocks, 16]. Rows past the last hold anything: no other row sees them.
 struct RowTiles {
   uint16_t* at;
   float *steps, *sums;
@@ -22,6 +23,7 @@ struct RowTiles {
 
   int count() const { return (rows + per - 1) / per; }
   size_t apart() const { return (size_t)blocks * bytes / 2; }
+  int deep() const { return bytes / (2 * TILE); }
   Share rows_of(Share tiles) const { return {std::min(rows, tiles.first * per), std::min(rows, tiles.last * per)}; }
 };
 
@@ -30,8 +32,10 @@ struct RowRoom {
   std::vector<float> steps, sums;
 
   RowTiles of(const Linear& l, int rows) {
-    int depth = l.format == INT8_FOURS ? INT8_DEPTH : DEPTH, bytes = l.format == INT4 ? TILE : 2 * TILE;
-    RowTiles x{nullptr, nullptr, nullptr, rows, 16 / l.parts, (l.inputs + depth - 1) / depth, bytes};
+    const bool whole = l.format == INT8_FOURS;
+    int depth = whole ? INT8_DEPTH : DEPTH, per = whole ? 16 / l.parts : 16;
+    int bytes = l.format == INT4 ? TILE : whole ? 2 * TILE : 2 * TILE * l.parts;
+    RowTiles x{nullptr, nullptr, nullptr, rows, per, (l.inputs + depth - 1) / depth, bytes};
     x.at = tiles.of(x.count() * x.apart());
     steps.resize((size_t)x.count() * 16 * x.blocks);
     sums.resize(l.format == INT4 ? steps.size() : 0);
@@ -63,7 +67,7 @@ static void cut_rows(const Linear& l, From rows_at, const RowTiles& x, Share row
       continue;
     }
     // A row of a tile has as many bytes in both types.
-    uint16_t* to = x.at + row / x.per * x.apart() + row % x.per * l.parts * DEPTH;
+    uint16_t* to = x.at + row / x.per * x.apart() + row % x.per * (16 / x.per) * DEPTH;
     if (l.format == INT8_FOURS)
       x.steps[row] = whole_row(from, l.inputs, (uint8_t*)to);
     else

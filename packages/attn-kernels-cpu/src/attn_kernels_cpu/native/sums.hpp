@@ -7,24 +7,22 @@ constexpr int PAIR = 2 * 16;  // outputs of two panels
 struct Bfloat16Dots;
 struct Int8Dots;
 
-// What the parts of a row add up to, by the form of both sides.
+// What the parts of a row add up to, by the form of both sides: an input becomes PARTS numbers, in ROWS rows of a tile.
 struct OnePart {
   using Dots = Bfloat16Dots;
-  static constexpr int PARTS = 1;
+  static constexpr int PARTS = 1, ROWS = 1;
   static __m512 whole(const RowTiles&, int, const float* sums, __m512) { return _mm512_load_ps(sums); }
 };
 
-struct ThreeParts {
-  using Dots = Bfloat16Dots;
+// The products of the three are added to one sum. A register takes 32 inputs at a time, summed apart from what it holds, so
+// that even so fewer sums round than in float32.
+struct ThreeParts : OnePart {
   static constexpr int PARTS = 3;
-  static __m512 whole(const RowTiles&, int, const float* sums, __m512) {
-    return _mm512_add_ps(_mm512_load_ps(sums), _mm512_add_ps(_mm512_load_ps(sums + 16), _mm512_load_ps(sums + 32)));
-  }
 };
 
 struct WholeNumbers {
   using Dots = Int8Dots;
-  static constexpr int PARTS = 2;
+  static constexpr int PARTS = 2, ROWS = 2;
   static __m512 whole(const RowTiles& x, int row, const float* sums, __m512 steps) {
     __m512 upper = _mm512_cvtepi32_ps(_mm512_load_si512(sums)), lower = _mm512_cvtepi32_ps(_mm512_load_si512(sums + 16));
     __m512 dots = _mm512_fmadd_ps(upper, _mm512_set1_ps(256.0f), lower);
@@ -79,12 +77,12 @@ struct ToRows {
 struct ToTiles {
   RowTiles x;
   uint16_t* at(int row, int column) const {
-    return x.at + row / 16 * x.apart() + column / DEPTH * TILE + row % 16 * DEPTH + column % DEPTH;
+    return x.at + row / 16 * x.apart() + column / DEPTH * x.deep() * TILE + row % 16 * DEPTH + column % DEPTH;
   }
-  void put(int row, int column, __m512 values) const { store16(at(row, column), values); }
+  void put(int row, int column, __m512 values) const { put_parts(values, x.deep(), at(row, column)); }
   // Columns past the last, up to a whole tile, have to be numbers.
   void fill(int row, int column) const {
-    if (column % DEPTH) _mm256_storeu_si256((__m256i*)at(row, column), _mm256_setzero_si256());
+    if (column % DEPTH) put(row, column, _mm512_setzero_ps());
   }
 };
 

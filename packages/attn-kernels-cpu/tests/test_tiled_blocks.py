@@ -1,4 +1,5 @@
-"""Whole blocks in tiles of bfloat16 (AMX): attention included, where heads fill tiles and no window moves."""
+"""Whole blocks in tiles of bfloat16 (AMX), rounded or in three parts: attention included, where heads fill tiles and no
+window moves."""
 
 from __future__ import annotations
 
@@ -66,21 +67,27 @@ def rows_of(model, chunks, tokens, dtype="float32", cache="paged"):
     return [torch.cat(parts) for parts in found]
 
 
+def relative(found, expected):
+    return ((found.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16"])
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("cache", ["paged", "contiguous"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, cache, dtype):
+def test_a_prompt_at_once_in_chunks_and_token_by_token_gets_the_same_bits(name, cache, dtype, kernel):
     """Tiles of many rows, of few and of one, over whole blocks of keys and parts of them."""
-    model, tokens = packed(BLOCKS[name]), torch.arange(90)[None] * 7 % 61
+    model, tokens = packed(BLOCKS[name], kernel), torch.arange(90)[None] * 7 % 61
     (whole,) = rows_of(model, [[90]], tokens, dtype, cache)
     for chunks in ([1] * 90, [3, 40, 1, 5, 4, 37], [64, 2, 24]):
         assert torch.equal(rows_of(model, [[n] for n in chunks], tokens, dtype, cache)[0], whole)
 
 
+@pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16"])
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(name):
+def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(name, kernel):
     """Requests of one token stand beside one another in memory, too, and must not be taken for one."""
-    model = packed(BLOCKS[name])
+    model = packed(BLOCKS[name], kernel)
     tokens = torch.arange(4 * 50).view(4, 50) * 5 % 61
     plan = [[1, 1, 1, 1], [40, 1, 33, 6], [1, 1, 1, 1], [3, 30, 1, 1]]
     crowd = rows_of(model, plan, tokens)
@@ -114,6 +121,28 @@ def test_what_an_earlier_block_left_in_memory_is_not_read():
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("steepness", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("name", ["heads of one tile", "heads of two tiles"])
+@pytest.mark.parametrize("chunk", [1, 250])
+def test_three_parts_lose_nothing_of_float32(name, steepness, chunk):
+    """Against float64 logits are as near as those of float32, from flat weights of attention to steep ones."""
+    torch.manual_seed(11)
+    config = DecoderConfig.from_plain(LLAMA | BLOCKS[name] | {"context": 250})
+    model, wide = Decoder(config).eval(), Decoder(config).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_((parameter * 3).bfloat16())
+        for block in model.blocks:
+            block.attention_norm.weight.mul_(steepness)
+    wide.load_state_dict(model.state_dict())
+    tokens = torch.arange(250)[None] * 7 % 61
+    with torch.no_grad():
+        exact, plain = wide(tokens)[0], model(tokens)[0]
+        pack_weights(model, "bfloat16", kernel="amx_bfloat16")
+        found = model.logits(rows_of(model, [[chunk]] * (250 // chunk), tokens)[0])
+    assert relative(found, exact) < relative(plain, exact)
+
+
 @pytest.mark.parametrize("name", BLOCKS)
 def test_rounding_to_bfloat16_is_all_that_is_lost(name):
     """Beside the same weights without rounding; one rounding is 2^-9, and a block has a dozen of them."""
@@ -123,12 +152,13 @@ def test_rounding_to_bfloat16_is_all_that_is_lost(name):
     assert 0 < (rounded - exact).norm() / exact.norm() < 0.01
 
 
-def test_what_is_no_number_stays_behind_the_token_that_brought_it():
+@pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16"])
+def test_what_is_no_number_stays_behind_the_token_that_brought_it(kernel):
     """The tokens before it, whose states others may share, and the other requests of the step get their own bits."""
     tokens = torch.arange(3 * 40).view(3, 40) % 60
-    expected = rows_of(packed({}), [[40, 40, 40]], tokens)
+    expected = rows_of(packed({}, kernel), [[40, 40, 40]], tokens)
     tokens[1, 20] = 60
-    found = rows_of(packed({}, sick=[60]), [[40, 40, 40]], tokens)
+    found = rows_of(packed({}, kernel, sick=[60]), [[40, 40, 40]], tokens)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[2], expected[2])
     assert torch.equal(found[1][:20], expected[1][:20])
