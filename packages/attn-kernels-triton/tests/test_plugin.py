@@ -26,6 +26,7 @@ from attn_core import (
 from attn_core.dispatch import choose
 from attn_core.errors import InvalidValue, KernelRefused
 from attn_core.mask.band import Band, band_of
+from attn_core.paged import BAND, PAGED
 from attn_core.rowwise import ROW_FORMS
 from attn_kernels_triton import machine
 from attn_kernels_triton.kernels.attend import TritonAttend
@@ -132,6 +133,22 @@ def test_recurrences_on_a_gpu_get_these_kernels_and_single_tokens_the_other_one(
 def test_recurrences_that_do_not_fit_the_chip_are_refused_by_name(asked, named):
     assert [reason.partition(":")[0] for reason in TritonChunked().refusals(asked)] == [named]
     assert not TritonChunked().refusals(recurrence(256, decay="head"))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "named"),
+    [
+        ("triton_paged", {}, []),
+        ("triton_paged", {"modifiers": ("soft_cap", "relative_bias"), "rows": "int4", "key_size": 128}, []),
+        ("triton_paged", {"key_size": 256}, ["modifiers"]),
+        ("triton_paged", {"value_size": 160, "rows": "int8"}, ["modifiers"]),
+        ("triton_latent", {"rows": "latent"}, ["modifiers"]),
+    ],
+)
+def test_learned_biases_are_met_over_pages_where_registers_are_left_for_them(name, fields, named):
+    given = {"operation": PAGED, "mask": BAND, "modifiers": ("t5_bias",), "score": "dot", **fields}
+    reasons = installed().kernels.get(name).refusals(problem(**given))
+    assert [reason.partition(":")[0] for reason in reasons] == named
 
 
 ON_ROWS = {

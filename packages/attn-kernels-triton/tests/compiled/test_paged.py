@@ -3,14 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import Alibi, SoftCap, SoftmaxWithSink, Window
+from attn_core import Alibi, SoftCap, SoftmaxWithSink, T5Bias, Window
 from paged_launches import paged_launches
 
 REGISTERS = 255
 EVERYTHING = {"mask": Window(left=100), "modifiers": (SoftCap(cap=30.0), Alibi()), "distribution": SoftmaxWithSink()}
+BIASED = {**EVERYTHING, "modifiers": (SoftCap(cap=30.0), T5Bias())}
+CODED = [(size, form) for size in (64, 128) for form in ("int8", "int4")]
 
 SHIPPED = {
     "128": {"size": 128},
+    "128, biases of distances": {"size": 128, "modifiers": (T5Bias(),)},
     "latents of 128 heads": {"size": 512, "form": "latent", "heads": (128, 1)},
 }
 OTHER_SHIPPED = {
@@ -24,6 +27,11 @@ OTHER_SHIPPED = {
     "128, a tree": {"size": 128, "tree": True},
     "128, a tree and everything else": {"size": 128, "tree": True, **EVERYTHING},
     "128, a tree, int4": {"size": 128, "tree": True, "form": "int4"},
+    "128, biases of distances and everything else": {"size": 128, **BIASED},
+    "128, biases of distances, a tree and everything else": {"size": 128, "tree": True, **BIASED},
+    **{f"{size}, biases of distances, {form}": {"size": size, "form": form, **BIASED} for size, form in CODED},
+    "64, biases of distances": {"size": 64, **BIASED},
+    **{f"{size}, biases of distances, float32": {"size": size, "dtype": torch.float32, **BIASED} for size in (64, 128)},
     "latents of 16 heads": {"size": 512, "form": "latent", "heads": (16, 1)},
     **{f"{size}, float32": {"size": size, "dtype": torch.float32} for size in (64, 128, 256)},
     "latents, float32": {"size": 512, "form": "latent", "heads": (16, 1), "dtype": torch.float32},

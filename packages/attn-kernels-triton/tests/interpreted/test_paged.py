@@ -130,6 +130,7 @@ STEPS = {
     "soft cap and alibi": Step(modifiers=(SoftCap(cap=1.5), Alibi())),
     "relative biases": Step(modifiers=(RelativeBias(clip=9),)),
     "biases of T5 with a soft cap": Step((3, 1), modifiers=(SoftCap(cap=2.0), T5Bias()), dtype=BRAIN),
+    "biases of a chunk of a window": Step((30, 1), (20, 60), mask=Window(left=8), modifiers=(RelativeBias(clip=5),)),
     "sinks": Step(distribution=SoftmaxWithSink()),
     "softmax one of a window": Step(distribution=SoftmaxOne(), mask=Window(left=5)),
     "a chunk of a prompt": Step((40,), (30,)),

@@ -14,6 +14,8 @@ STEPS = [(5, 1, 20), (1, 1, 1), (7, 1, 2), (1, 1, 1)]
 OPTIONS = {
     "gqa": {},
     "sliding_window": {"window": 9},
+    "t5_bias": {"buckets": 8, "max_distance": 20},
+    "relative_bias": {"clip": 7},
     "mla": {"latent": 32, "rotary_size": 16, "nope_size": 16, "value_size": 16},
 }
 
@@ -68,6 +70,8 @@ def steps(layer: torch.nn.Module, cache: str, config: MechanismConfig, name: str
         ("gqa", "int4", "triton_paged", "int4"),
         ("sliding_window", "paged", "triton_paged", "plain"),
         ("sliding_window", "int4", "triton_paged", "int4"),
+        ("t5_bias", "paged", "triton_paged", "plain"),
+        ("relative_bias", "int8", "triton_paged", "int8"),
         ("mla", "paged", "triton_latent", "plain"),
     ],
 )

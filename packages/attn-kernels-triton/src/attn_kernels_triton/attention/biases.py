@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import torch
 from attn_core import AttentionSpec
@@ -25,7 +26,14 @@ def bias_of(spec: AttentionSpec, parameters: Mapping[str, Tensor]) -> Tensor | N
     total: Tensor | None = None
     for modifier in learned:
         table = parameters[f"modifiers.{modifier.kind}.table"].float()
-        distances = torch.arange(-far, far + 1, device=table.device)
-        found = table.t().contiguous()[:, modifier.bucket(distances)]
+        found = table.t().contiguous()[:, buckets(modifier, far, table.device)]
         total = found if total is None else total + found
     return total
+
+
+@lru_cache(64)
+def buckets(modifier: BiasTable, far: int, device: torch.device) -> Tensor:
+    """The bucket of every distance from -far to far, int64: the same in every step, so computed once."""
+    # Made in an engine's step it serves training, too, which may not keep tensors of inference.
+    with torch.inference_mode(mode=False):
+        return modifier.bucket(torch.arange(-far, far + 1, device=device))

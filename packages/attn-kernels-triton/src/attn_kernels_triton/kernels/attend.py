@@ -85,9 +85,14 @@ def biased_refusals(learned: str, problem: Problem) -> list[str]:
     if problem.gradients and problem.placed:
         reasons.append(f"gradients: to {learned} where positions are given")
     if max(problem.key_size, problem.value_size) > WIDEST_BIASED:
-        reasons.append(f"modifiers: {learned} for sizes up to {WIDEST_BIASED}, beyond which they leave no registers")
+        reasons.append(wide_biases(learned))
     if problem.mask not in BIASED_MASKS:
         reasons.append(f"mask: {problem.mask!r} beside {learned}, which has registers for {sorted(BIASED_MASKS)}")
     if problem.dropout:
         reasons.append(f"dropout: beside {learned}, which together leave no registers")
     return reasons
+
+
+def wide_biases(learned: str) -> str:
+    """Why learned biases of these names are refused beside wide heads."""
+    return f"modifiers: {learned} for sizes up to {WIDEST_BIASED}, beyond which they leave no registers"

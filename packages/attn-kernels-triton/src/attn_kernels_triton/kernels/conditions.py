@@ -38,5 +38,5 @@ class InOrder:
 MODIFIERS = InOrder((("soft_cap",), ("alibi", "t5_bias", "relative_bias")))
 """Changes of scores that programs know."""
 
-PAGED_MODIFIERS = InOrder((("soft_cap",), ("alibi",)))
-"""Those that programs over pages have registers for."""
+LATENT_MODIFIERS = InOrder((("soft_cap",), ("alibi",)))
+"""Those that programs over latents have registers for."""

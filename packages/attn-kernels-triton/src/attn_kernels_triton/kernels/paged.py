@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from attn_core import Anything, AtMost, Condition, OneOf, PagedKernel, PagedOperands, Problem
 from attn_core.paged import BAND, LATENT
 
-from attn_kernels_triton.kernels.conditions import PAGED_MODIFIERS, OnGpu
+from attn_kernels_triton.kernels.attend import LEARNED, WIDEST_BIASED, wide_biases
+from attn_kernels_triton.kernels.conditions import LATENT_MODIFIERS, MODIFIERS, OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class TritonPaged(PagedKernel):
     summary = "decoding and chunks of prompts over pages on a GPU, int8 and int4 codes too"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
-        "modifiers": PAGED_MODIFIERS,
+        "modifiers": MODIFIERS,
         "distribution": OneOf("softmax", "softmax_one", "sink"),
         "mask": OneOf(BAND),
         "key_size": AtMost(256),
@@ -43,8 +44,11 @@ class TritonPaged(PagedKernel):
         return absence()
 
     def refusals(self, problem: Problem) -> list[str]:
-        """See `Kernel.refusals`; groups of four-bit codes must fill heads."""
+        """See `Kernel.refusals`; groups of four-bit codes must fill heads, learned biases leave half the registers."""
         reasons = super().refusals(problem)
+        learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
+        if learned and max(problem.key_size, problem.value_size) > WIDEST_BIASED:
+            reasons.append(wide_biases(learned))
         if problem.rows == "int4":
             for field in ("key_size", "value_size"):
                 if getattr(problem, field) % GROUP:
@@ -70,6 +74,7 @@ class TritonLatent(TritonPaged):
     summary = "absorbed latent attention (MLA) over pages on a GPU"
     accepts: ClassVar[Mapping[str, Condition]] = {
         **TritonPaged.accepts,
+        "modifiers": LATENT_MODIFIERS,
         "key_size": AtMost(1024),
         "value_size": AtMost(512),
         "key_value_heads": OneOf(1),

@@ -79,7 +79,7 @@ def attend_launch(
     (spec, operands, out), (met, rule) = call, asked
     query, value_size = operands.query, out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
-    choice = choice_of(portion.tile, query.dtype, met.first, value_size)
+    choice = choice_of(portion.tile, query.dtype, met.first, value_size, biased=rule.bias is not None)
     sizes = (met.first, value_size, rest)
     tile = PagedTile(*map(tl.constexpr, (portion.tile, choice.keys, *sizes, *map(power_of_two, sizes))))
     sums = torch.empty(portion.slots, portion.tile, power_of_two(value_size), dtype=torch.float32, device=out.device)

@@ -34,6 +34,11 @@ PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
 }
 """By rows of a tile, whether elements have 16 bits, and the width; none spills on sm_90a, as a test sees to."""
 
+BIASED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
+    (64, True, 128): PagedChoice(32, 8, 2),
+}
+"""Those that differ where learned biases are read for each pair, which takes registers."""
+
 NARROWEST = 64
 WIDE = 512
 """The width of values from which on 64 rows and their sums are too many for registers."""
@@ -46,6 +51,7 @@ def many(dtype: torch.dtype, *sizes: int) -> int:
     return 32 if power_of_two(max(sizes)) >= WIDE else 64
 
 
-def choice_of(rows: int, dtype: torch.dtype, *sizes: int) -> PagedChoice:
-    """What is shipped for tiles of so many rows of queries over keys and values of these sizes."""
-    return PAGED_CHOICES[rows, dtype.itemsize == 2, max(NARROWEST, power_of_two(max(sizes)))]
+def choice_of(rows: int, dtype: torch.dtype, *sizes: int, biased: bool = False) -> PagedChoice:
+    """What is shipped for tiles of so many rows of queries over keys and values of these sizes, perhaps `biased`."""
+    kind = rows, dtype.itemsize == 2, max(NARROWEST, power_of_two(max(sizes)))
+    return BIASED_CHOICES[kind] if biased and kind in BIASED_CHOICES else PAGED_CHOICES[kind]
