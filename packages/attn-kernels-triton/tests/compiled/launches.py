@@ -6,14 +6,26 @@ import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, Softmax
 from attn_core.dropout import Dropout
 from attn_core.packed import Packed
-from attn_kernels_triton.attention.backward import Backwards, backward_launches, call_of
+from attn_kernels_triton.attention.backward import backward_launches
 from attn_kernels_triton.attention.diagonals import bias_launch
 from attn_kernels_triton.attention.forward import empty, forward_launch, inputs_of
+from attn_kernels_triton.attention.gradients import Backwards, call_of
 from attn_kernels_triton.attention.plan import plan_of
 from attn_kernels_triton.launch import Launch
 
 LENGTH = 2048
 CAUSAL = Causal()
+NAMES = {
+    "attend_delta": "delta",
+    "pad": "delta",
+    "gradient_to_queries": "to_queries",
+    "gradient_to_dense_queries": "to_queries",
+    "gradient_to_keys": "to_keys",
+    "gradient_to_dense_keys": "to_keys",
+    "gradients_joined": "joined",
+    "join": "join",
+}
+"""What each backward program is for."""
 
 
 def launches(
@@ -24,6 +36,7 @@ def launches(
     heads: tuple[int, int] = (8, 2),
     packed: Packed | None = None,
     dropout: Dropout | None = None,
+    length: int = LENGTH,
     **parts,
 ) -> dict[str, Launch]:
     """The programs of one attention by name; heads are of queries and of keys."""
@@ -31,7 +44,7 @@ def launches(
     spec = AttentionSpec(heads=layout, mask=mask, **{"distribution": Softmax(), **parts})
 
     def rows(count: int, width: int) -> torch.Tensor:
-        return torch.empty(1, LENGTH, count, width, dtype=dtype)
+        return torch.empty(1, length, count, width, dtype=dtype)
 
     operands = Operands(
         query=rows(heads[0], size),
@@ -44,8 +57,8 @@ def launches(
     plan, inputs = plan_of(spec, operands), inputs_of(operands)
     result = empty(plan, inputs)
     work = Backwards(inputs, result, result.out, result.lse, inputs)
-    delta, queries, keys = backward_launches(plan, work)
-    found = {"forward": forward_launch(plan, inputs, result), "delta": delta, "to_queries": queries, "to_keys": keys}
+    found = {"forward": forward_launch(plan, inputs, result)}
+    found |= {NAMES[launch.program.__name__]: launch for launch in backward_launches(plan, work)}
     if plan.bias is not None:
         found["to_biases"], _ = bias_launch(plan, call_of(plan, work), plan.bias.shape[1] // 2)
     return found

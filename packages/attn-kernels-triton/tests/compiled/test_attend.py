@@ -17,6 +17,7 @@ SHAPES = {"64": {"size": 64}, "128": {"size": 128}}
 WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink()}
 CAPPED = {"size": 128, "modifiers": (SoftCap(cap=30.0),)}
 SPECIALISED = tiles.Choice(128, 128, 4, 2, "specialised")
+FILLING = {"heads": (128, 128)}
 LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
 PACKED = {"size": 128, "packed": Packed.of((700, 48, 1300))}
 DROPPED = {"size": 128, "dropout": Dropout(probability=0.1, seed=3)}
@@ -90,11 +91,52 @@ def test_on_hopper_gradients_to_queries_of_listed_blocks_do_not_spill():
     require_ships("to_queries", LISTED)
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.parametrize("size", [64, 128])
-def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size):
-    found = artefact(launches(size)["forward"])
+def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size, program):
+    found = artefact(launches(size)[program])
     assert found.count("UTMALDG") > 0
     assert found.count("LDGSTS") == 0
+
+
+def require_joined(shape: dict) -> None:
+    """Fail unless one program of Hopper computes all gradients from five products, and adds four numbers at once."""
+    found = artefact(launches(**{**FILLING, **shape})["joined"])
+    assert (found.spills, found.count("LDGSTS")) == (0, 0)
+    assert found.shared <= SHARED_MEMORY
+    assert min(found.count("HGMMA"), found.count("UTMALDG")) > 0
+    assert found.count(r"REDG?\.E\.ADD\.F32x4") > 0
+    assert found.count("ATOM") == 0
+
+
+@pytest.mark.parametrize("size", [64, 128])
+def test_on_hopper_gradients_of_many_heads_are_joined_in_one_program_that_does_not_spill(size):
+    require_joined({"size": size})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"mask": Full()},
+        {"mask": Window(left=512), "distribution": SoftmaxWithSink()},
+        {"heads": (256, 128), "length": 2000},
+        {"heads": (256, 128), "length": 2000, "mask": Full()},
+        {"heads": (256, 128), "length": 2000, "mask": Window(left=512, right=9)},
+    ],
+    ids=str,
+)
+def test_on_hopper_joined_gradients_of_every_band_do_not_spill(size, shape):
+    require_joined({"size": size, **shape})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [Full(), Window(left=512)], ids=lambda mask: mask.kind)
+@pytest.mark.parametrize("program", ["to_queries", "to_keys"])
+@pytest.mark.parametrize("size", [64, 128])
+def test_on_hopper_gradients_that_are_not_joined_do_not_spill_either(size, program, mask):
+    require_ships(program, {"size": size, "mask": mask})
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
@@ -134,6 +176,12 @@ def test_every_program_compiles_for_other_gpus(target, copier):
     copier(present=target == "sm_100")
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in launches(64).values()]
     assert found == [OTHERS[target]] * 4
+
+
+@pytest.mark.slow
+def test_joined_gradients_compile_for_the_next_chip():
+    launch = launches(64, **FILLING)["joined"]
+    assert compiled(launch, OTHERS["sm_100"]).metadata.target == OTHERS["sm_100"]
 
 
 @pytest.mark.slow

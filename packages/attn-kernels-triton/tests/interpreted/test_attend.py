@@ -22,10 +22,11 @@ from attn_core import (
     Window,
 )
 from attn_core.errors import InvalidValue
-from attn_kernels_triton.attention import forward, tiles
+from attn_kernels_triton.attention import backward, forward, tiles
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
 from attn_kernels_triton.attention.dense import copied
 from attn_kernels_triton.attention.plan import plan_of
+from attn_kernels_triton.tuning import chosen
 from calls import Call, require_right, results
 
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -94,6 +95,50 @@ def test_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call, sched
         monkeypatch.setitem(tiles.DENSE_CHOICES, width, tiles.Choice(32, 32, 4, 1, schedule))
     monkeypatch.delitem(forward.PROGRAMS, "pointers")
     require_right(attend, call)
+
+
+def small_backward(monkeypatch, *, joined: bool) -> None:
+    """Small tiles for backward programs of bands, whose gradients are joined or not."""
+    both = [tiles.Choice(16, 32, 4, 1, schedule) for schedule in ("joined", "descriptors")]
+    monkeypatch.setitem(tiles.DENSE_BACKWARD, 64, (both[0],))
+    monkeypatch.setitem(tiles.DENSE_APART, 64, (both[1], both[1]))
+    monkeypatch.setattr(chosen, "FILLED", 0.0 if joined else 1.1)
+    monkeypatch.delattr(backward, "pointer_launches")
+
+
+BANDS = [
+    Call(Full(), 33, 70, dtype=BRAIN, heads=(4, 2), batch=2),
+    Call(Causal(), 40, 70, dtype=HALF, sizes=(24, 16)),
+    Call(Causal(), 40, 40, dtype=HALF, distribution=SoftmaxWithSink()),
+    Call(Window(left=9, right=4), 70, 101, dtype=HALF, distribution=SoftmaxWithSink()),
+    Call(Full(), 1, 1, dtype=HALF),
+]
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("call", BANDS, ids=lambda call: f"{call.mask.kind}, {call.queries}, {call.keys}")
+def test_gradients_of_bands_whose_tiles_the_chip_copies_are_as_right(monkeypatch, call, joined):
+    small_backward(monkeypatch, joined=joined)
+    require_right(attend, call)
+
+
+def test_keys_that_do_not_exist_change_no_gradient_however_low_all_logits_are(monkeypatch):
+    small_backward(monkeypatch, joined=True)
+    call = Call(Full(), 5, 33, dtype=HALF)
+    operands = call.operands()
+    low = dataclasses.replace(operands, query=operands.query + 20, key=operands.key / 8 - 20)
+    require_right(attend, call, low)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_queries_of_bands_that_see_nothing_get_no_gradient_and_give_none(monkeypatch, joined):
+    small_backward(monkeypatch, joined=joined)
+    call, few = Call(Causal(), 50, 20, dtype=HALF), Call(Causal(), 20, 20, dtype=HALF)
+    operands = call.operands()
+    found = results(attend, call.spec, operands)
+    exact = results(attend, few.spec, dataclasses.replace(operands, query=operands.query[:, 30:]))
+    assert not found["gradient to query"][:, :30].any()
+    assert all(one.isfinite().all() for one in (*found.values(), *exact.values()))
 
 
 def test_tensors_that_the_copier_cannot_read_are_read_by_threads():

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from attn_kernels_triton.attention.dense import copied
+from attn_kernels_triton.attention.dense_backward import dense_launches
 from attn_kernels_triton.attention.diagonals import bias_launch, to_bias
 from attn_kernels_triton.attention.forward import Attended, Inputs
+from attn_kernels_triton.attention.gradients import Backwards, Gradients, call_of
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.texts import Listed
-from attn_kernels_triton.attention.tiles import choice_of, tile_of
+from attn_kernels_triton.attention.tiles import DENSE_BACKWARD, choice_of, tile_of
 from attn_kernels_triton.launch import Launch, addressable, rows
-from attn_kernels_triton.programs.arguments import NO_BLOCKS, NO_TILE, Backward
 from attn_kernels_triton.programs.backward_key import gradient_to_keys
 from attn_kernels_triton.programs.backward_query import attend_delta, gradient_to_queries
+from attn_kernels_triton.tuning.chosen import chosen_backward
 
-
-class Backwards(NamedTuple):
-    """What the backward programs read and write: the gradient to the output, and `delta` [batch, heads, query]."""
-
-    inputs: Inputs
-    result: Attended
-    change: Tensor
-    delta: Tensor
-    gradients: Inputs
-
-
-class Gradients(NamedTuple):
-    """Gradients to the inputs, and to sinks and biases where there are any."""
-
-    inputs: Inputs
-    sink: Tensor | None
-    bias: Tensor | None
+WIDEST_DENSE = max(DENSE_BACKWARD)
+"""The width of heads up to which sums of two gradients fit registers beside tiles that the chip copies."""
 
 
 def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gradients:
@@ -48,6 +35,13 @@ def backward(plan: Plan, inputs: Inputs, result: Attended, change: Tensor) -> Gr
 
 def backward_launches(plan: Plan, work: Backwards) -> list[Launch]:
     """The programs in the order in which they run."""
+    if plan.sizes.width <= WIDEST_DENSE and copied(plan, *work.inputs, work.change):
+        return dense_launches(plan, work, chosen_backward(plan, work.change.device))
+    return pointer_launches(plan, work)
+
+
+def pointer_launches(plan: Plan, work: Backwards) -> list[Launch]:
+    """Programs whose threads read tiles themselves."""
     by_query, by_key = choice_of("to_queries", plan.sizes), choice_of("to_keys", plan.sizes)
     device, heads, shared = work.change.device, plan.shape.heads, plan.shape.heads // plan.shape.group
     queries, texts_by_query = plan.tiles(Listed(by_query.queries, by_key=False), device)
@@ -73,26 +67,6 @@ def backward_launches(plan: Plan, work: Backwards) -> list[Launch]:
         ),
         Launch(program=gradient_to_keys, programs=keys * shared, call=to_key, warps=by_key.warps, stages=by_key.stages),
     ]
-
-
-def call_of(plan: Plan, work: Backwards) -> Backward:
-    """What the programs have in common."""
-    return Backward(
-        query=rows(work.inputs.query),
-        key=rows(work.inputs.key),
-        value=rows(work.inputs.value),
-        out=rows(work.change),
-        lse=work.result.lse,
-        delta=work.delta,
-        first=None,
-        second=None,
-        shape=plan.shape,
-        rule=plan.rule,
-        places=plan.places,
-        blocks=NO_BLOCKS,
-        tile=NO_TILE,
-        dropout=plan.dropped,
-    )
 
 
 def to_biases(plan: Plan, work: Backwards) -> Tensor | None:

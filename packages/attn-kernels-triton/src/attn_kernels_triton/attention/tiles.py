@@ -11,9 +11,9 @@ import triton.language as tl
 from attn_kernels_triton.launch import power_of_two
 from attn_kernels_triton.programs.arguments import Tile
 
-Schedule = Literal["pointers", "descriptors", "specialised"]
-"""How a forward program reads keys and values: each thread its own; tiles fetched by the chip's copier; the same, by
-warps that do nothing else."""
+Schedule = Literal["pointers", "descriptors", "specialised", "joined"]
+"""How a program reads: each thread its own; tiles fetched by the chip's copier; the same, by warps that do nothing
+else, of the forward program; the same, by one backward program that computes all gradients."""
 
 
 NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
@@ -23,7 +23,7 @@ NEWER = tuple(map(int, triton.__version__.split(".")[:2])) > (3, 6)
 class Choice(NamedTuple):
     """Queries and keys of a tile, warps, stages of the pipeline that loads ahead, and which program it is for.
 
-    That is a `Schedule` for the forward pass, else always "pointers".
+    That is a `Schedule`; programs over biases have "pointers" alone.
     """
 
     queries: int
@@ -91,6 +91,18 @@ DENSE_CHOICES: dict[int, Choice] = {
 }
 """For forward programs of bands over elements of 16 bits, by width, where the chip copies tiles by itself."""
 
+DENSE_BACKWARD: dict[int, tuple[Choice, ...]] = {
+    64: (Choice(64, 128, 8, 2, "joined"),),
+    128: (Choice(64, 128, 8, 2, "joined"),),
+}
+"""The same for backward programs: one where all gradients are joined."""
+
+DENSE_APART: dict[int, tuple[Choice, Choice]] = {
+    64: (Choice(128, 128, 8, 2, "descriptors"), Choice(64, 128, 8, 2, "descriptors")),
+    128: (Choice(128, 128, 8, 2, "descriptors"), Choice(64, 128, 8, 2, "descriptors")),
+}
+"""Those that own queries and those that own keys, where joined ones would not fill the chip."""
+
 LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {
     ("forward", True, 128): Choice(128, 128, 8, 2) if NEWER else Choice(128, 64, 8, 3),
     ("to_queries", True, 128): Choice(128, 32, 8, 2),
@@ -146,11 +158,17 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
 def dense_choice(sizes: Sizes, measured: Choice | None = None) -> Choice:
     """What was measured, else what is shipped, where the chip copies tiles; never larger than the operands."""
     chosen = measured or DENSE_CHOICES[max(NARROWEST, sizes.width)]
-    queries, keys = min(chosen.queries, power_of_two(sizes.queries)), min(chosen.keys, power_of_two(sizes.keys))
-    if chosen.schedule == "specialised" and queries < chosen.queries:
+    fitting = no_larger(chosen, sizes)
+    if chosen.schedule == "specialised" and fitting.queries < chosen.queries:
         # Two groups of warps compute, which must have rows of their own for the matrix unit.
-        chosen = chosen._replace(schedule="descriptors")
-    return chosen._replace(queries=queries, keys=keys)
+        fitting = fitting._replace(schedule="descriptors")
+    return fitting
+
+
+def no_larger(choice: Choice, sizes: Sizes) -> Choice:
+    """The choice with tiles no larger than the operands."""
+    queries, keys = min(choice.queries, power_of_two(sizes.queries)), min(choice.keys, power_of_two(sizes.keys))
+    return choice._replace(queries=queries, keys=keys)
 
 
 def tile_of(choice: Choice, sizes: Sizes) -> Tile:

@@ -163,6 +163,36 @@ class Diagonals(NamedTuple):
 NO_DIAGONALS = Diagonals(None, None, None, None, None, None, None, None)
 
 
+class Padded(NamedTuple):
+    """What dense backward programs read of each query, float32: `lse` [head of all batches, row], +inf for queries that
+    see nothing and where there is none, and `delta`, of as many `rows` as whole tiles of queries have."""
+
+    lse: Any
+    delta: Any
+    rows: Any
+
+
+NOT_PADDED = Padded(None, None, None)
+
+
+class Parts(NamedTuple):
+    """Where programs of `joined` sum the gradient to queries: `sums` [part, head of all batches, row, key_width],
+    float32, of `count` parts, a constant, and so many `heads`; rows as of `Padded`.
+
+    `first` [1], int32, is the first tile of keys of a launch, whose programs own one for each part. `ragged` is None
+    where all tiles of keys are whole.
+    """
+
+    sums: Any
+    count: Any
+    heads: Any
+    first: Any
+    ragged: Any
+
+
+NO_PARTS = Parts(None, None, None, None, None)
+
+
 class Backward(NamedTuple):
     """Everything for the backward programs; `out` is the gradient to the output, `lse` and `delta` [batch, heads,
     queries], `first` and `second` the gradients that the program writes; `texts` as of
@@ -184,3 +214,5 @@ class Backward(NamedTuple):
     texts: Any = None
     dropout: Dropped = NOTHING_DROPPED
     diagonals: Diagonals = NO_DIAGONALS
+    padded: Padded = NOT_PADDED
+    parts: Parts = NO_PARTS
