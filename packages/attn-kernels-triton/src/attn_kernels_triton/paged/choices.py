@@ -36,6 +36,7 @@ PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
 
 BIASED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
     (64, True, 128): PagedChoice(32, 8, 2),
+    (16, False, 64): PagedChoice(32, 4, 2),
 }
 """Those that differ where learned biases are read for each pair, which takes registers."""
 
