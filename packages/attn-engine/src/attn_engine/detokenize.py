@@ -56,6 +56,8 @@ class Detokenizer:
 
 def _settled(text: str) -> str:
     """The text without a character at its end that more bytes could complete."""
+    if not text.endswith(REPLACEMENT):
+        return text
     end = len(text)
     while end > 0 and len(text) - end < LONGEST_CHARACTER and text[end - 1] == REPLACEMENT:
         end -= 1

@@ -165,9 +165,9 @@ class Engine:
 
     def _drop_late(self) -> None:
         now = self._clock()
-        for request, group in list(self._groups.items()):
-            if group.deadline is not None and now >= group.deadline:
-                self._end(request, FinishReason.DEADLINE)
+        late = [name for name, group in self._groups.items() if group.deadline is not None and now >= group.deadline]
+        for request in late:
+            self._end(request, FinishReason.DEADLINE)
 
     def _sequence(self, request: Request, choice: int) -> Sequence:
         self._numbers += 1
@@ -216,12 +216,15 @@ class Engine:
                 self._search(request, group.members, group.beams)
 
     def _advance(self, ordered: list[Chunk], hidden: Tensor) -> None:
+        guessing = []
         for chunk in ordered:
-            self._tally.computed += chunk.rows
             sequence = chunk.sequence
             sequence.computed_in_all += chunk.rows
-            if not chunk.guess.tokens:
+            if chunk.guess.tokens:
+                guessing.append(chunk)
+            else:
                 self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
+        self._tally.computed += len(hidden)
         for progress in advance(self._forward, ordered, hidden, self._end_ids, self._scheduler.fork):
             sequence = progress.sequence
             if sequence.id not in self._groups:
@@ -235,16 +238,15 @@ class Engine:
                     self._end(sequence.id, FinishReason.FAILED, error)
             elif progress.tokens or progress.text or progress.reason:
                 self._tell(progress)
-        self._remember_guessed(ordered)
+        self._remember_guessed(guessing)
 
     def _remember_guessed(self, chunks: list[Chunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
-            if chunk.guess.tokens:
-                self._tally.guessed += len(chunk.guess)
-                self._tally.accepted += sequence.accepted - chunk.accepted_before
-                if self._scheduler.holds(sequence):
-                    self._scheduler.prefixes.remember(sequence, sequence.computed)
+            self._tally.guessed += len(chunk.guess)
+            self._tally.accepted += sequence.accepted - chunk.accepted_before
+            if self._scheduler.holds(sequence):
+                self._scheduler.prefixes.remember(sequence, sequence.computed)
 
     def _search(self, request: str, members: list[Sequence], beams: Hypotheses) -> None:
         """Take a beam search one token further; tell what it has found when it ends."""

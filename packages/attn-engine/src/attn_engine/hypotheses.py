@@ -39,7 +39,7 @@ class Hypotheses:
         self._search = Search(beams, sampling.max_new_tokens, () if sampling.ignore_end else end_ids)
         for sequence in sequences:
             sequence.gang = self.running
-            sequence.order = self.leader.number
+            sequence.stand_with(self.leader)
 
     @property
     def ready(self) -> bool:

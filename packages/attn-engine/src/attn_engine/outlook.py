@@ -21,14 +21,12 @@ class Outlook:
     def __init__(self, forward: Forward, hidden: Tensor, ends: Sequence[tuple[Growing, int]]) -> None:
         plain = [place for place, (sequence, _) in enumerate(ends) if not sequence.sampling.needs_logits]
         tokens = forward.likeliest(hidden, [ends[place][1] for place in plain]) if plain else None
-        self._tokens = dict(zip(plain, tokens, strict=True)) if tokens is not None else {}
-        others = [place for place in range(len(ends)) if place not in self._tokens]
-        self._rows = {place: row for row, place in enumerate(others)}
-        self._logits = forward.logits(hidden, [ends[place][1] for place in others]) if others else None
-
-    def token(self, place: int) -> int | None:
-        """The likeliest token, -1 where there is none; None where the place has logits."""
-        return self._tokens.get(place)
+        self.tokens = dict(zip(plain, tokens, strict=True)) if tokens is not None else {}
+        """The likeliest tokens, -1 where there is none, of places that have no logits."""
+        self.others = [place for place in range(len(ends)) if place not in self.tokens]
+        """Places that have logits."""
+        self._rows = {place: row for row, place in enumerate(self.others)}
+        self._logits = forward.logits(hidden, [ends[place][1] for place in self.others]) if self.others else None
 
     def logits(self, places: Sequence[int]) -> Tensor:
         """Logits [places, vocabulary] of places that have them, at least one."""

@@ -36,34 +36,27 @@ def advance(
     `hidden` [tokens, width] are the rows of the chunks, in their order. What `fork` returns for a complete sequence
     goes on from the same row.
     """
-    starts, at = [], 0
+    found: list[Progress] = []
+    pairs: list[tuple[sequences.Sequence, int]] = []
+    guesses: list[tuple[Chunk, int]] = []
+    start = 0
     for chunk in chunks:
-        starts.append(at)
-        at += chunk.rows
-    found = [
-        _score(forward, chunk, hidden[start : start + chunk.length])
-        for chunk, start in zip(chunks, starts, strict=True)
-        if chunk.sequence.scoring
-    ]
-    pairs = [
-        (chunk.sequence, start + chunk.length - 1)
-        for chunk, start in zip(chunks, starts, strict=True)
-        if chunk.completes and not chunk.sequence.scoring
-    ]
-    guesses = []
-    for chunk, start in zip(chunks, starts, strict=True):
-        chunk.sequence.computed += chunk.length
+        sequence, end = chunk.sequence, start + chunk.length
+        if sequence.scoring is not None:
+            found.append(_score(forward, chunk, hidden[start:end]))
+        elif chunk.completes:
+            pairs.append((sequence, end - 1))
         if chunk.guess.tokens:
-            guesses.append((chunk, start + chunk.length))
-    pairs += [(follower, row) for sequence, row in pairs for follower in fork(sequence)]
+            guesses.append((chunk, end))
+        sequence.computed += chunk.length
+        start += chunk.rows
+    pairs += [(follower, row) for sequence, row in pairs if sequence.followers for follower in fork(sequence)]
     if pairs:
         outlook = Outlook(forward, hidden, pairs)
-        growing = []
-        for place, (sequence, _) in enumerate(pairs):
-            if sequence.sampling.beams is None:
-                growing.append((sequence, place))
-            else:
-                sequence.logits = outlook.logits([place])[0]
+        searching = {place for place in outlook.others if pairs[place][0].sampling.beams}
+        for place in searching:
+            pairs[place][0].logits = outlook.logits([place])[0]
+        growing = [(sequence, place) for place, (sequence, _) in enumerate(pairs) if place not in searching]
         found += _generate(growing, outlook, end_ids)
     return _verified(forward, found, guesses, hidden, end_ids) if guesses else found
 
@@ -115,14 +108,8 @@ def _generate(
     growing: Sequence[tuple[sequences.Sequence, int]], outlook: Outlook, end_ids: Collection[int]
 ) -> list[Progress]:
     """What comes after each sequence, of which the place in the outlook is given."""
-    found: dict[int, ScoredToken] = {}
-    rest = []
-    for sequence, place in growing:
-        token = outlook.token(place)
-        if token is None:
-            rest.append((sequence, place))
-        else:
-            found[place] = ScoredToken(token)
+    found = {place: ScoredToken(token) for place, token in outlook.tokens.items()}
+    rest = [(sequence, place) for sequence, place in growing if place not in found]
     if rest:
         logits = outlook.logits([place for _, place in rest])
         chosen = _chosen([sequence for sequence, _ in rest], logits, end_ids)

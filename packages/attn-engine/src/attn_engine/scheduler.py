@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 from attn_core import BranchingStore, StateStore, TreeStore
@@ -14,6 +16,8 @@ from attn_engine.proposer import Proposer, Wanted
 from attn_engine.sequence import Sequence
 from attn_engine.shares import Shares
 from attn_engine.token_tree import NOTHING, TokenTree
+
+_rank = attrgetter("rank")
 
 
 class Chunk(NamedTuple):
@@ -121,7 +125,7 @@ class Scheduler:
         if left > 0 and self._branches is not None:
             places, wanted = [], []
             for place, chunk in enumerate(chunks):
-                most = self._most_guesses(chunk.sequence, left) if chunk.sequence.pending == 1 else 0
+                most = self._most_guesses(chunk.sequence, left)
                 if most > 0:
                     places.append(place)
                     wanted.append(Wanted(chunk.sequence, most, self._branching))
@@ -146,8 +150,8 @@ class Scheduler:
         preemptions = self.preemptions
         running = sorted(self.running.values(), key=_rank)
         chunks = self._go_on([s for s in running if s.pending == 1], self._step_tokens)
-        for chunk in chunks:
-            self.shares.charge(chunk.sequence.request.tenant, 1)
+        for tenant, tokens in Counter(chunk.sequence.request.tenant for chunk in chunks).items():
+            self.shares.charge(tenant, tokens)
         left = self._step_tokens - len(chunks)
         chunks += self._go_on([s for s in running if s.pending > 1], left)
         left = self._step_tokens - sum(chunk.length for chunk in chunks)
@@ -250,7 +254,3 @@ class Scheduler:
 def _room(sequence: Sequence) -> int:
     """Tokens of all that is known, and a token more, so that it is not thrown out before it has made one."""
     return len(sequence.tokens) + (sequence.scoring is None)
-
-
-def _rank(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.rank

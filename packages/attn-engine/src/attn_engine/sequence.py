@@ -28,8 +28,8 @@ class Sequence:
     detokenizer: Detokenizer | None = None
     choice: int = 0
     """Which of the request's completions it is."""
-    order: int = field(init=False)
-    """Where it stands in line among equally urgent ones."""
+    rank: tuple[int, int, int] = field(init=False)
+    """Sorts the most urgent first: highest priority, then oldest."""
     gang: list[Sequence] = field(init=False)
     """Those with which it is in the store together, or not at all."""
     logits: Tensor | None = None
@@ -39,6 +39,8 @@ class Sequence:
     tokens: list[int] = field(init=False)
     scoring: Scoring | None = field(init=False)
     """The task where tokens are scored, not generated."""
+    sampling: Sampling = field(init=False)
+    """The task where tokens are generated; there is none where they are scored."""
     guesses: int | None = field(init=False)
     """How many tokens it wants to be guessed ahead; None leaves that to the engine."""
     computed: int = 0
@@ -67,27 +69,29 @@ class Sequence:
     _counts: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.order = self.number
+        self.stand_with(self)
         self.gang = [self]
         self.tokens = list(self.request.token_ids)
         task = self.request.task
-        self.scoring = task if isinstance(task, Scoring) else None
-        self.guesses = 0 if isinstance(task, Scoring) or task.beams is not None else task.guesses
-        given = task.seed if isinstance(task, Sampling) else None
+        self.scoring, self.guesses = (task, 0) if isinstance(task, Scoring) else (None, None)
+        given: int | None = None
+        stop: tuple[str, ...] = ()
+        if isinstance(task, Sampling):
+            self.sampling, given, stop = task, task.seed, task.stop
+            self.guesses = task.guesses if task.beams is None else 0
         self.seed = random.getrandbits(64) if given is None else (given + self.choice) % SEED_LIMIT
         shares = self.request.scope is not None and self.scoring is None
         self.scope = f"{self.request.scope}\0{self.request.source_ids}" if shares else None
-        self.stops = StopStrings(task.stop if isinstance(task, Sampling) else ())
+        self.stops = StopStrings(stop)
 
     @property
     def id(self) -> str:
         """The request's id."""
         return self.request.id
 
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        """Sorts the most urgent first: highest priority, then oldest."""
-        return (-self.request.priority, self.order, self.number)
+    def stand_with(self, other: Sequence) -> None:
+        """Be as old as another sequence from now on."""
+        self.rank = (-self.request.priority, other.number, self.number)
 
     @property
     def pending(self) -> int:
@@ -99,17 +103,10 @@ class Sequence:
         """New tokens so far."""
         return len(self.tokens) - len(self.request.token_ids)
 
-    @property
-    def sampling(self) -> Sampling:
-        """The task where tokens are generated."""
-        if isinstance(self.request.task, Sampling):
-            return self.request.task
-        raise InternalError(f"request {self.id} is scored, not sampled")
-
     def most_guesses(self, default: int) -> int:
-        """How many tokens may be guessed ahead: none past the last that may be generated."""
+        """How many tokens may be guessed ahead while it decodes: none past the last that may be generated."""
         wanted = default if self.guesses is None else self.guesses
-        if not wanted or not self.generated:
+        if not wanted or not self.generated or self.pending != 1:
             return 0
         return min(wanted, self.sampling.max_new_tokens - self.generated - 1)
 

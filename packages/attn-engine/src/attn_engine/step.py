@@ -31,6 +31,7 @@ class Forward:
         self.model = model
         self.store = store
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
+        self._finds = model if isinstance(model, FindsLikeliest) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_source = any(isinstance(spec, Source) for spec in states)
@@ -71,9 +72,7 @@ class Forward:
     def likeliest(self, hidden: Tensor, rows: Sequence[int]) -> list[int] | None:
         """The likeliest token after each of these rows of hidden [tokens, width], -1 where there is none; None where
         only logits can tell."""
-        if not isinstance(self.model, FindsLikeliest):
-            return None
-        found = self.model.likeliest(self._chosen(hidden, rows))
+        found = None if self._finds is None else self._finds.likeliest(self._chosen(hidden, rows))
         return None if found is None else cast("list[int]", found.tolist())
 
     def _chosen(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
