@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import models
 
 from attn_models.tokenizers.byte_alphabet import byte_of_character, piece_bytes
+from attn_models.tokenizers.byte_texts import ByteTexts
 from attn_models.tokenizers.character_table import CharacterTable
 from attn_models.tokenizers.chat import check_messages
 from attn_models.tokenizers.library_errors import LibraryErrors
@@ -43,6 +45,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(place for place, token in added.items() if token.special)
+        self._byte_texts = ByteTexts.of(backend, self._special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._size = max(vocabulary.values()) + 1 if vocabulary else 0
         single = isinstance(backend.model, models.WordLevel) and all(len(token) == 1 for token in vocabulary)
@@ -126,6 +129,9 @@ class Tokenizer:
 
         Raises InvalidValue for an id outside the vocabulary.
         """
+        if skip_special and self._byte_texts is not None:
+            with suppress(KeyError):
+                return self._byte_texts.text(ids)
         self._require_ids(ids)
         with SPELLING:
             text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special)
