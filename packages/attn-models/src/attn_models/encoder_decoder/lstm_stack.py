@@ -9,6 +9,8 @@ from attn_core import Field
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from attn_models.encoder_decoder.packed_stack import PackedStack
+
 RANGE = 0.1
 """Weights are drawn uniformly from ± this (Luong et al. 2015, section 4.1; Sutskever et al. took 0.08)."""
 
@@ -28,6 +30,9 @@ def lstm_fields(width: int, layers: int) -> Mapping[str, Field]:
 
 def read_padded(stack: nn.Module, inputs: Tensor, lengths: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs [batch, source, ...] of padded inputs [batch, source, ...] and the last states, as if each were alone."""
+    if isinstance(stack, PackedStack):
+        rows, last = stack.read(inputs, lengths)
+        return rows, last if isinstance(last, tuple) else (last,)
     packed = pack_padded_sequence(inputs, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
     outputs, last = stack(packed)
     rows, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
@@ -39,7 +44,9 @@ def lstm_state(last: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {"hidden": last[0].transpose(0, 1), "cell": last[1].transpose(0, 1)}
 
 
-def lstm_moment(stack: nn.LSTM, inputs: Tensor, held: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def lstm_moment(
+    stack: nn.LSTM | PackedStack, inputs: Tensor, held: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The last layer's outputs [batch, width] of inputs [batch, inputs], and the new fields."""
     last = tuple(held[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
     outputs, fresh = stack(inputs[:, None], last)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attn_models.decoder.block import Block
 from attn_models.decoder.decoder import Decoder
 from attn_models.packing.embedding import StoredEmbedding
+from attn_models.packing.views import linear_of
 
 PARTS = ("attention", "cross", "feed_forward", "cell")
 """What a model or a block of its calls the parts that may have a method `pack`."""
@@ -53,7 +54,7 @@ def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, k
             part.pack(pack)
         last = "int8" if weights == "int4" else weights
         if hasattr(model, "head"):
-            model.head = pack([getattr(model, "unembedding", None) or _tied(model)], last)
+            model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
             model.embedding, model.unembedding = StoredEmbedding(model.embedding.weight, dtype), None
         elif hasattr(model, "unembedding"):
             model.unembedding = pack([model.unembedding], last)
@@ -102,15 +103,6 @@ def _kernel_of(parts: BlockParts) -> BlockKernel | None:
     """The first kernel that can compute a block."""
     able = (k for k in installed().blocks if k.available() is None and k.refuses(parts) is None)
     return next(able, None)
-
-
-def _tied(model: Any) -> nn.Linear:
-    """A linear layer over the embedding's own memory."""
-    vocabulary, width = model.embedding.weight.shape
-    with torch.device("meta"):
-        head = nn.Linear(width, vocabulary, bias=False)
-    head.weight = nn.Parameter(model.embedding.weight.detach(), requires_grad=False)
-    return head
 
 
 def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, ModelSpecs, ModelState, RaggedBatch, Slot
+from attn_core import Capability, ModelSpecs, ModelState, Pack, RaggedBatch, Slot
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
 from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack, lstm_state
+from attn_models.encoder_decoder.packed_stack import PackedStack, packed_stack
 from attn_models.recurrent.choice import attention_of
 from attn_models.recurrent.config import RecurrentConfig
 from attn_models.replay import replay_step
@@ -37,13 +38,18 @@ class RecurrentLanguageModel(nn.Module):
         self.incremental = chosen.mechanism.can(Capability.INCREMENTAL)
         self.embedding = nn.Embedding(config.vocabulary, config.entering)
         stacked = lstm_stack(config.entering, config.width, config.lstms, config.dropout) if config.lstms else None
-        self.lstm: nn.LSTM | None = stacked
+        self.lstm: nn.LSTM | PackedStack | None = stacked
         self.attentions = nn.ModuleList(chosen.mechanism.build(chosen.config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = nn.Linear(config.width, config.vocabulary)
         self._specs: dict[str, Any] = {layer_name(layer): chosen.states for layer in range(config.layers)}
         if stacked is not None:
             self._specs[LSTM] = {"state": Slot(lstm_fields(config.width, config.lstms))}
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the LSTM for serving."""
+        if isinstance(self.lstm, nn.LSTM):
+            self.lstm = packed_stack(self.lstm, pack)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
@@ -111,7 +117,7 @@ class RecurrentLanguageModel(nn.Module):
         """The layers of attention, with the methods of `AttentionLayer`."""
         return cast("Sequence[Any]", self.attentions)
 
-    def _lstm_step(self, lstm: nn.LSTM, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+    def _lstm_step(self, lstm: nn.LSTM | PackedStack, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """The LSTM over the new rows [tokens, embedding]; replaces its state."""
         view = state[LSTM]["state"]
         held = view.read()

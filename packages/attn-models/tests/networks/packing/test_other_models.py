@@ -10,6 +10,7 @@ from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.folders import save_encoder
 from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.encoder_decoder.packed_stack import PackedStack
 from attn_models.loading import load_model, save_model
 from attn_models.packing.pack import pack_weights
 from attn_models.tokenizers import character_tokenizer
@@ -31,11 +32,11 @@ TOKENIZER = character_tokenizer("abcdefgh ")
 TEXTS = ["abc", "hgfedcba abc", "a", "bad cab"]
 
 
-def built(kind):
+def built(kind, **changed):
     name, values = MODELS[kind]
     family = installed().models.get(name)
     torch.manual_seed(0)
-    model = family.build(family.configure(values)).eval()
+    model = family.build(family.configure(values | changed)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
@@ -69,6 +70,23 @@ def test_packed_weights_round_and_do_nothing_else(kind, weights):
     assert not torch.equal(found, expected) or weights == "float32"
     assert (found - expected).norm() / expected.norm() < ROUNDING[weights]
     assert packed.weights == weights
+
+
+@pytest.mark.parametrize(
+    ("kind", "stack", "width", "packs"),
+    [
+        ("rnnsearch", "encoder", 32, False),
+        ("rnnsearch", "encoder", 416, True),
+        ("luong", "encoder", 32, False),
+        ("luong", "decoder", 32, True),
+        ("bottleneck", "decoder", 32, True),
+        ("key_value_lm", "lstm", 32, True),
+    ],
+)
+def test_stacks_are_packed_but_for_narrow_ones_that_read_sources(kind, stack, width, packs):
+    model = built(kind, width=width)
+    pack_weights(model, "float32")
+    assert isinstance(getattr(model, stack), PackedStack) == packs
 
 
 @pytest.mark.parametrize("kind", MODELS)
