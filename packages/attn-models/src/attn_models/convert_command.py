@@ -12,12 +12,17 @@ from attn_core.errors import InvalidValue
 from typer.core import TyperGroup
 
 from attn_models.commands import Json, convert
+from attn_models.sources import shown_progress
 
 PLAIN = "model"
 """The subcommand that is meant where none is named."""
 
-Source = Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder; Llama, Mistral and GPT-2 are read.")]
-Target = Annotated[Path, typer.Argument(metavar="OUT", help="The model folder to write; one there is replaced.")]
+Source = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model that was pulled or trained here, by name, or a model folder.")
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write; a model there is replaced, nothing else is.")
+]
 Text = Annotated[Path | None, typer.Option("--text", help="A text on which to compare the loss before and after.")]
 
 
@@ -45,7 +50,7 @@ def root() -> None:
 
 @app.command()
 def heads(
-    folder: Source,
+    model: Source,
     target: Target,
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="How many, in equal groups of neighbours.")] = None,
     groups: Annotated[
@@ -59,19 +64,22 @@ def heads(
 
     The answer says how much of the energy of the weights is kept. A little more training brings most of the loss back.
 
-    Example: `attn convert heads folder smaller --kv-heads 1 --text play.txt`
+    Example: `attn convert heads smollm2-135m-instruct smaller --kv-heads 1 --text play.txt`
     """
     from attn_models.conversion import HeadMap, convert_heads
+    from attn_models.sources.shelf import Shelf
 
     if (kv_heads is None) == (groups is None):
         raise InvalidValue("--kv-heads, --groups: exactly one of them is needed", field="kv_heads")
     wanted = kv_heads if groups is None else HeadMap(_numbers(groups))
-    _answer(convert_heads(folder, target, wanted, method, text=_read(text)), json)  # type: ignore[arg-type]
+    with shown_progress() as report:
+        done = convert_heads(Shelf().find(model), target, wanted, method, text=_read(text), report=report)  # type: ignore[arg-type]
+    _answer(done, json)
 
 
 @app.command()
 def latent(
-    folder: Source,
+    model: Source,
     target: Target,
     size: Annotated[
         int | None, typer.Option("--latent", help="Elements remembered per token; the full rank by default.")
@@ -83,11 +91,14 @@ def latent(
 
     At full rank nothing changes; below it, the answer says how much of the energy of the weights is kept.
 
-    Example: `attn convert latent folder smaller --latent 128 --text play.txt`
+    Example: `attn convert latent smollm2-135m-instruct smaller --latent 128 --text play.txt`
     """
     from attn_models.conversion import convert_latent
+    from attn_models.sources.shelf import Shelf
 
-    _answer(convert_latent(folder, target, size, text=_read(text)), json)
+    with shown_progress() as report:
+        done = convert_latent(Shelf().find(model), target, size, text=_read(text), report=report)
+    _answer(done, json)
 
 
 def _numbers(words: str) -> tuple[int, ...]:

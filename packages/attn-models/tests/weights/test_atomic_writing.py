@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
+from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, InvalidValue
 from attn_models.weights import read_folder, staged_folder, write_folder
 from attn_models.weights.folder_swap import exchange, replace_in_two_steps
 
@@ -29,6 +29,22 @@ def assert_untouched(target: Path) -> None:
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path) -> None:
+    """A folder of notes, a downloaded model, a file: they are left as they are, and an empty folder is filled."""
+    notes, downloaded, file, empty = (tmp_path / name for name in ("notes", "downloaded", "file", "empty"))
+    for folder in (notes, downloaded, empty):
+        folder.mkdir()
+    kept = [notes / "diary.txt", downloaded / "config.json", file]
+    for path in kept:
+        path.write_text("{}")
+    for target in (notes, downloaded, file):
+        with pytest.raises(InvalidValue, match=f"target: '{target}' is not allowed; allowed: a new folder"):
+            write_folder(target, {"version": 2}, OLD)
+    assert [path.read_text() for path in kept] == ["{}"] * 3
+    assert_untouched(write_folder(empty, {"version": 1}, OLD))
+    assert {path.name for path in tmp_path.iterdir()} == {"notes", "downloaded", "file", "empty"}
 
 
 def test_a_file_system_that_refuses_more_bytes_leaves_the_old_folder_and_no_litter(target: Path) -> None:

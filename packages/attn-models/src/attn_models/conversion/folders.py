@@ -16,7 +16,9 @@ from attn_models.conversion.text_loss import text_loss
 from attn_models.decoder.decoder import Decoder
 from attn_models.families.own import OwnDoor
 from attn_models.loading import LoadedModel, load_model, save_model
+from attn_models.sources.progress import Report, silent
 from attn_models.weights import read_folder
+from attn_models.weights.staging import require_replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,13 @@ class Converted:
 
 
 def convert_heads(
-    folder: Path, target: Path, heads: int | HeadMap, method: Method = "mean", *, text: str | None = None
+    folder: Path,
+    target: Path,
+    heads: int | HeadMap,
+    method: Method = "mean",
+    *,
+    text: str | None = None,
+    report: Report = silent,
 ) -> Converted:
     """Write the model in `folder` with fewer key/value heads to `target`, whole or not at all.
 
@@ -47,32 +55,36 @@ def convert_heads(
         now = model.config.key_value_heads or model.config.heads
         return fewer_heads(model, HeadMap.consecutive(now, heads), method)
 
-    return _convert(folder, target, change, text)
+    return _convert(folder, target, change, text, report)
 
 
-def convert_latent(folder: Path, target: Path, latent: int | None = None, *, text: str | None = None) -> Converted:
+def convert_latent(
+    folder: Path, target: Path, latent: int | None = None, *, text: str | None = None, report: Report = silent
+) -> Converted:
     """Write the model in `folder` with one latent for all keys and values to `target`, whole or not at all.
 
     See `latent_attention`, `load_model` and `save_model` for errors.
     """
-    return _convert(folder, target, lambda model: latent_attention(model, latent), text)
+    return _convert(folder, target, lambda model: latent_attention(model, latent), text, report)
 
 
 def _convert(
-    folder: Path, target: Path, change: Callable[[Decoder], tuple[Decoder, float]], text: str | None
+    folder: Path, target: Path, change: Callable[[Decoder], tuple[Decoder, float]], text: str | None, report: Report
 ) -> Converted:
+    require_replaceable(target)
     loaded = load_model(folder)
     tokens = None if text is None else _tokens(loaded, text)
     model, energy = change(loaded.model)
     model.eval()
     layout = _save(target, model, loaded, str(read_folder(folder).config.get("model_type")))
-    return Converted(
-        folder=target,
-        layout=layout,
-        energy=energy,
-        loss_before=None if tokens is None else text_loss(loaded.model, tokens),
-        loss_after=None if tokens is None else text_loss(model, tokens),
-    )
+    losses = {} if tokens is None else _losses(tokens, loaded.model, model, report)
+    return Converted(folder=target, layout=layout, energy=energy, **losses)
+
+
+def _losses(tokens: list[int], before: Decoder, after: Decoder, report: Report) -> dict[str, float]:
+    models = {"loss_before": before, "loss_after": after}
+    words = {name: name.replace("_", " ") for name in models}
+    return {name: text_loss(model, tokens, report=report, stage=words[name]) for name, model in models.items()}
 
 
 def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:

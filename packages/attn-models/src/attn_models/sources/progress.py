@@ -19,7 +19,7 @@ class Step:
     stage: str
     done: int
     total: int
-    unit: Literal["bytes", "tensors"]
+    unit: Literal["bytes", "tensors", "tokens"]
 
 
 Report = Callable[[Step], None]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from attn_core.errors import CheckpointInvalid, UnknownName, UserError
 from attn_core.home import home_folder, models_folder
-from attn_models.sources import known_sources
+
+from attn_models.sources.known import known_sources
 from attn_models.tokenizers.settings import read_settings
 
 CONFIG = "config.json"

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attn_core.errors import CheckpointWriteFailed
+from attn_core.errors import CheckpointWriteFailed, InvalidValue
 from safetensors import SafetensorError
 
 from attn_models.weights.folder_swap import swap_in, sync_path
-from attn_models.weights.manifest import write_manifest
+from attn_models.weights.manifest import MANIFEST_NAME, write_manifest
 
 
 @contextmanager
@@ -26,8 +26,10 @@ def staged_folder(target: Path, source: Mapping[str, Any] | None = None) -> Iter
     failure inside, or a kill at any point, `target` is what it was before. What killed writers on
     this host left behind is removed first.
 
-    Raises CheckpointWriteFailed when the file system fails, a full disk included.
+    Raises InvalidValue for a target that `require_replaceable` refuses, CheckpointWriteFailed when the file system
+    fails, a full disk included.
     """
+    require_replaceable(target)
     stage = target.parent / f"{_prefix(target)}{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +42,17 @@ def staged_folder(target: Path, source: Mapping[str, Any] | None = None) -> Iter
         raise CheckpointWriteFailed.of(target, error) from error
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def require_replaceable(target: Path) -> None:
+    """Raise `InvalidValue` where something lies at `target` that nobody wrote as a checkpoint: it would be lost."""
+    if not target.exists() or (target / MANIFEST_NAME).is_file():
+        return
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    kind = "a folder of other things" if target.is_dir() else "a file"
+    allowed = f"a new folder, an empty one, or a model folder that attn wrote; this is {kind}, which is left as it is"
+    raise InvalidValue.of("target", str(target), allowed)
 
 
 def remove_leftovers(target: Path) -> None:

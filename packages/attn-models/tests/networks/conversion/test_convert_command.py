@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from attn_core.errors import UnknownName
 from attn_models import convert_command
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
@@ -47,6 +48,24 @@ def test_heads_takes_an_explicit_map(attn, folder, tmp_path):
 def test_heads_refuses_what_it_cannot_do(attn, folder, tmp_path, words):
     assert attn("heads", folder, tmp_path / "after", *words).exit_code != 0
     assert not (tmp_path / "after").exists()
+
+
+def test_a_model_of_this_machine_is_found_by_its_name(attn, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("ATTN_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "models").mkdir(parents=True)
+    folder.rename(tmp_path / "home" / "models" / "mine")
+    assert attn("heads", "mine", tmp_path / "after", "--kv-heads", 2).exit_code == 0
+    assert load_model(tmp_path / "after").config.key_value_heads == 2
+    refused = attn("heads", "mime", tmp_path / "other", "--kv-heads", 2)
+    assert isinstance(refused.exception, UnknownName)
+    assert "mine" in str(refused.exception)
+
+
+def test_how_far_the_losses_are_is_told(attn, folder, tmp_path):
+    (tmp_path / "text").write_text(TEXT)
+    said = attn("latent", folder, tmp_path / "after", "--text", tmp_path / "text").stderr
+    assert f"loss before: 100 % of {len(TEXT)} tokens" in said
+    assert f"loss after: 100 % of {len(TEXT)} tokens" in said
 
 
 def test_latent_at_full_rank_changes_nothing(attn, folder, tmp_path):
