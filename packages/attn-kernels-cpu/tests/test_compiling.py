@@ -23,6 +23,22 @@ def test_a_machine_without_a_compiler_is_told_so_and_served_by_torch(monkeypatch
         choose_linear(installed().linears, "int8", shape, "cpu_int8")
 
 
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("chip_name", ["cascadelake", "sapphirerapids"])
+def test_the_sources_are_valid_for_chips_with_tile_registers_and_without(chip_name):
+    """Whichever of the two this machine has."""
+    options = [option for option in compiling.OPTIONS if not option.startswith("-march")]
+    command = [
+        compiling.compiler(),
+        *options,
+        f"-march={chip_name}",
+        "-fsyntax-only",
+        compiling.SOURCES / "kernels.cpp",
+    ]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_compiler_that_fails_is_quoted_and_torch_serves(monkeypatch, tmp_path):
     def fails():
         raise Unavailable("g++ cannot compile kernels: no space left")
