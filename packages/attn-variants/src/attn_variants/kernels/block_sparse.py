@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import Anything, Condition, Kernel, OneOf, Operands, Problem
 
+from attn_variants.kernels.masks import SKIPPING
+
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
     from torch import Tensor
@@ -24,23 +26,7 @@ class BlockSparse(Kernel):
     name = "block_sparse"
     summary = "tiles of queries against the keys they see, and no others"
     accepts: ClassVar[Mapping[str, Condition]] = {
-        "mask": OneOf(
-            "window",
-            "composite",
-            "prefix",
-            "global",
-            "strided",
-            "fixed",
-            "big_bird",
-            "blocks",
-            "neighbourhood",
-            "segments",
-            "chunk_ring",
-            "chunked",
-            "tree",
-            "graph",
-            "per_head",
-        ),
+        "mask": OneOf(*SKIPPING),
         "key_size": Anything(),
         "value_size": Anything(),
         "query_heads": Anything(),

@@ -7,32 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import Anything, Condition, Kernel, OneOf, Operands, Problem
 
+from attn_variants.kernels.masks import TABLED
+
 if TYPE_CHECKING:
     from attn_core import AttentionSpec
     from torch import Tensor
-
-MASKS = (
-    "full",
-    "causal",
-    "window",
-    "prefix",
-    "composite",
-    "predicate",
-    "global",
-    "strided",
-    "fixed",
-    "big_bird",
-    "blocks",
-    "neighbourhood",
-    "segments",
-    "chunk_ring",
-    "chunked",
-    "tree",
-    "graph",
-    "dense",
-    "per_head",
-)
-"""Masks whose pairs become a tensor."""
 
 
 class TorchSdpa(Kernel):
@@ -44,7 +23,7 @@ class TorchSdpa(Kernel):
         "score": OneOf("scaled_dot", "dot"),
         "modifiers": OneOf("alibi", "t5_bias", "relative_bias"),
         "distribution": OneOf("softmax", "softmax_one", "sink"),
-        "mask": OneOf(*MASKS),
+        "mask": OneOf(*TABLED),
         "key_size": Anything(),
         "value_size": Anything(),
         "query_heads": Anything(),

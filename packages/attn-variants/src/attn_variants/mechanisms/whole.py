@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from typing import Any
+
 from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape
 from attn_core.errors import Incompatible, InvalidValue
 
@@ -9,11 +12,27 @@ ENCODER = frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
 """Of approximations that see a whole sequence at once."""
 
 
+SHARED = 3
+"""Projections where queries are keys too."""
+
+
 class WholeSequence(ComputedMechanism):
     """A mechanism without a causal form: what a token may see depends on all tokens."""
 
     projections = 4
     """Matrices of the width between inputs and heads, the output's among them."""
+
+    @abstractmethod
+    def attention(self, config: MechanismConfig) -> Any:
+        """A fresh module that computes what lies between the projections; see `WholeLayer`."""
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer`; raises as `heads` does."""
+        from attn_variants.whole_layer import WholeLayer
+
+        heads = self.heads(config)
+        inner = self.attention(config)
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias, shared=self.projections == SHARED)
 
     def heads(self, config: MechanismConfig) -> Heads:
         """The heads of a config; raises `Incompatible` for causal or rotary ones, `InvalidValue` for shared ones."""

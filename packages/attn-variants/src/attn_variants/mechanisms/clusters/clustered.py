@@ -53,13 +53,12 @@ class ClusteredAttention(WholeSequence):
             if not isinstance(self.seed, int):
                 raise InvalidValue.of("seed", self.seed, "a whole number")
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Groups of queries, and their best keys."""
         from attn_variants.clusters.clustered import Clustered
-        from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), self.Config.of(config)
-        inner = Clustered(
+        heads, options = config.head_layout, self.Config.of(config)
+        return Clustered(
             size=heads.key_size,
             clusters=options.clusters,
             bits=options.bits,
@@ -67,7 +66,6 @@ class ClusteredAttention(WholeSequence):
             top=options.top,
             seed=options.seed,
         )
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Codes, the search for groups, keys that meet groups, and best keys that meet queries."""

@@ -60,14 +60,13 @@ class HashedAttention(WholeSequence):
                 allowed = "'round', or within 'chunks' with duplicates 'counted': chunks of two rounds share no buckets"
                 raise InvalidValue.of("ring", self.ring, allowed)
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer` without a projection of keys; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Buckets of rotations drawn from the seed."""
         from attn_variants.clusters.lsh import HashBuckets, JoinedBuckets
-        from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), self.Config.of(config)
-        inner = (JoinedBuckets if options.ring == "rounds" else HashBuckets)(
-            size=heads.key_size,
+        options = self.Config.of(config)
+        return (JoinedBuckets if options.ring == "rounds" else HashBuckets)(
+            size=config.head_layout.key_size,
             buckets=options.buckets,
             chunk=options.chunk,
             rounds=options.rounds,
@@ -75,7 +74,6 @@ class HashedAttention(WholeSequence):
             within=options.within,
             duplicates=options.duplicates,
         )
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias, shared=True)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Rotations of every token, and in each round two chunks for every token, the last chunk filled up."""

@@ -51,13 +51,12 @@ class RoutingAttention(WholeSequence):
             if not 0 <= self.decay <= 1:
                 raise InvalidValue.of("decay", self.decay, "a number from 0 to 1")
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Clusters with centroids drawn from the seed."""
         from attn_variants.clusters.routing import Routing
-        from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), self.Config.of(config)
-        inner = Routing(
+        heads, options = config.head_layout, self.Config.of(config)
+        return Routing(
             heads=heads.query,
             size=heads.key_size,
             clusters=options.clusters,
@@ -65,7 +64,6 @@ class RoutingAttention(WholeSequence):
             decay=options.decay,
             seed=options.seed,
         )
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Every query and key meets every centroid, and within a cluster all pairs meet."""

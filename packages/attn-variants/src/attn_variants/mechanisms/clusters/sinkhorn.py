@@ -45,14 +45,12 @@ class SinkhornAttention(WholeSequence):
             if not self.temperature > 0:
                 raise InvalidValue.of("temperature", self.temperature, "a number above 0")
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Blocks that are sorted."""
         from attn_variants.clusters.sinkhorn import SortedBlocks
-        from attn_variants.whole_layer import WholeLayer
 
-        heads, options = self.heads(config), self.Config.of(config)
-        inner = SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
+        options = self.Config.of(config)
+        return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Pairs of blocks, their mixture, and two blocks for every token, the last block filled up."""

@@ -49,16 +49,14 @@ class Linformer(WholeSequence):
             if self.sharing not in SHARING:
                 raise InvalidValue.of("sharing", self.sharing, ", ".join(SHARING))
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Fresh projections of the length."""
         from attn_variants.low_rank.linformer import LengthProjection
-        from attn_variants.whole_layer import WholeLayer
 
-        heads, (sets, kinds) = self.heads(config), SHARING[self.Config.of(config).sharing]
-        inner = LengthProjection(
+        sets, kinds = SHARING[self.Config.of(config).sharing]
+        return LengthProjection(
             length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.heads, kinds=kinds
         )
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections of the width, of the length, and the pairs of queries and rows."""

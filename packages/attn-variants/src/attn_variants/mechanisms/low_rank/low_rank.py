@@ -44,13 +44,11 @@ class LowRankAttention(WholeSequence):
             if self.rank > self.head_layout.key_size:
                 raise InvalidValue.of("rank", self.rank, f"at most the head size, {self.head_layout.key_size}")
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Singular values of keys and values."""
         from attn_variants.low_rank.singular import LowRank
-        from attn_variants.whole_layer import WholeLayer
 
-        heads = self.heads(config)
-        return WholeLayer(LowRank(rank_of(config)), heads, width=config.width, bias=config.bias)
+        return LowRank(rank_of(config))
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Squares of keys and values, their parts in the rank's space, and the pairs of these."""

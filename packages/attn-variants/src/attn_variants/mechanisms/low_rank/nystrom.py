@@ -49,20 +49,17 @@ class NystromAttention(WholeSequence):
             if self.kernel != 0 and (self.kernel < 0 or self.kernel % 2 != 1):
                 raise InvalidValue.of("kernel", self.kernel, "an odd number of tokens, or 0 for no convolution")
 
-    def build(self, config: MechanismConfig) -> Any:
-        """A fresh `WholeLayer`; raises as `heads` does."""
+    def attention(self, config: MechanismConfig) -> Any:
+        """Landmarks, and a convolution, if any."""
         from attn_variants.low_rank.nystrom import Landmarks
-        from attn_variants.whole_layer import WholeLayer
 
         options = self.Config.of(config)
-        heads = self.heads(config)
-        inner = Landmarks(
+        return Landmarks(
             heads=config.heads,
             landmarks=options.landmarks,
             iterations=options.iterations,
             kernel=options.kernel or None,
         )
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Tokens meet landmarks four times; landmarks meet each other in every step of the inverse."""
