@@ -37,6 +37,7 @@ class MechanismSuite(Suite):
 class MechanismLaws(
     MechanismSuite,
     laws.Described,
+    laws.Options,
     laws.Settings,
     laws.Undeclared,
     laws.RowSums,

@@ -12,6 +12,7 @@ from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
     laws.Described: labels.NoEquation(),
+    laws.Options: labels.Unchecked(),
     laws.Settings: labels.RefusesGroups(),
     laws.Undeclared: padding.IgnoredMask(),
     laws.RowSums: forward.Unnormalised(),

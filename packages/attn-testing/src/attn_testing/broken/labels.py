@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import torch
 from attn_core import Cost, MechanismConfig, Shape
 from attn_core.errors import InvalidValue
 from torch import nn
@@ -25,6 +26,22 @@ class RefusesGroups(Sound):
         if config.key_value_heads not in {None, config.heads}:
             raise InvalidValue.of("key_value_heads", config.key_value_heads, f"{config.heads}")
         return super().build(config)
+
+
+class Unchecked(Sound):
+    """Breaks options: nobody looks at the temperature before it divides."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """A `temperature` that changes nothing."""
+
+        temperature: float = 1.0
+
+    def build(self, config: MechanismConfig) -> nn.Module:
+        """A layer, unless it is so cold that it cannot be."""
+        layer = super().build(config)
+        layer.register_buffer("coldness", torch.tensor(1 / self.Config.of(config).temperature), persistent=False)
+        return layer
 
 
 class Cheap(Sound):

@@ -16,6 +16,7 @@ from attn_testing.laws.described import Described
 from attn_testing.laws.dropped_weights import DroppedWeights
 from attn_testing.laws.gradients import Gradients
 from attn_testing.laws.no_allowed_key import NoAllowedKey
+from attn_testing.laws.options import Options
 from attn_testing.laws.padding_invariance import PaddingInvariance
 from attn_testing.laws.precision import Precision
 from attn_testing.laws.row_sums import RowSums
@@ -27,6 +28,7 @@ from attn_testing.laws.undeclared import Undeclared
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Described,
+    Options,
     Settings,
     Undeclared,
     RowSums,
@@ -65,6 +67,7 @@ __all__ = [
     "Gradients",
     "MechanismLaw",
     "NoAllowedKey",
+    "Options",
     "PaddingInvariance",
     "Precision",
     "RowSums",

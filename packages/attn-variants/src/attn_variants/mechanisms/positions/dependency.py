@@ -58,7 +58,6 @@ class DependencyAttention(DeclaredMechanism):
             check_whole("clip", self.clip, "positions", least=0)
             check_flag("share", self.share)
             object.__setattr__(self, "parse", parse_of(self.parse))
-            DependencyTree(self.parse)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -72,10 +71,18 @@ class DependencyAttention(DeclaredMechanism):
 
 
 def parse_of(given: Any) -> tuple[int, ...]:
-    """The heads of a list of numbers, whole floats as ints, as JSON has them; raises `InvalidValue` for others."""
+    """The heads of a list of numbers, whole floats as ints, as JSON has them; raises `InvalidValue` for others.
+
+    So it does for heads that are no tree.
+    """
     listed = isinstance(given, (list, tuple)) and all(
         isinstance(head, (int, float)) and not isinstance(head, bool) and float(head).is_integer() for head in given
     )
     if not listed:
         raise InvalidValue.of("parse", given, "a list with the head of each token, -1 for the root")
-    return tuple(int(head) for head in given)
+    heads = tuple(int(head) for head in given)
+    try:
+        DependencyTree(heads)
+    except InvalidValue as error:
+        raise InvalidValue(f"parse: {error}", field="parse") from error
+    return heads

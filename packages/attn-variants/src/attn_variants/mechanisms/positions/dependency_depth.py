@@ -50,7 +50,6 @@ class DependencyDepthAttention(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             object.__setattr__(self, "parse", parse_of(self.parse))
-            DependencyTree(self.parse)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
