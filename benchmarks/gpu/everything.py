@@ -46,11 +46,11 @@ class Table(NamedTuple):
     prepared: str | None = None
 
 
-BANDS = ("family.bands", "schedules.verdicts")
+BANDS = ("family.bands", "schedules.verdicts", "schedules.gradients")
 RECURRENCES = ("recurrences.constant", "recurrences.by_head", "recurrences.by_channel")
 TABLES = (
     Table(Part("chip", "tables", 30), ()),
-    Table(Part("schedules", "tables", 40), BANDS, "schedules.prepare"),
+    Table(Part("schedules", "tables", 50), BANDS, "schedules.prepare"),
     Table(Part("attention", "tables", 70), BANDS),
     Table(Part("decoding", "tables", 60), ("decoding.verdicts",)),
     Table(Part("sparse", "kept", 40), (*BANDS, "family.listed")),

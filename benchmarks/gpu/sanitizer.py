@@ -19,6 +19,7 @@ PARTS = (
     "family.listed",
     "family.learned",
     "schedules.verdicts",
+    "schedules.gradients",
     "eight_bits.verdicts",
     "decoding.verdicts",
     "recurrences.constant",

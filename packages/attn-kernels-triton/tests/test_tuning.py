@@ -12,13 +12,18 @@ pytest.importorskip("triton")
 import torch
 from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
 from attn_kernels_triton.attention import tiles
+from attn_kernels_triton.attention.parts import MEMORY, parts_of
 from attn_kernels_triton.attention.plan import plan_of
+from attn_kernels_triton.paged.choices import PAGED_CHOICES
+from attn_kernels_triton.scan.tiles import ScanSizes, scan_choice
+from attn_kernels_triton.scan.work import Given
 from attn_kernels_triton.tuning import chosen, table
 from attn_kernels_triton.tuning.__main__ import main
-from attn_kernels_triton.tuning.candidates import CANDIDATES, kind_of
+from attn_kernels_triton.tuning.candidates import BACKWARD, CANDIDATES, PAGED, RECURRENCES, every, kind_of
 from attn_kernels_triton.tuning.measure import Measured, best
 
 DEVICE = "NVIDIA H200"
+CPU = torch.device("cpu")
 KIND = "128 causal long"
 CHOICE = CANDIDATES[128][2]
 
@@ -32,14 +37,77 @@ def folder(tmp_path, monkeypatch):
     chosen.measured.cache_clear()
 
 
-def plan(mask, length: int = 64):
+def plan(mask, length: int = 64, batch: int = 1):
     heads = Heads(query=1, key_value=1, key_size=128, value_size=128)
-    rows = torch.zeros(1, length, 1, 128, dtype=torch.bfloat16)
+    rows = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16).expand(batch, length, 1, 128)
     return plan_of(AttentionSpec(heads=heads, mask=mask), Operands(query=rows, key=rows, value=rows))
 
 
 def test_what_is_shipped_is_the_first_candidate():
     assert {width: choices[0] for width, choices in CANDIDATES.items()} == tiles.DENSE_CHOICES
+
+
+def test_what_is_shipped_is_the_first_candidate_of_backward_passes_decoding_and_recurrences():
+    assert {width: choices[0] for width, choices in BACKWARD.items()} == tiles.DENSE_BACKWARD
+    assert all(choices[0] == PAGED_CHOICES[16, True, width] for width, choices in PAGED.items())
+    for (program, channels), choices in RECURRENCES.items():
+        assert choices[0] == scan_choice(program, ScanSizes(torch.bfloat16, 128, 128, 4096, channels))
+
+
+def test_every_kind_has_two_to_four_candidates_all_of_them_different():
+    for name, candidates in every().items():
+        assert 2 <= len(candidates) <= 4, name
+        assert len(set(candidates)) == len(candidates), name
+
+
+@pytest.mark.parametrize("name", ["backward 128 causal long", "decode 128", "recall heads"])
+def test_what_was_measured_of_other_programs_is_kept_as_it_was(name):
+    candidate = every()[name][-1]
+    table.add(DEVICE, {name: candidate})
+    assert table.read(DEVICE) == {name: candidate}
+
+
+def test_gradients_take_what_was_measured_and_are_joined_only_where_heads_fill_the_chip(monkeypatch):
+    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    few, many = plan(Causal(), 5000), plan(Causal(), 5000, batch=132)
+    assert chosen.chosen_backward(few, CPU) == tiles.DENSE_APART[128]
+    assert chosen.chosen_backward(many, CPU) == tiles.DENSE_BACKWARD[128]
+    table.add(DEVICE, {"backward 128 causal long": BACKWARD[128][2]})
+    chosen.measured.cache_clear()
+    assert chosen.chosen_backward(few, CPU) == chosen.chosen_backward(many, CPU) == BACKWARD[128][2]
+
+
+def test_decoding_takes_what_was_measured_for_rows_as_they_are(monkeypatch):
+    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    query = torch.zeros(1, 4, 128, dtype=torch.bfloat16)
+    assert chosen.measured_paged(query, "plain", (128, 128)) is None
+    table.add(DEVICE, {"decode 128": PAGED[128][1]})
+    chosen.measured.cache_clear()
+    assert chosen.measured_paged(query, "plain", (128, 128)) == PAGED[128][1]
+    assert chosen.measured_paged(query, "int8", (128, 128)) is None
+    assert chosen.measured_paged(query.float(), "plain", (128, 128)) is None
+
+
+def test_recurrences_take_what_was_measured_for_two_byte_numbers(monkeypatch):
+    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    rows = torch.zeros(1, 64, 1, 128, dtype=torch.bfloat16)
+    given = Given(rows, rows, rows, torch.zeros(1, 64, 1, 1), None, None)
+    shipped = chosen.chosen_scan("recall", given)
+    table.add(DEVICE, {"recall heads": RECURRENCES["recall", False][1]})
+    chosen.measured.cache_clear()
+    assert shipped == RECURRENCES["recall", False][0]
+    assert chosen.chosen_scan("recall", given) == RECURRENCES["recall", False][1]
+    wide = Given(*(part if part is None else part.float() for part in given))
+    assert chosen.chosen_scan("recall", wide) == scan_choice("recall", wide.sizes)
+
+
+def test_parts_are_the_fewest_that_keep_most_of_the_chip_at_work_and_fit():
+    found = [parts_of(plan(Causal(), 8192, batch=batch), 64, CPU) for batch in (1, 16, 64, 132, 1000)]
+    assert [one.number for one in found] == [8, 8, 2, 1, 1]
+    assert [round(one.filled, 2) for one in found] == [0.06, 0.97, 0.97, 1.0, 0.95]
+    assert parts_of(plan(Causal(), 8192, batch=16), 3, CPU).number == 3
+    long = plan(Causal(), 1 << 16, batch=16)
+    assert parts_of(long, 512, CPU).number * long.batch * (1 << 16) * 128 * 4 <= MEMORY
 
 
 def test_what_was_measured_is_kept_and_added_to():
@@ -112,7 +180,8 @@ def test_processes_that_add_at_once_lose_nothing_of_one_another(folder):
 def test_the_fastest_of_each_kind_is_kept():
     kind = kind_of(plan(Causal()).sizes, plan(Causal()).rule)
     found = [
-        Measured(kind, choice, seconds) for choice, seconds in zip(CANDIDATES[128], (3.0, 2.0, 1.0, 4.0), strict=True)
+        Measured(kind.name, choice, seconds)
+        for choice, seconds in zip(CANDIDATES[128], (3.0, 2.0, 1.0, 4.0), strict=True)
     ]
     assert best(found) == {kind.name: CANDIDATES[128][2]}
 

@@ -14,13 +14,14 @@ from torch import Tensor
 from attn_kernels_triton.attention.biases import bias_of
 from attn_kernels_triton.attention.plan import rule_of, sink_of, with_learned
 from attn_kernels_triton.launch import Launch, power_of_two
-from attn_kernels_triton.paged.choices import choice_of, many
-from attn_kernels_triton.paged.items import Heads
+from attn_kernels_triton.paged.choices import PagedChoice, choice_of, many
+from attn_kernels_triton.paged.items import FEW, Heads
 from attn_kernels_triton.paged.memory import check, memory_of
 from attn_kernels_triton.paged.prepared import Portion, prepared
 from attn_kernels_triton.programs.arguments import Rows, Rule
 from attn_kernels_triton.programs.paged import attend_paged, merge_paged
 from attn_kernels_triton.programs.paged_arguments import NO_MEMORY, Memory, Merge, Paged, PagedTile
+from attn_kernels_triton.tuning.chosen import measured_paged
 
 
 class Met(NamedTuple):
@@ -41,20 +42,25 @@ def attend_rows(spec: AttentionSpec, operands: PagedOperands) -> Tensor:
     return out
 
 
-def launches(spec: AttentionSpec, operands: PagedOperands, out: Tensor) -> list[Launch]:
-    """The programs in the order in which they run."""
+def launches(spec: AttentionSpec, operands: PagedOperands, out: Tensor, few: PagedChoice | None = None) -> list[Launch]:
+    """The programs in the order in which they run; `few` is the choice for tiles of few rows, if it is not to be looked
+    up."""
     band = band_of(spec.mask)
     if band is None or band.right != 0:
         raise InvalidValue.of("mask", spec.mask.kind, "causal, or a window that ends at the query")
     owners = spec.heads.key_value
     met = met_of(spec, operands)
-    heads = Heads(spec.heads.query // owners, owners, many(operands.query.dtype, met.first, spec.heads.value_size))
     sink, bias = sink_of(spec, operands.query, operands.parameters), bias_of(spec, operands.parameters)
     rule = with_learned(rule_of(spec, operands.query, band), sink, bias)
+    sizes = met.first, spec.heads.value_size
+    if few is None and bias is None:
+        few = measured_paged(operands.query, operands.rows.form, sizes)
+    times = 1 if few is None else few.times
+    heads = Heads(spec.heads.query // owners, owners, many(operands.query.dtype, *sizes), times)
     work = prepared(operands, heads, band.left, met.key.data.shape[0])
     found = []
     for portion in work.portions:
-        attend = attend_launch((spec, operands, out), (met, rule), portion)
+        attend = attend_launch((spec, operands, out), (met, rule, few), portion)
         found.append(attend)
         if len(portion.merges):
             found.append(merge_launch(attend, portion))
@@ -73,13 +79,15 @@ def met_of(spec: AttentionSpec, operands: PagedOperands) -> Met:
 
 
 def attend_launch(
-    call: tuple[AttentionSpec, PagedOperands, Tensor], asked: tuple[Met, Rule], portion: Portion
+    call: tuple[AttentionSpec, PagedOperands, Tensor], asked: tuple[Met, Rule, PagedChoice | None], portion: Portion
 ) -> Launch:
     """The program that meets rows, for tiles of one kind."""
-    (spec, operands, out), (met, rule) = call, asked
+    (spec, operands, out), (met, rule, few) = call, asked
     query, value_size = operands.query, out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
     choice = choice_of(portion.tile, query.dtype, met.first, value_size, biased=rule.bias is not None)
+    if few is not None and portion.tile == FEW:
+        choice = few
     sizes = (met.first, value_size, rest)
     tile = PagedTile(*map(tl.constexpr, (portion.tile, choice.keys, *sizes, *map(power_of_two, sizes))))
     sums = torch.empty(portion.slots, portion.tile, power_of_two(value_size), dtype=torch.float32, device=out.device)

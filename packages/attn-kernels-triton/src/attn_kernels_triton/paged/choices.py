@@ -11,11 +11,12 @@ from attn_kernels_triton.paged.items import FEW
 
 
 class PagedChoice(NamedTuple):
-    """Keys of a tile, warps, and stages of the pipeline that loads ahead."""
+    """Keys of a tile, warps, stages of the pipeline that loads ahead, and how many `times` as long stretches are."""
 
     keys: int
     warps: int
     stages: int
+    times: int = 1
 
 
 PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {

@@ -63,11 +63,13 @@ class Work(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Heads that share keys, key/value heads, and rows of a tile where a request has more than a few."""
+    """Heads that share keys, key/value heads, rows of a tile where a request has more than a few, and how many `times`
+    as long as usual stretches are."""
 
     group: int
     owners: int
     many: int
+    times: int = 1
 
 
 def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
@@ -96,7 +98,7 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
             oldest = 0 if left is None else max(0, oldest - left)
             # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
             whole = tokens > 1 and rows > heads.many
-            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads.owners))
+            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads))
             slot = work.slots if len(cuts) > 1 else -1
             for place, (start, end) in enumerate(cuts):
                 goes = slot if slot < 0 else slot + place * heads.owners
@@ -107,9 +109,9 @@ def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
     return [work for work in found.values() if work.items]
 
 
-def stretches(start: int, stop: int, owners: int) -> Iterator[tuple[int, int]]:
+def stretches(start: int, stop: int, heads: Heads) -> Iterator[tuple[int, int]]:
     """Positions `start` to `stop` cut at multiples of a length that grows with their number."""
-    length = min(LONGEST, max(SHORTEST, 32 * (1 << (owners - 1).bit_length())))
+    length = heads.times * min(LONGEST, max(SHORTEST, 32 * (1 << (heads.owners - 1).bit_length())))
     while stop - start > length * STRETCHES:
         length *= 2
     for cut in range(start // length * length, stop, length):

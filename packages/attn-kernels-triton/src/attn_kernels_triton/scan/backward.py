@@ -12,8 +12,9 @@ from attn_kernels_triton.programs.scan.arguments import Unscan
 from attn_kernels_triton.programs.scan.backward import uncorrect, unrecall, unremember
 from attn_kernels_triton.programs.scan.backward_key import gradient_to_channels
 from attn_kernels_triton.scan.forward import launch_of, memory_launches, scan_of
-from attn_kernels_triton.scan.tiles import ScanChoice, scan_choice
+from attn_kernels_triton.scan.tiles import ScanChoice
 from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token
+from attn_kernels_triton.tuning.chosen import chosen_scan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,7 +42,7 @@ def gradients(given: Given, out: Tensor, after: Tensor | None, *, decays: bool) 
     news = given.rows(sizes.value_size)
     parts = sizes.key_size
     if not sizes.channels:
-        parts = -(-sizes.key_size // scan_choice("gradient_to_channels", sizes).keys)
+        parts = -(-sizes.key_size // chosen_scan("gradient_to_channels", given).keys)
     return Gradients(
         out=addressable(out),
         after=None if after is None else addressable(after),
@@ -61,7 +62,7 @@ def backward_launches(given: Given, work: Between, found: Gradients) -> list[Lau
     programs = [unrecall, unremember, *([] if given.strength is None else [uncorrect]), gradient_to_channels]
     launches = memory_launches(given, work)
     for program in programs:
-        choice = scan_choice(program.__name__, given.sizes)
+        choice = chosen_scan(program.__name__, given)
         launches.append(launch_of(program, unscan_of(given, work, found, choice), given, choice))
     return launches
 

@@ -13,8 +13,9 @@ from attn_kernels_triton.programs.scan.correct import correct
 from attn_kernels_triton.programs.scan.decode import go_through
 from attn_kernels_triton.programs.scan.forward import recall, remember
 from attn_kernels_triton.programs.scan.rows import sum_decays
-from attn_kernels_triton.scan.tiles import DECODE_WARPS, DECODED, FADED, ScanChoice, ScanSizes, scan_choice, scan_tile
+from attn_kernels_triton.scan.tiles import DECODE_WARPS, DECODED, FADED, ScanChoice, ScanSizes, scan_tile
 from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token, spaced
+from attn_kernels_triton.tuning.chosen import chosen_scan
 
 
 def memory_launches(given: Given, work: Between) -> list[Launch]:
@@ -23,13 +24,13 @@ def memory_launches(given: Given, work: Between) -> list[Launch]:
     if given.decay is not None and work.faded is not None:
         found.append(fade_launch(given.decay, work.faded, given.sizes))
     if given.strength is not None:
-        found.append(scan_launch(correct, given, work, scan_choice("correct", given.sizes)))
-    return [*found, scan_launch(remember, given, work, scan_choice("remember", given.sizes))]
+        found.append(scan_launch(correct, given, work, chosen_scan("correct", given)))
+    return [*found, scan_launch(remember, given, work, chosen_scan("remember", given))]
 
 
 def forward_launches(given: Given, work: Between) -> list[Launch]:
     """The programs in the order in which they run."""
-    return [*memory_launches(given, work), scan_launch(recall, given, work, scan_choice("recall", given.sizes))]
+    return [*memory_launches(given, work), scan_launch(recall, given, work, chosen_scan("recall", given))]
 
 
 def scan_launch(program: Any, given: Given, work: Between, choice: ScanChoice) -> Launch:

@@ -84,11 +84,11 @@ class ScanSizes(NamedTuple):
         return min(CHUNKS[self.dtype.itemsize == 2], power_of_two(self.tokens))
 
 
-def scan_choice(program: str, sizes: ScanSizes) -> ScanChoice:
-    """What is shipped for a program, never more than there is."""
+def scan_choice(program: str, sizes: ScanSizes, measured: ScanChoice | None = None) -> ScanChoice:
+    """What was measured, else what is shipped for a program, never more than there is."""
     width = power_of_two(sizes.key_size)
     kind = program, sizes.dtype.itemsize == 2, sizes.channels
-    chosen = SCAN_CHOICES.get((*kind, width), SCAN_CHOICES[*kind, NARROWEST])
+    chosen = measured or SCAN_CHOICES.get((*kind, width), SCAN_CHOICES[*kind, NARROWEST])
     return chosen._replace(keys=min(chosen.keys, width), values=min(chosen.values, power_of_two(sizes.value_size)))
 
 

@@ -8,8 +8,9 @@ import torch
 
 from attn_kernels_triton.attention.dense import has_copier
 from attn_kernels_triton.machine import absence
+from attn_kernels_triton.tuning.candidates import Candidate
 from attn_kernels_triton.tuning.chosen import name_of
-from attn_kernels_triton.tuning.measure import best, measure
+from attn_kernels_triton.tuning.measure import EACH, best, count, measure
 from attn_kernels_triton.tuning.table import add
 
 
@@ -22,13 +23,27 @@ def main() -> int:
     if why:
         sys.stderr.write(f"{why}\n")
         return 1
+    number = count()
+    sys.stdout.write(f"{number} candidates: forward and backward passes of bands, decoding over pages, recurrences\n")
+    sys.stdout.write(
+        f"about {-(-number * EACH // 60)} minutes, most of which the compiler takes where it has not met them\n"
+    )
     found = []
     for one in measure(device):
         found.append(one)
-        said = " ".join(map(str, one.choice))
-        sys.stdout.write(f"{one.kind.name:20} {said:32} {1e3 * one.seconds:9.3f} ms\n")
-    sys.stdout.write(f"kept in {add(name_of(device), best(found))}\n")
+        sys.stdout.write(f"{one.name:28} {said(one.choice):64} {1e3 * one.seconds:9.3f} ms\n")
+    fastest = best(found)
+    for name, choice in fastest.items():
+        sys.stdout.write(f"{name:28} {said(choice)}\n")
+    sys.stdout.write(f"kept in {add(name_of(device), fastest)}\n")
     return 0
+
+
+def said(candidate: Candidate) -> str:
+    """The numbers of a candidate; of several programs, one after the other."""
+    if isinstance(candidate[0], tuple):
+        return "; ".join(map(said, candidate))  # type: ignore[arg-type]
+    return " ".join(map(str, candidate))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""The few choices among which a forward program may be tuned: none spills on sm_90a, as a test sees to."""
+"""The few candidates among which a program may be tuned: none spills on sm_90a, as a test sees to."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from attn_kernels_triton.attention.tiles import NARROWEST, Choice, Sizes
+from attn_kernels_triton.attention.tiles import DENSE_APART, DENSE_BACKWARD, NARROWEST, Choice, Sizes
+from attn_kernels_triton.paged.choices import PAGED_CHOICES, PagedChoice
+from attn_kernels_triton.paged.items import FEW
 from attn_kernels_triton.programs.arguments import Rule
+from attn_kernels_triton.scan.tiles import NARROWEST as NARROWEST_KEYS
+from attn_kernels_triton.scan.tiles import SCAN_CHOICES, ScanChoice
+
+Candidate = tuple[object, ...]
+"""A choice, or the choices of programs that are measured together."""
 
 CANDIDATES: dict[int, tuple[Choice, ...]] = {
     64: (Choice(128, 128, 8, 2, "descriptors"), Choice(128, 128, 4, 2, "specialised")),
@@ -17,10 +24,50 @@ CANDIDATES: dict[int, tuple[Choice, ...]] = {
     ),
     256: (Choice(128, 64, 8, 2, "descriptors"), Choice(128, 64, 4, 2, "specialised")),
 }
-"""By width. The first of each is what is shipped: so far on the word of the compiler alone, for no H200 measured it."""
+"""Of the forward pass of a band, by width. The first of each is what is shipped: so far on the word of the compiler
+alone, for no H200 measured it; here and below."""
+
+BACKWARD: dict[int, tuple[tuple[Choice, ...], ...]] = {
+    64: (
+        DENSE_BACKWARD[64],
+        DENSE_APART[64],
+        (Choice(128, 64, 8, 3, "descriptors"), Choice(128, 64, 4, 2, "descriptors")),
+    ),
+    128: (
+        DENSE_BACKWARD[128],
+        DENSE_APART[128],
+        (Choice(128, 64, 8, 3, "descriptors"), Choice(64, 64, 4, 2, "descriptors")),
+    ),
+}
+"""Of its backward pass, by width: one program for all gradients, or one for queries and one for keys."""
+
+PAGED: dict[int, tuple[PagedChoice, ...]] = {
+    width: (first, first._replace(times=4), other)
+    for width, other in (
+        (64, PagedChoice(128, 4, 2, times=2)),
+        (128, PagedChoice(64, 8, 3, times=2)),
+        (256, PagedChoice(64, 8, 2, times=2)),
+        (512, PagedChoice(32, 8, 2, times=2)),
+    )
+    for first in (PAGED_CHOICES[FEW, True, width],)
+}
+"""Of programs that decode over pages in 16 bits, by width."""
+
+RECURRENCES: dict[tuple[str, bool], tuple[ScanChoice, ...]] = {
+    (program, channels): (SCAN_CHOICES[program, True, channels, NARROWEST_KEYS], *others)
+    for channels in (False, True)
+    for program, others in {
+        "remember": (ScanChoice(64, 32, 4, 2), ScanChoice(64, 32, 4, 3)),
+        "recall": (ScanChoice(64, 64, 4, 2),),
+        "unrecall": (ScanChoice(64, 64, 4, 2),),
+        "unremember": (ScanChoice(64, 32, 4, 2),),
+    }.items()
+}
+"""Of programs over chunks in 16 bits, by name and whether channels fade apart."""
 
 LONG = 4096
 """Keys from which on a call is of the long ones."""
+BOUNDS = ("full", "causal", "window")
 
 
 class Kind(NamedTuple):
@@ -32,11 +79,37 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What it is called in a file."""
+        """What its forward pass is called in a file."""
         return f"{self.width} {self.bounds} {'long' if self.long else 'short'}"
+
+    @property
+    def backward(self) -> str:
+        """What its backward pass is called."""
+        return f"backward {self.name}"
 
 
 def kind_of(sizes: Sizes, rule: Rule) -> Kind:
     """The class of a call."""
     bounds = "window" if rule.left is not None else "full" if rule.right is None else "causal"
     return Kind(max(NARROWEST, sizes.width), bounds, sizes.keys >= LONG)
+
+
+def paged_name(width: int) -> str:
+    """What decoding over heads of this width is called."""
+    return f"decode {width}"
+
+
+def recurrence_name(program: str, *, channels: bool) -> str:
+    """What a program over chunks is called."""
+    return f"{program} {'channels' if channels else 'heads'}"
+
+
+def every() -> dict[str, tuple[Candidate, ...]]:
+    """The candidates of every kind, by its name."""
+    found: dict[str, tuple[Candidate, ...]] = {}
+    for bounds in BOUNDS:
+        for long in (False, True):
+            found |= {Kind(width, bounds, long).name: some for width, some in CANDIDATES.items()}
+            found |= {Kind(width, bounds, long).backward: some for width, some in BACKWARD.items()}
+    found |= {paged_name(width): some for width, some in PAGED.items()}
+    return found | {recurrence_name(name, channels=apart): some for (name, apart), some in RECURRENCES.items()}

@@ -4,65 +4,71 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands
 
-from attn_kernels_triton.attention.forward import Inputs, empty, launch_of
-from attn_kernels_triton.attention.plan import plan_of
-from attn_kernels_triton.attention.tiles import Choice, dense_choice
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.tuning.candidates import CANDIDATES, LONG, Kind, kind_of
+from attn_kernels_triton.tuning import attention, paged, recurrences
+from attn_kernels_triton.tuning.candidates import Candidate
+from attn_kernels_triton.tuning.trial import Trial
 
-MASKS: tuple[Mask, ...] = (Full(), Causal())
-LENGTHS = (LONG // 2, 2 * LONG)
-HEADS, REPEATS, WARMING = 16, 10, 3
+REPEATS, WARMING = 10, 3
+EACH = 3
+"""Seconds that a candidate takes, most of which are the compiler's."""
 
 
 class Measured(NamedTuple):
-    """A candidate of a kind, and its median time in seconds."""
+    """A candidate of a kind, by its name, and its median time in seconds."""
 
-    kind: Kind
-    choice: Choice
+    name: str
+    choice: Candidate
     seconds: float
 
 
-def measure(device: torch.device, lengths: tuple[int, ...] = LENGTHS, repeats: int = REPEATS) -> Iterator[Measured]:
-    """Times of all candidates of all kinds: 20 programs, about a minute, most of which the compiler takes."""
-    for width, candidates in CANDIDATES.items():
-        for length in lengths:
-            rows = torch.randn(3, 1, length, HEADS, width, device=device).bfloat16()
-            inputs = Inputs(*rows)
-            heads = Heads(query=HEADS, key_value=HEADS, key_size=width, value_size=width)
-            for mask in MASKS:
-                operands = Operands(query=inputs.query, key=inputs.key, value=inputs.value)
-                plan = plan_of(AttentionSpec(heads=heads, mask=mask), operands)
-                for candidate in candidates:
-                    launch = launch_of(plan, inputs, empty(plan, inputs), dense_choice(plan.sizes, candidate))
-                    times = [timed(launch, device) for _ in range(WARMING + repeats)]
-                    yield Measured(kind_of(plan.sizes, plan.rule), candidate, statistics.median(times[-repeats:]))
+def trials(device: torch.device) -> Iterator[Trial]:
+    """Everything that is measured, made one after the other."""
+    for source in (attention.forward_trials, attention.backward_trials, paged.trials, recurrences.trials):
+        yield from source(device)
 
 
-def timed(launch: Launch, device: torch.device) -> float:
-    """The time of one launch, in seconds."""
+def count() -> int:
+    """How many candidates `measure` goes through."""
+    return attention.count() + paged.count() + recurrences.count()
+
+
+def measure(device: torch.device, wanted: Iterable[Trial] | None = None, repeats: int = REPEATS) -> Iterator[Measured]:
+    """Times of all candidates of all kinds, or of those that are wanted."""
+    for trial in trials(device) if wanted is None else wanted:
+        times = [timed(trial.launches, device) for _ in range(WARMING + repeats)]
+        yield Measured(trial.name, trial.candidate, statistics.median(times[-repeats:]))
+
+
+def timed(launches: tuple[Launch, ...], device: torch.device) -> float:
+    """The time of some launches, one after the other, in seconds."""
     if device.type != "cuda":
         started = time.perf_counter()
-        launch.run(device)
+        run(launches, device)
         return time.perf_counter() - started
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
-    launch.run(device)
+    run(launches, device)
     stop.record()
     stop.synchronize()
     return float(start.elapsed_time(stop)) / 1e3
 
 
-def best(found: list[Measured]) -> dict[str, Choice]:
+def run(launches: tuple[Launch, ...], device: torch.device) -> None:
+    """Start programs one after the other."""
+    for launch in launches:
+        launch.run(device)
+
+
+def best(found: list[Measured]) -> dict[str, Candidate]:
     """The fastest candidate of each kind, by its name."""
     fastest: dict[str, Measured] = {}
     for one in found:
-        if one.kind.name not in fastest or one.seconds < fastest[one.kind.name].seconds:
-            fastest[one.kind.name] = one
+        if one.name not in fastest or one.seconds < fastest[one.name].seconds:
+            fastest[one.name] = one
     return {name: one.choice for name, one in fastest.items()}

@@ -17,8 +17,7 @@ from typing import Any
 import triton
 
 from attn_kernels_triton import programs
-from attn_kernels_triton.attention.tiles import Choice
-from attn_kernels_triton.tuning.candidates import CANDIDATES
+from attn_kernels_triton.tuning.candidates import Candidate, every
 
 FOLDER = "ATTN_TUNING"
 """The variable that names the folder; without it, attn/triton in the user's folder for what can be made again."""
@@ -40,12 +39,12 @@ def origin(device: str) -> dict[str, str]:
 def digest() -> str:
     """A hash of the text of all programs."""
     found = hashlib.sha256()
-    for path in sorted(Path(str(programs.__file__)).parent.glob("*.py")):
+    for path in sorted(Path(str(programs.__file__)).parent.rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()
 
 
-def read(device: str) -> dict[str, Choice]:
+def read(device: str) -> dict[str, Candidate]:
     """Choices by the names of their kinds; none, and a warning, where the file is not what `add` wrote for a device."""
     path = path_of(device)
     try:
@@ -57,18 +56,23 @@ def read(device: str) -> dict[str, Choice]:
         return {}
 
 
-def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Choice]:
+def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Candidate]:
     """The choices of a file; raises `ValueError` for another origin, and for what is no candidate of its kind."""
     if content["origin"] != made:
         raise ValueError(f"it is of {content['origin']}, not of {made}")
-    found = {name: Choice(*choice) for name, choice in content["choices"].items()}
-    for name, choice in found.items():
-        if choice not in CANDIDATES[int(name.split()[0])]:
-            raise ValueError(f"{tuple(choice)} is none of the candidates of {name!r}")
-    return found
+    known = every()
+    return {name: candidate_of(known.get(name, ()), name, written) for name, written in content["choices"].items()}
 
 
-def add(device: str, found: dict[str, Choice]) -> Path:
+def candidate_of(known: tuple[Candidate, ...], name: str, written: object) -> Candidate:
+    """The candidate that a file means; raises `ValueError` for what is none of those that are known."""
+    for candidate in known:
+        if json.loads(json.dumps(candidate)) == written:
+            return candidate
+    raise ValueError(f"{written} is none of the candidates of {name!r}")
+
+
+def add(device: str, found: dict[str, Candidate]) -> Path:
     """Put choices beside those that the file holds; whole for every reader, and after every other writer."""
     path = path_of(device)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,62 @@
+"""What the tuner measures beside forward passes: nothing of it spills."""
+
+from __future__ import annotations
+
+import pytest
+from artefacts import SHARED_MEMORY, artefact
+from attn_core import Causal, Full, SoftCap, SoftmaxWithSink, Window
+from attn_kernels_triton.attention import dense, tiles
+from attn_kernels_triton.paged import choices
+from attn_kernels_triton.paged.items import FEW
+from attn_kernels_triton.scan import tiles as scan_tiles
+from attn_kernels_triton.tuning import chosen
+from attn_kernels_triton.tuning.candidates import BACKWARD, PAGED, RECURRENCES
+from launches import launches
+from paged_launches import paged_launches
+from scan_launches import scan_launches
+
+GRADIENTS = {"joined", "to_queries", "to_keys"}
+MORE = {"modifiers": (SoftCap(cap=30.0),), "distribution": SoftmaxWithSink()}
+
+
+def require_ships(launch) -> None:
+    """Fail unless a program keeps everything in registers and shared memory, and products on the matrix unit."""
+    found = artefact(launch)
+    assert found.spills == 0
+    assert found.shared <= SHARED_MEMORY
+    assert found.count("HGMMA") + found.count("HMMA") > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
+@pytest.mark.parametrize(("width", "both"), [(width, both) for width, all_ in BACKWARD.items() for both in all_])
+def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, both, mask):
+    monkeypatch.setattr(dense, "has_copier", lambda device: True)
+    monkeypatch.setattr(chosen, "FILLED", 0.0)
+    monkeypatch.setitem(tiles.DENSE_BACKWARD, width, both)
+    found = launches(width, mask=mask, heads=(64, 32))
+    programs = GRADIENTS & found.keys()
+    assert len(programs) == len(both)
+    for program in programs:
+        require_ships(found[program])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [{}, MORE], ids=["plain", "more"])
+@pytest.mark.parametrize(("width", "choice"), [(width, choice) for width, all_ in PAGED.items() for choice in all_])
+def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, parts):
+    monkeypatch.setattr("attn_kernels_triton.paged.memory.interpreted", lambda: True)
+    monkeypatch.setitem(choices.PAGED_CHOICES, (FEW, True, width), choice)
+    form = {"form": "latent", "heads": (16, 1)} if width == choices.WIDE else {}
+    attend, *_ = paged_launches(width, lengths=(1, 1, 1), **form, **parts)
+    require_ships(attend)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "channels", "choice"), [(*kind, choice) for kind, all_ in RECURRENCES.items() for choice in all_]
+)
+def test_on_hopper_no_candidate_of_a_recurrence_spills(monkeypatch, program, channels, choice):
+    monkeypatch.setattr("attn_kernels_triton.scan.checks.interpreted", lambda: True)
+    monkeypatch.setitem(scan_tiles.SCAN_CHOICES, (program, True, channels, scan_tiles.NARROWEST), choice)
+    require_ships(scan_launches("channel" if channels else "head", corrects=True)[program])
