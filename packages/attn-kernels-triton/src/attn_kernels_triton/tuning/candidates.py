@@ -58,12 +58,12 @@ RECURRENCES: dict[tuple[str, bool], tuple[ScanChoice, ...]] = {
     for channels in (False, True)
     for program, others in {
         "remember": (ScanChoice(64, 32, 4, 2), ScanChoice(64, 32, 4, 3)),
-        "recall": (ScanChoice(64, 64, 4, 2),),
-        "unrecall": (ScanChoice(64, 64, 4, 2),),
+        "recall": (ScanChoice(64, 64, 8 if channels else 4, 2),),
+        "unrecall": (ScanChoice(64, 64, 8 if channels else 4, 2),),
         "unremember": (ScanChoice(64, 32, 4, 2),),
     }.items()
 }
-"""Of programs over chunks in 16 bits, by name and whether channels fade apart."""
+"""Of programs over chunks in 16 bits, by name and whether channels fade apart, which takes registers."""
 
 LONG = 4096
 """Keys from which on a call is of the long ones."""
