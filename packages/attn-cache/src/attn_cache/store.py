@@ -28,7 +28,7 @@ class Store:
         self._fixed = FixedStates(specs, size)
         self._source = SourceStates(specs, size)
         self._layout = StateLayout(specs, size.dtype)
-        self._layers = {layer: tuple(states) for layer, states in specs.items()}
+        self._layers = tuple(specs)
         self._token_states = [(layer, state) for layer, state, _ in states_of(specs, Paged)]
         self._places: dict[int, int] = {}
         self._names: list[int] = []
@@ -163,10 +163,12 @@ class Store:
         if len(places) != batch.requests:
             raise InvalidValue.of("requests", list(requests), f"{batch.requests} different requests")
         step = self._tokens.step(places, batch)
-        views: dict[tuple[str, str], object] = {key: step.view(*key) for key in self._token_states}
-        views |= self._fixed.views(places)
-        views |= self._source.views(places)
-        return {layer: {state: views[layer, state] for state in states} for layer, states in self._layers.items()}
+        views: dict[str, dict[str, object]] = {layer: {} for layer in self._layers}
+        for layer, state in self._token_states:
+            views[layer][state] = step.view(layer, state)
+        for (layer, state), view in (self._fixed.views(places) | self._source.views(places)).items():
+            views[layer][state] = view
+        return views
 
     def live_bytes(self, request: int, tokens: int) -> int:
         """Bytes of the tensors that a request of `tokens` tokens has in the store, without slack."""

@@ -15,7 +15,6 @@ from attn_engine.event import FinishReason, ScoredToken
 from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
 from attn_engine.outlook import Outlook
 from attn_engine.sampler import choose_tokens, likeliest, log_probabilities
-from attn_engine.sampling import Sampling
 from attn_engine.scheduler import Chunk
 from attn_engine.search import Hypothesis
 from attn_engine.step import Forward
@@ -154,9 +153,8 @@ def _extend(sequence: sequences.Sequence, token: ScoredToken, end_ids: Collectio
         error = NoTokenError(NO_TOKEN if sequence.guide else NOT_FINITE)
         return Progress(sequence, (), sequence.remaining_text(), FinishReason.FAILED, error)
     sequence.tokens.append(token.id)
-    sampling: Sampling = sequence.sampling
-    ended = token.id in end_ids and not sampling.ignore_end
-    full = sequence.generated >= sampling.max_new_tokens
+    ended = token.id in end_ids and not sequence.sampling.ignore_end
+    full = len(sequence.tokens) >= sequence.most
     text = "" if ended else sequence.text_of(token.id)
     if sequence.guide is not None and not ended:
         try:

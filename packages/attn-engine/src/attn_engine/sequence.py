@@ -39,8 +39,12 @@ class Sequence:
     tokens: list[int] = field(init=False)
     scoring: Scoring | None = field(init=False)
     """The task where tokens are scored, not generated."""
+    id: str = field(init=False)
+    """The request's."""
     sampling: Sampling = field(init=False)
     """The task where tokens are generated; there is none where they are scored."""
+    most: int = field(init=False)
+    """Tokens that it may have in all."""
     guesses: int | None = field(init=False)
     """How many tokens it wants to be guessed ahead; None leaves that to the engine."""
     computed: int = 0
@@ -73,6 +77,7 @@ class Sequence:
         self.gang = [self]
         self.tokens = list(self.request.token_ids)
         task = self.request.task
+        self.id, self.most = self.request.id, len(self.tokens) + self.request.new_tokens
         self.scoring, self.guesses = (task, 0) if isinstance(task, Scoring) else (None, None)
         given: int | None = None
         stop: tuple[str, ...] = ()
@@ -83,11 +88,6 @@ class Sequence:
         shares = self.request.scope is not None and self.scoring is None
         self.scope = f"{self.request.scope}\0{self.request.source_ids}" if shares else None
         self.stops = StopStrings(stop)
-
-    @property
-    def id(self) -> str:
-        """The request's id."""
-        return self.request.id
 
     def stand_with(self, other: Sequence) -> None:
         """Be as old as another sequence from now on."""
@@ -108,7 +108,7 @@ class Sequence:
         wanted = default if self.guesses is None else self.guesses
         if not wanted or not self.generated or self.pending != 1:
             return 0
-        return min(wanted, self.sampling.max_new_tokens - self.generated - 1)
+        return min(wanted, self.most - len(self.tokens) - 1)
 
     def text_of(self, token: int) -> str:
         """The text that is final now that this token has come."""
