@@ -6,6 +6,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import Incompatible
+from torch._dynamo.testing import CompileCounter
 
 WIDTH, TOKENS = 16, 8
 
@@ -69,3 +70,15 @@ def test_mechanisms_without_weights_say_why_they_refuse(name):
     mechanism = installed().mechanisms.get(name)
     with pytest.raises(Incompatible, match="without attention weights"):
         mechanism.build(mechanism.Config(width=WIDTH, heads=4, dropout=0.1))
+
+
+def test_a_compiled_layer_drops_what_the_layer_does_and_is_compiled_once_for_all_seeds():
+    found, counter = layer("mha", 0.5), CompileCounter()
+    compiled, graphs = torch.compile(found, backend=counter), []
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        expected = found(rows())
+        torch.manual_seed(seed)
+        assert torch.equal(compiled(rows()), expected)
+        graphs.append(counter.frame_count)
+    assert graphs[0] == graphs[2]

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import Causal, Full, Prefix, RelativeBias, SoftmaxWithSink, Window
+from attn_core import Causal, Full, Prefix, RelativeBias, SoftmaxWithSink, Window, configure, installed
 from attn_core.dropout import Dropout
 from attn_core.packed import Packed, texts
 from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.attention.attend import attend
+from attn_kernels_triton.kernels.attend import TritonAttend
 from attn_variants.compute.plain import attend as plain_attend
 from bounds import require_close, roundings_of
 from calls import Call, results, wide
@@ -70,3 +71,24 @@ def test_outputs_are_right_on_average():
     mean, deviation = torch.stack(drawn).mean(0), torch.stack(drawn).std(0) / 8
     without = attend(call.spec, call.operands())
     assert float(((mean - without) / deviation).abs().max()) < 5
+
+
+@pytest.mark.parametrize("name", ["gqa", "mla"])
+def test_a_layer_in_training_takes_this_kernel_and_drops_what_the_plain_one_does(monkeypatch, name):
+    mechanism, seen, run = installed().mechanisms.get(name), [], TritonAttend.run
+
+    def counted(self, spec, operands):
+        seen.append(operands.dropout)
+        return run(self, spec, operands)
+
+    monkeypatch.setattr(TritonAttend, "run", counted)
+    options = {"latent": 16, "rotary_size": 8} if name == "mla" else {}
+    layer = mechanism.build(configure(mechanism, options, width=32, heads=2, dropout=0.3))
+    rows, found = torch.randn(2, 37, 32, generator=torch.Generator().manual_seed(1)), []
+    for kernel in (None, "plain"):
+        layer.use_kernel(kernel)
+        torch.manual_seed(7)
+        out = layer(rows)
+        found.append([out, *torch.autograd.grad(out.square().sum(), list(layer.parameters()))])
+    assert [dropout.probability for dropout in seen] == [0.3]
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

@@ -27,5 +27,14 @@ def dropping(operands: Operands, layer: Drops) -> Operands:
     """
     if not layer.training or not layer.dropout:
         return operands
-    seed = int(torch.randint(SEEDS, (), device="cpu"))
-    return dataclasses.replace(operands, dropout=Dropout(probability=layer.dropout, seed=seed))
+    if torch.compiler.is_compiling():
+        # Made by a part of torch that only a process which compiles need load.
+        from attn_variants.compute.uncompiled import drawn as draw
+    else:
+        draw = drawn
+    return dataclasses.replace(operands, dropout=draw(layer.dropout))
+
+
+def drawn(probability: float) -> Dropout:
+    """Which weights are dropped with this probability, by a fresh seed."""
+    return Dropout(probability=probability, seed=int(torch.randint(SEEDS, (), device="cpu")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Operands, RelativeValues
-from attn_core.dropout import TOGETHER
+from attn_core.dropout import TOGETHER, Dropout
 from attn_core.pairs import of_query_heads, wide
 from torch import Tensor
 
@@ -47,12 +47,22 @@ def dropped(operands: Operands, weights: Tensor) -> Tensor:
     dropout = operands.dropout
     if dropout is None:
         return weights
+    if torch.compiler.is_compiling():
+        # Made by a part of torch that only a process which compiles need load.
+        from attn_variants.compute.uncompiled import kept as stays
+    else:
+        stays = kept
+    return torch.where(stays(dropout, weights), weights * dropout.scale, 0)
+
+
+def kept(dropout: Dropout, weights: Tensor) -> Tensor:
+    """Which weights [batch, heads, query, key] stay, bool."""
     batch, heads, queries, keys = weights.shape
     counts = batch * heads, queries, -(-keys // TOGETHER)
     row, query, four = (torch.arange(count, device=weights.device) for count in counts)
     row = (row + dropout.first * heads).view(batch, heads, 1, 1)
     word = torch.stack(dropout.words(row, query[:, None], four), dim=-1).flatten(-2)[..., :keys]
-    return torch.where(word >= dropout.threshold, weights * dropout.scale, 0)
+    return word >= dropout.threshold
 
 
 def pairs_of(spec: AttentionSpec, operands: Operands) -> Pairs:
