@@ -4,6 +4,9 @@ import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
 from attn_core import Alibi, SoftCap, SoftmaxWithSink, T5Bias, Window
+from attn_kernels_triton.paged import attend
+from attn_kernels_triton.paged.choices import PagedChoice
+from attn_kernels_triton.programs.paged import attend_paged
 from paged_launches import paged_launches
 
 REGISTERS = 255
@@ -69,3 +72,10 @@ def test_programs_over_pages_compile_for_other_gpus(target, form):
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in paged_launches(64, form=form)]
     # Tiles of few rows with what merges them, and of many.
     assert found == [OTHERS[target]] * 3
+
+
+@pytest.mark.parametrize(("modifiers", "keys"), [((), 16), ((T5Bias(),), 64)])
+def test_what_was_measured_without_biases_is_not_taken_beside_them(monkeypatch, modifiers, keys):
+    monkeypatch.setattr(attend, "measured_paged", lambda query, form, sizes: PagedChoice(16, 4, 1))
+    few = [launch.call.tile for launch in paged_launches(128, modifiers=modifiers) if launch.program is attend_paged]
+    assert {tile.rows.value: tile.keys.value for tile in few}[16] == keys
