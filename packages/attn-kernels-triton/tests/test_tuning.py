@@ -20,7 +20,7 @@ from attn_kernels_triton.scan.work import Given
 from attn_kernels_triton.tuning import chosen, table
 from attn_kernels_triton.tuning.__main__ import main
 from attn_kernels_triton.tuning.candidates import BACKWARD, CANDIDATES, PAGED, RECURRENCES, every, kind_of
-from attn_kernels_triton.tuning.measure import Measured, best
+from attn_kernels_triton.tuning.measure import Measured, best, count
 
 DEVICE = "NVIDIA H200"
 CPU = torch.device("cpu")
@@ -184,6 +184,27 @@ def test_the_fastest_of_each_kind_is_kept():
         for choice, seconds in zip(CANDIDATES[128], (3.0, 2.0, 1.0, 4.0), strict=True)
     ]
     assert best(found) == {kind.name: CANDIDATES[128][2]}
+
+
+def test_a_run_says_what_it_will_measure_and_how_long_then_what_it_found_and_where_it_is(capsys, monkeypatch, folder):
+    found = [
+        Measured("backward 128 full long", candidate, seconds)
+        for candidate, seconds in zip(BACKWARD[128], (3e-3, 1e-3), strict=False)
+    ]
+    for name, value in {
+        "absence": lambda: None,
+        "has_copier": lambda device: True,
+        "name_of": lambda device: DEVICE,
+        "measure": lambda device: iter([Measured(KIND, CHOICE, 2e-3), *found]),
+    }.items():
+        monkeypatch.setattr(f"attn_kernels_triton.tuning.__main__.{name}", value)
+    assert main() == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{count()} candidates")
+    assert "minutes" in said[1]
+    assert [line.split()[-2:] for line in said[2:5]] == [["2.000", "ms"], ["3.000", "ms"], ["1.000", "ms"]]
+    assert said[-1].endswith(".json")
+    assert table.read(DEVICE) == {KIND: CHOICE, "backward 128 full long": BACKWARD[128][1]}
 
 
 def test_without_a_gpu_there_is_nothing_to_tune(capsys, monkeypatch):

@@ -7,6 +7,7 @@ from attn_core import Alibi, Causal, Full, Prefix, SoftCap, SoftmaxWithSink, T5B
 from attn_core.dropout import Dropout
 from attn_core.packed import Packed
 from attn_kernels_triton.attention import dense, tiles
+from attn_kernels_triton.tuning import chosen
 from attn_kernels_triton.tuning.candidates import CANDIDATES
 from launches import launches
 
@@ -112,6 +113,23 @@ def require_joined(shape: dict) -> None:
 @pytest.mark.parametrize("size", [64, 128])
 def test_on_hopper_gradients_of_many_heads_are_joined_in_one_program_that_does_not_spill(size):
     require_joined({"size": size})
+
+
+@pytest.mark.slow
+def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_such():
+    whole, ragged = (
+        artefact(launches(64, mask=Full(), length=length, **FILLING)["joined"]).count("FSEL") for length in (2048, 2000)
+    )
+    assert whole < ragged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("filled", [0.0, 1.1])
+def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, filled):
+    monkeypatch.setattr(chosen, "FILLED", filled)
+    found = launches(64, heads=(1, 1))
+    assert ("joined" in found) == (filled == 0.0)
+    assert {compiled(launch, HOPPER).metadata.target for launch in found.values()} == {HOPPER}
 
 
 @pytest.mark.slow

@@ -141,6 +141,11 @@ def test_queries_of_bands_that_see_nothing_get_no_gradient_and_give_none(monkeyp
     assert all(one.isfinite().all() for one in (*found.values(), *exact.values()))
 
 
+def test_of_no_rows_at_all_there_are_no_gradients():
+    found = results(attend, (call := Call(Causal(), 20, 20, dtype=HALF, batch=0)).spec, call.operands())
+    assert all(tensor.numel() == 0 for tensor in found.values())
+
+
 def test_tensors_that_the_copier_cannot_read_are_read_by_threads():
     call = Call(Causal(), 40, 40, dtype=HALF)
     operands = call.operands()

@@ -22,7 +22,7 @@ def copied(plan: Plan, *tensors: Tensor) -> bool:
     rule, sizes = plan.rule, plan.sizes
     band = plan.lists is None and plan.places == Places() and rule.cap is None and rule.slopes is None
     alone = plan.texts is None and rule.bias is None and plan.dropped.state is None
-    plain = band and alone and rule.scale > 0 and sizes.dtype.itemsize == 2 and min(sizes.queries, sizes.keys) > 0
+    plain = band and alone and rule.scale > 0 and sizes.dtype.itemsize == 2 and all(map(torch.numel, tensors))
     return plain and has_copier(tensors[0].device) and all(map(aligned, tensors))
 
 

@@ -88,7 +88,9 @@ def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
     call = to_keys(dense, choice)
     sums = dense.lse.new_zeros(count, *dense.lse.shape, call.tile.key_width.value)
     firsts = torch.arange(0, tiles, count, dtype=torch.int32, device=device).repeat_interleave(FIRSTS)
-    parts = Parts(sums, tl.constexpr(count), dense.lse.shape[0], firsts, True if shape.keys % choice.keys else None)
+    parts = Parts(
+        sums, tl.constexpr(count), dense.lse.shape[0], firsts, tl.constexpr(1) if shape.keys % choice.keys else None
+    )
     found = [
         launched(gradients_joined, count * owners, call._replace(parts=parts._replace(first=first)), dense, choice)
         for first in firsts.view(-1, FIRSTS)

@@ -38,7 +38,7 @@ def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
 
 def share(programs: int, many: int) -> float:
     """The share of processors that work, of which each has one program at a time."""
-    return programs / (-(-programs // many) * many)
+    return programs / (max(1, -(-programs // many)) * many)
 
 
 @cache

@@ -51,18 +51,24 @@ def gradient_to_dense_keys(call, queries, changes, lse, delta, keys, values):
     to_key = tl.zeros([call.tile.keys, call.tile.key_width], tl.float32)
     to_value = tl.zeros([call.tile.keys, call.tile.value_width], tl.float32)
     start, in_a_row = met(call, owner, block, text)
-    # Where each head has keys of its own the group is a constant, which Triton 3.6 loses inside of the loop.
+    # Numbers that are 1 are constants, which Triton 3.6 loses inside of the loop.
     first_head = owner * shape.group
+    first_line = batch * shape.heads + first_head
     # The heads that share these keys one after the other, all in one loop, so that what is loaded ahead never stops.
     for step in range(in_a_row * shape.group):
         turn = step // in_a_row
         place = batch, first_head + turn, (start + step - turn * in_a_row) * call.tile.queries
         query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
-        shares = shares_of(call, (key, query), place, (first, line_at(lse, call, place)))
+        shares = shares_of(
+            call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged=False
+        )
         to_value = tl.dot(shares.to(change.dtype), change, to_value)
         # What is subtracted is where the sum begins: it need not be held beside it.
-        below = tl.zeros([call.tile.keys, call.tile.queries], tl.float32) - line_at(delta, call, place)[None, :]
+        below = (
+            tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
+            - line_at(delta, call, first_line + turn, place[2])[None, :]
+        )
         rise = tl.dot(value, tl.trans(change), below)
         to_key = tl.dot((shares * rise).to(query.dtype), query, to_key)
     rows = first + tl.arange(0, call.tile.keys)
@@ -78,14 +84,13 @@ def tile_at(tiles, place, rows: tl.constexpr, width: tl.constexpr):
 
 
 @triton.jit
-def line_at(sums, call, place):
-    """Numbers of a tile of queries, of sums [batch, head, query] with room for whole tiles."""
-    line = sums.load([place[0] * call.shape.heads + place[1], place[2]])
-    return tl.reshape(line, (call.tile.queries,))
+def line_at(sums, call, number, row):
+    """Numbers of a tile of queries from a row on, of sums [head of all batches, row]."""
+    return tl.reshape(sums.load([number, row]), (call.tile.queries,))
 
 
 @triton.jit
-def shares_of(call, tiles, place, here):
+def shares_of(call, tiles, place, here, ragged: tl.constexpr):
     """Weights [key, query] of a tile of keys, from row `here[0]` on, and one of queries, at a place, with its lse.
 
     Keys behind the last one are asked for only where tiles are `ragged`: else what is summed for them is not written.
@@ -96,9 +101,9 @@ def shares_of(call, tiles, place, here):
     column = (place[2] + tl.arange(0, call.tile.queries))[None, :]
     keys = here[0] + tl.arange(0, call.tile.keys)
     at = keys - (shape.keys - shape.queries)
-    if call.rule.right is not None or call.parts.ragged is not None:
+    if call.rule.right is not None or ragged:
         first = tl.zeros_like(at) if call.rule.right is None else at - call.rule.right
-        if call.parts.ragged is not None:
+        if ragged:
             first = tl.where(keys < shape.keys, first, NEVER)
         products = tl.where(column >= first[:, None], products, float("-inf"))
     if call.rule.left is not None:
@@ -115,7 +120,9 @@ def gradient_to_dense_queries(call, queries, changes, lse, delta, keys, values):
     query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
     change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
     rows = place[2] + tl.arange(0, call.tile.queries)
-    here = (query, change, line_at(lse, call, place), line_at(delta, call, place), rows + shape.keys - shape.queries)
+    number = batch * shape.heads + head
+    sums = line_at(lse, call, number, place[2]), line_at(delta, call, number, place[2])
+    here = (query, change, sums[0], sums[1], rows + shape.keys - shape.queries)
     first = place[2] + shape.keys - shape.queries
     span = spans(
         call, first, first + call.tile.queries - 1, (call.rule.left, call.rule.right), shape.keys, call.tile.keys

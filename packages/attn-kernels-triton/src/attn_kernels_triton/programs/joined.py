@@ -35,21 +35,27 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
     start, in_a_row = met(call, owner, block, text)
     # Behind the last tile there are no keys.
     in_a_row = tl.where(first < shape.keys, in_a_row, 0)
-    # Where each head has keys of its own the group is a constant, which Triton 3.6 loses inside of the loop.
+    # Numbers that are 1 are constants, which Triton 3.6 loses inside of the loop, and so are others.
     first_head = owner * shape.group
+    first_line = batch * shape.heads + first_head
+    first_sums = tl.cast(part, tl.int64) * call.parts.heads + first_line
+    ragged: tl.constexpr = call.parts.ragged is not None
     for step in range(in_a_row * shape.group):
         turn = step // in_a_row
         place = batch, first_head + turn, (start + step - turn * in_a_row) * call.tile.queries
         query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
-        shares = shares_of(call, (key, query), place, (first, line_at(lse, call, place)))
+        shares = shares_of(call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged)
         to_value = tl.dot(shares.to(change.dtype), change, to_value)
         # What is subtracted is where the sum begins: it need not be held beside it.
-        below = tl.zeros([call.tile.keys, call.tile.queries], tl.float32) - line_at(delta, call, place)[None, :]
+        below = (
+            tl.zeros([call.tile.keys, call.tile.queries], tl.float32)
+            - line_at(delta, call, first_line + turn, place[2])[None, :]
+        )
         rise = tl.dot(value, tl.trans(change), below)
         changed = (shares * rise).to(query.dtype)
         to_key = tl.dot(changed, query, to_key)
-        tl.atomic_add(sums_at(call, part, place), tl.dot(tl.trans(changed), key), sem="relaxed")
+        tl.atomic_add(sums_at(call, first_sums + turn, place[2]), tl.dot(tl.trans(changed), key), sem="relaxed")
     rows = first + tl.arange(0, call.tile.keys)
     to_key *= call.rule.scale
     write(call.first, start_of(call.first, batch, owner), rows, shape.keys, to_key, call.tile.key_size)
@@ -57,10 +63,9 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
 
 
 @triton.jit
-def sums_at(call, part, place):
-    """Where the sums of a part lie, for a tile of queries of a batch and head; there is room for whole tiles."""
-    number = tl.cast(part, tl.int64) * call.parts.heads + (place[0] * call.shape.heads + place[1])
-    start = call.parts.sums + (number * call.padded.rows + place[2]) * call.tile.key_width
+def sums_at(call, number, row):
+    """Where the sums lie of a tile of queries from a row on, of a head of all parts; there is room for whole tiles."""
+    start = call.parts.sums + (number * call.padded.rows + row) * call.tile.key_width
     across = tl.arange(0, call.tile.key_width)
     return start + (tl.arange(0, call.tile.queries)[:, None] * call.tile.key_width + across[None, :])
 
@@ -69,10 +74,12 @@ def sums_at(call, part, place):
 def join(call):
     """Grid as of the forward program; writes `first`, the gradient to queries."""
     batch, head, block, _ = owned_queries(call)
-    place = batch, head, block * call.tile.queries
+    line, row = batch * call.shape.heads + head, block * call.tile.queries
     summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)
+    # As above, a number and no constant.
+    apart = tl.zeros([], tl.int64) + call.parts.heads
     for part in range(call.parts.count):
-        summed += tl.load(sums_at(call, part, place))
-    rows = place[2] + tl.arange(0, call.tile.queries)
+        summed += tl.load(sums_at(call, apart * part + line, row))
+    rows = row + tl.arange(0, call.tile.queries)
     start = start_of(call.first, batch, head)
     write(call.first, start, rows, call.shape.queries, summed * call.rule.scale, call.tile.key_size)
