@@ -20,15 +20,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import correctness
 import decoding
 import rowwise
 import torch
 import training_step
 import triton
+from attn_core import AttentionSpec, Operands
 from attn_kernels_triton import launch as launching
 from everything import ROOT, TABLES, VERDICTS
 from parts import Part
 from report import RESULTS, write_report
+from torch import Tensor
 
 WITHOUT_A_GPU = (
     "attn_kernels_triton.attention.checks",
@@ -99,7 +102,15 @@ def as_if_on_a_gpu() -> None:
         importlib.import_module(name).interpreted = lambda: True  # type: ignore[attr-defined]
     rowwise.JUDGED, rowwise.TIMED = (16, *rowwise.JUDGED[1:]), (64, *rowwise.TIMED[1:])
     decoding.TIMED[:] = map(shorter, decoding.TIMED)
+    correctness.plain = nothing  # type: ignore[assignment]
     training_step.tables = step  # type: ignore[assignment]
+
+
+def nothing(spec: AttentionSpec, operands: Operands) -> Tensor:
+    """What stands for the plain computation, which takes long on a CPU and decides nothing."""
+    heads, learned = spec.heads, correctness.leaves(operands).values()
+    shape = (*operands.query.shape[:2], heads.query, heads.value_size)
+    return operands.query.new_zeros(shape) + sum(tensor.sum() for tensor in learned)
 
 
 def shorter(one: decoding.Step) -> decoding.Step:
@@ -128,7 +139,10 @@ def main() -> None:
     # Nothing that was compiled or measured before is to be found.
     os.environ.update({"TRITON_CACHE_DIR": fresh, "ATTN_TUNING": fresh, "TRITON_DEFAULT_FP_FUSION": "1"})
     as_if_on_a_gpu()
-    parts = [*VERDICTS, *(table.part for table in TABLES if table.part.module not in {"chip", "beside_fla"})]
+    parts = [
+        *VERDICTS,
+        *(table.part for table in TABLES if table.part.module not in {"chip", "beside_fla", "sanitizer"}),
+    ]
     asked = (part for part in parts if not options.part or part.name in options.part)
     facts = {"question": __doc__, "triton": triton.__version__, "torch": torch.__version__, "target": "sm_90a"}
     write_report("gpu-ahead", facts, map(measured, asked), options.out)

@@ -39,7 +39,10 @@ INTERPRETED = 20
 
 
 class Table(NamedTuple):
-    """A part that measures, the verdicts on what it measures, and the function that has its programs compiled."""
+    """A part that measures, the verdicts on what it measures, and the part that has its programs compiled.
+
+    That is the same one unless it is named, and "" where nothing need be compiled.
+    """
 
     part: Part
     verdicts: tuple[str, ...]
@@ -49,7 +52,7 @@ class Table(NamedTuple):
 BANDS = ("family.bands", "schedules.verdicts", "schedules.gradients")
 RECURRENCES = ("recurrences.constant", "recurrences.by_head", "recurrences.by_channel")
 TABLES = (
-    Table(Part("chip", "tables", 30), ()),
+    Table(Part("chip", "tables", 30), (), ""),
     Table(Part("schedules", "tables", 50), BANDS, "schedules.prepare"),
     Table(Part("attention", "tables", 70), BANDS),
     Table(Part("decoding", "tables", 60), ("decoding.verdicts",)),
@@ -60,6 +63,7 @@ TABLES = (
     Table(Part("recurrences", "tables", 40), RECURRENCES),
     Table(Part("eight_bits", "tables", 30), ("eight_bits.verdicts",)),
     Table(Part("sparse", "tables", 100), ("family.bands", "family.packed", "family.listed")),
+    Table(Part("sanitizer", "rows", 90), (), ""),
     Table(Part("beside_fla", "constant", 40), ("recurrences.constant",)),
     Table(Part("beside_fla", "by_head", 40), ("recurrences.by_head",)),
     Table(Part("beside_fla", "by_channel", 40), ("recurrences.by_channel",)),
@@ -71,7 +75,6 @@ TABLES = (
 
 ASKED = [*(name for table in TABLES for name in table.verdicts), "doors.verdicts"]
 VERDICTS = [Part(*name.split("."), JUDGING) for name in dict.fromkeys(ASKED)]
-MEMORY_CHECK = Part("sanitizer", "rows", 90)
 
 
 def rows(options: list[str], device: str) -> Iterator[dict[str, Any]]:
@@ -101,8 +104,6 @@ def judged_and_measured(options: list[str], device: str) -> Iterator[dict[str, A
         else:
             yield from apart(table.part, options, min(slack * table.part.limit, left))
             yield {"part": table.part.name, "clocks": chip.asked() if device == "cuda" else {}}
-    left = ends - time.monotonic()
-    yield from apart(MEMORY_CHECK, options, min(slack * MEMORY_CHECK.limit, max(left, 1)))
 
 
 def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slack: int) -> Iterator[dict[str, Any]]:
@@ -120,8 +121,8 @@ def at_once(verdicts: list[Part], compiled: list[Part], options: list[str], slac
 
 def prepared() -> list[Part]:
     """The parts by which programs of tables are compiled."""
-    names = (table.prepared or table.part.name for table in TABLES)
-    return [Part(*name.split("."), JUDGING) for name in names]
+    names = (table.part.name if table.prepared is None else table.prepared for table in TABLES)
+    return [Part(*name.split("."), JUDGING) for name in names if name]
 
 
 def repair_interpreter() -> None:
