@@ -35,6 +35,12 @@ OTHER_SHIPPED = {
     **{f"{size}, biases of distances, {form}": {"size": size, "form": form, **BIASED} for size, form in CODED},
     "64, biases of distances": {"size": 64, **BIASED},
     **{f"{size}, biases of distances, float32": {"size": size, "dtype": torch.float32, **BIASED} for size in (64, 128)},
+    **{
+        f"{size}, a tree of many rows, {form}": {"size": size, "tree": True, "form": form, "heads": (64, 2)}
+        for size in (64, 128, 256)
+        for form in ("plain", "int8", "int4")
+    },
+    "128, a tree of many rows and everything else": {"size": 128, "tree": True, "heads": (64, 2), **EVERYTHING},
     "latents of 16 heads": {"size": 512, "form": "latent", "heads": (16, 1)},
     **{f"{size}, float32": {"size": size, "dtype": torch.float32} for size in (64, 128, 256)},
     "latents, float32": {"size": 512, "form": "latent", "heads": (16, 1), "dtype": torch.float32},

@@ -85,10 +85,10 @@ def attend_launch(
     (spec, operands, out), (met, rule, few) = call, asked
     query, value_size = operands.query, out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
-    biased = rule.bias is not None
-    choice = choice_of(portion.tile, query.dtype, met.first, value_size, biased=biased)
-    # What was measured without biases may leave them no registers.
-    if few is not None and portion.tile == FEW and not biased:
+    biased, tree = rule.bias is not None, portion.tables.seen is not None
+    choice = choice_of(portion.tile, query.dtype, met.first, value_size, biased=biased, tree=tree)
+    # What was measured without biases and trees may leave them no registers.
+    if few is not None and portion.tile == FEW and not biased and not tree:
         choice = few
     sizes = (met.first, value_size, rest)
     tile = PagedTile(*map(tl.constexpr, (portion.tile, choice.keys, *sizes, *map(power_of_two, sizes))))

@@ -41,6 +41,13 @@ BIASED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
 }
 """Those that differ where learned biases are read for each pair, which takes registers."""
 
+TREE_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
+    (64, True, 64): PagedChoice(32, 8, 2),
+    (64, True, 128): PagedChoice(32, 8, 2),
+    (64, True, 256): PagedChoice(16, 8, 2),
+}
+"""Those that differ where bits say which tokens of a tree see one another."""
+
 NARROWEST = 64
 WIDE = 512
 """The width of values from which on 64 rows and their sums are too many for registers."""
@@ -53,7 +60,8 @@ def many(dtype: torch.dtype, *sizes: int) -> int:
     return 32 if power_of_two(max(sizes)) >= WIDE else 64
 
 
-def choice_of(rows: int, dtype: torch.dtype, *sizes: int, biased: bool = False) -> PagedChoice:
-    """What is shipped for tiles of so many rows of queries over keys and values of these sizes, perhaps `biased`."""
+def choice_of(rows: int, dtype: torch.dtype, *sizes: int, biased: bool = False, tree: bool = False) -> PagedChoice:
+    """What is shipped for tiles of so many rows over keys and values of these sizes, perhaps `biased`, or of trees."""
     kind = rows, dtype.itemsize == 2, max(NARROWEST, power_of_two(max(sizes)))
-    return BIASED_CHOICES[kind] if biased and kind in BIASED_CHOICES else PAGED_CHOICES[kind]
+    others = {**(TREE_CHOICES if tree else {}), **(BIASED_CHOICES if biased else {})}
+    return others.get(kind, PAGED_CHOICES[kind])
