@@ -209,7 +209,9 @@ def test_a_memory_of_another_shape_is_refused():
         by_chunks(good, torch.zeros(1, 2, 5, 8))
 
 
-NAMED = ["linear", "retnet", "lightning", "gla", "deltanet", "kda", "gated_deltanet"]
+NAMED = ["linear", "retnet", "lightning", "gla", "deltanet", "kda"]
+PLUGGED = [name for name in installed().mechanisms.names() if name == "gated_deltanet"]
+"""Those of plugins, where they are installed: this package needs none of them."""
 
 
 @pytest.fixture
@@ -227,7 +229,7 @@ def handed(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", [*NAMED, *PLUGGED])
 def test_layers_in_bfloat16_hand_it_on_and_stay_as_close_to_float64_as_those_that_do_not(handed, name):
     mechanism, tokens = installed().mechanisms.get(name), 20
     torch.manual_seed(0)
@@ -251,7 +253,7 @@ def learned(layer, rows: Tensor) -> dict[str, Tensor]:
     return {"output": out.detach(), **dict(zip(names, found, strict=True))}
 
 
-@pytest.mark.parametrize("name", ["retnet", "gated_deltanet"])
+@pytest.mark.parametrize("name", ["retnet", *PLUGGED])
 def test_prompts_are_handed_in_bfloat16_single_tokens_and_memories_in_float32(handed, name):
     mechanism = installed().mechanisms.get(name)
     config = configure(mechanism, width=32, heads=2)
@@ -269,7 +271,7 @@ def test_prompts_are_handed_in_bfloat16_single_tokens_and_memories_in_float32(ha
     assert handed == [(torch.bfloat16, {torch.float32})] * 3
 
 
-@pytest.mark.parametrize("name", ["linear", "retnet", "lightning", "gla", "deltanet", "kda"])
+@pytest.mark.parametrize("name", NAMED)
 def test_layers_take_these_kernels_and_compute_the_same(name):
     mechanism = installed().mechanisms.get(name)
     layer = mechanism.build(configure(mechanism, width=16, heads=2))
