@@ -185,6 +185,31 @@ def test_train_submits_what_was_asked_and_follows(shell: Shell, server: Any) -> 
     assert "job-1 succeeded: loss 1.5000" in out
 
 
+def test_options_of_training_change_a_recipe_and_those_of_decoders_are_refused(shell: Shell, server: Any) -> None:
+    given = [
+        "--batch",
+        "3",
+        "--lr",
+        "0.5",
+        "--warmup",
+        "0",
+        "--weight-decay",
+        "0",
+        "--evaluate-every",
+        "7",
+        "--steps",
+        "0",
+    ]
+    assert shell.run("train", "--recipe", "bert", "--data", "shakespeare", "--detach", *given)[0] == 0
+    optimizer, checkpoint = server.book.spec.optimizer, server.book.spec.checkpoint
+    assert (optimizer.batch_size, optimizer.learning_rate, optimizer.steps) == (3, 0.5, 0)
+    assert (optimizer.warmup_steps, optimizer.weight_decay, optimizer.HasField("weight_decay")) == (0, 0, True)
+    assert checkpoint.evaluation_interval_steps == 7
+    for option in ("--width", "--attention-dropout"):
+        code, _, message = shell.run("train", "--recipe", "bert", "--data", "shakespeare", option, "0")
+        assert (code, message.startswith(f"attn: {option}: 0"), "--model-option" in message) == (2, True, True)
+
+
 def test_train_passes_lenders_and_fields_by_name_on(shell: Shell, server: Any) -> None:
     given = [
         "--lenders",

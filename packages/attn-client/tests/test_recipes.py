@@ -39,7 +39,7 @@ def test_a_file_of_ones_own_is_a_recipe(tmp_path):
 def test_the_command_line_changes_data_steps_seed_and_precision(tmp_path):
     file = tmp_path / "pairs.tsv"
     file.write_text("a\tb\n")
-    spec = changed(read_recipe("luong"), Changes(data=str(file), tokenizer="word", steps=7, seed=4))
+    spec = changed(read_recipe("luong"), Changes(data=str(file), tokenizer="word", optimizer={"steps": 7}, seed=4))
     assert (spec.data.path, spec.data.tokenizer, spec.optimizer.steps, spec.seed) == (str(file), "word", 7, 4)
     assert changed(read_recipe("luong"), Changes(precision="bfloat16")).precision == "bfloat16"
     same = changed(read_recipe("luong"), Changes())
@@ -76,7 +76,7 @@ def test_the_command_line_changes_the_attention_of_any_recipe():
 
 
 def test_fewer_steps_warm_up_no_longer_than_they_last():
-    optimizer = changed(read_recipe("bert"), Changes(steps=20)).optimizer
+    optimizer = changed(read_recipe("bert"), Changes(optimizer={"steps": 20})).optimizer
     assert (optimizer.steps, optimizer.warmup_steps) == (20, 20)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn.v1 import training_pb2 as pb
 from attn_core import parse_options
 from attn_core.errors import InvalidValue
+from google.protobuf.message import Message
 
 DECODER = ("", "decoder")
 MECHANISM, OPTIONS, PATTERN = "mechanism", "options", "pattern"
@@ -20,31 +21,39 @@ class Changes:
     """What replaces a recipe's own; what is empty or None leaves it.
 
     `attention` is a mechanism for every layer, with `options` NAME=VALUE of its own; `fields` NAME=VALUE are those of
-    the model's config.
+    the model's config. `optimizer` and `checkpoint` hold fields of their messages.
     """
 
     data: str = ""
     tokenizer: str = ""
     languages: str = ""
-    steps: int | None = None
     seed: int = 0
     precision: str = ""
     attention: str = ""
     options: Sequence[str] = ()
     fields: Sequence[str] = ()
+    optimizer: Mapping[str, float | None] = field(default_factory=dict)
+    checkpoint: Mapping[str, int | None] = field(default_factory=dict)
 
 
 def changed(spec: pb.TrainingSpec, given: Changes) -> pb.TrainingSpec:
     """The recipe with the changes; raises `InvalidValue` for what is no NAME=VALUE, and for data that are nowhere."""
     _change_data(spec.data, given)
     _change_attention(spec.model, given)
-    if given.steps is not None:
-        spec.optimizer.steps = given.steps
-        if spec.optimizer.HasField("warmup_steps"):
-            spec.optimizer.warmup_steps = min(spec.optimizer.warmup_steps, given.steps)
+    if (steps := given.optimizer.get("steps")) is not None and spec.optimizer.HasField("warmup_steps"):
+        spec.optimizer.warmup_steps = min(spec.optimizer.warmup_steps, int(steps))
+    set_fields(spec.optimizer, given.optimizer)
+    set_fields(spec.checkpoint, given.checkpoint)
     spec.seed = given.seed or spec.seed
     spec.precision = given.precision or spec.precision
     return spec
+
+
+def set_fields(message: Message, values: Mapping[str, float | None]) -> None:
+    """Set the fields of a message whose values are not None."""
+    for name, value in values.items():
+        if value is not None:
+            setattr(message, name, value)
 
 
 def _change_data(source: pb.DataSource, given: Changes) -> None:

@@ -8,9 +8,11 @@ import typer
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core import parse_options
+from attn_core.errors import InvalidValue
 from google.protobuf import struct_pb2
 
-from attn_client.commands.changes import Changes, changed, data_source
+from attn_client.client import Client
+from attn_client.commands.changes import Changes, changed, data_source, set_fields
 from attn_client.commands.follow import follow
 from attn_client.commands.options import (
     ADDRESS,
@@ -26,9 +28,17 @@ from attn_client.results.jobs import Job
 
 Option = typer.Option
 MODEL, DATA, OPTIMISER, RUN = "Model", "Data", "Optimiser", "Run"
+OF_DECODERS = (
+    *("layers", "heads", "kv_heads", "width", "context", "norm", "activation", "positions", "lenders"),
+    *("dropout", "attention_dropout", "experts", "experts_per_token", "routing", "balance"),
+)
+"""Arguments that describe a decoder, which a recipe does for itself."""
+USUAL = {"steps": 2000, "batch_size": 12, "learning_rate": 1e-3}
+"""Of the optimiser, without a recipe."""
 
 
 def train_command(  # noqa: PLR0913 - a command has the options it has
+    line: typer.Context,
     *,
     data: Annotated[
         str, Option(help="Data set by name, or a text file or folder on the server.", rich_help_panel=DATA)
@@ -71,11 +81,14 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
         Option(metavar="NAME=VALUE", help="Another field of the model's config.", rich_help_panel=MODEL),
     ] = None,
     tokenizer: Annotated[str, Option(help="character, or a tokenizer on the server.", rich_help_panel=DATA)] = "",
-    steps: Annotated[int | None, Option(help="Optimiser steps; 2000.", rich_help_panel=OPTIMISER)] = None,
-    batch: Annotated[int, Option(help="Sequences a step.", rich_help_panel=OPTIMISER)] = 12,
+    steps: Annotated[int | None, Option(help="Updates; 2000, or the recipe's.", rich_help_panel=OPTIMISER)] = None,
+    batch: Annotated[
+        int | None, Option(help="Sequences a step; 12, or the recipe's.", rich_help_panel=OPTIMISER)
+    ] = None,
     learning_rate: Annotated[
-        float, Option("--learning-rate", "--lr", help="Highest.", rich_help_panel=OPTIMISER)
-    ] = 1e-3,
+        float | None,
+        Option("--learning-rate", "--lr", help="Highest; 0.001, or the recipe's.", rich_help_panel=OPTIMISER),
+    ] = None,
     min_learning_rate: Annotated[float | None, Option(help="Last.", rich_help_panel=OPTIMISER)] = None,
     warmup: Annotated[int | None, Option(help="Steps of warm-up.", rich_help_panel=OPTIMISER)] = None,
     weight_decay: Annotated[float | None, Option(help="Of matrices.", rich_help_panel=OPTIMISER)] = None,
@@ -83,8 +96,10 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
         str, Option(help="Of linear layers in updates: float32 or bfloat16.", rich_help_panel=OPTIMISER)
     ] = "",
     seed: Annotated[int, Option(help="Fixes weights, data order and dropout.", rich_help_panel=OPTIMISER)] = 0,
-    checkpoint_every: Annotated[int, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = 0,
-    evaluate_every: Annotated[int, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = 0,
+    checkpoint_every: Annotated[
+        int | None, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)
+    ] = None,
+    evaluate_every: Annotated[int | None, Option(help="Steps; 0 leaves it to the server.", rich_help_panel=RUN)] = None,
     job: Annotated[str, Option(help="Id for the job; the server chooses one if not given.", rich_help_panel=RUN)] = "",
     detach: Annotated[
         bool, Option("--detach", help="Print the job's id and do not follow it.", rich_help_panel=RUN)
@@ -96,25 +111,36 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
 ) -> None:
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
-    Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch`. With a
-    recipe, only --data, --languages, --tokenizer, --steps, --seed, --precision, --attention with its options and
-    --model-option change what it says. Other fields of the decoder's config are given by name:
-    `--model-option prediction_depth=1 --model-option 'pattern=["linear", "mha"]'`.
+    Examples: `attn train --attention gqa --kv-heads 2 --data shakespeare`, `attn train --recipe rnnsearch --batch 16`.
+    A recipe describes its model; --attention with its options and --model-option change it. Fields of the config that
+    have no option here are given by name, too: `--model-option 'pattern=["linear", "mha"]'`.
     """
-    given = Changes(
-        data=data,
-        tokenizer=tokenizer,
-        languages=languages,
-        steps=steps,
-        seed=seed,
-        precision=precision,
-        attention=attention,
-        options=option or (),
-        fields=model_option or (),
-    )
-    spec = changed(read_recipe(recipe), given) if recipe else None
-    spec = spec or pb.TrainingSpec(
-        model=pb.ModelConfig(
+    optimizer = {
+        "steps": steps,
+        "batch_size": batch,
+        "learning_rate": learning_rate,
+        "min_learning_rate": min_learning_rate,
+        "warmup_steps": warmup,
+        "weight_decay": weight_decay,
+    }
+    policy = {"interval_steps": checkpoint_every, "evaluation_interval_steps": evaluate_every}
+    if recipe:
+        _require_of_recipe(line)
+        given = Changes(
+            data=data,
+            tokenizer=tokenizer,
+            languages=languages,
+            seed=seed,
+            precision=precision,
+            attention=attention,
+            options=option or (),
+            fields=model_option or (),
+            optimizer=optimizer,
+            checkpoint=policy,
+        )
+        spec = changed(read_recipe(recipe), given)
+    else:
+        model = pb.ModelConfig(
             width=width,
             layers=layers,
             heads=heads,
@@ -130,34 +156,33 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             routing=routing,
             balance=balance,
             family_options=others(model_option, lenders=lenders, attention_dropout=attention_dropout),
-        ),
-        data=data_source(data, tokenizer, languages),
-        optimizer=pb.OptimizerConfig(
-            steps=2000 if steps is None else steps,
-            batch_size=batch,
-            learning_rate=learning_rate,
-            min_learning_rate=min_learning_rate,
-            warmup_steps=warmup,
-            weight_decay=weight_decay,
-        ),
-        checkpoint=pb.CheckpointPolicy(interval_steps=checkpoint_every, evaluation_interval_steps=evaluate_every),
-        seed=seed,
-        precision=precision,
-    )
+        )
+        source = data_source(data, tokenizer, languages)
+        spec = pb.TrainingSpec(model=model, data=source, seed=seed, precision=precision)
+        set_fields(spec.optimizer, USUAL)
+        set_fields(spec.optimizer, optimizer)
+        set_fields(spec.checkpoint, policy)
     with connect(address, token_file, certificates) as client:
         submitted = client.jobs.submit(spec, job_id=job)
-        if not detach:
-            follow(client, submitted.id, after=0, json=json)
-        else:
-            say(submitted, json=json)
+        _tell(client, submitted, detach=detach, json=json)
 
 
-def say(job: Job, *, json: bool) -> None:
-    """Print which job it is."""
-    if json:
+def _tell(client: Client, job: Job, *, detach: bool, json: bool) -> None:
+    if not detach:
+        follow(client, job.id, after=0, json=json)
+    elif json:
         print_line({"job": job.id, "state": job.state})
     else:
         typer.echo(job.id)
+
+
+def _require_of_recipe(line: typer.Context) -> None:
+    for name in OF_DECODERS:
+        source = line.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            allowed = "left out with --recipe; --model-option NAME=VALUE changes its model"
+            raise InvalidValue.of(option, line.params[name], allowed)
 
 
 def mechanism_of(attention: str, options: list[str] | None) -> common_pb2.MechanismRef:
