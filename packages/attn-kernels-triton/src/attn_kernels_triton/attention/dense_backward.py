@@ -86,11 +86,11 @@ def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
     owners, tiles = plan.batch * shape.heads // shape.group, -(-shape.keys // choice.keys)
     count = parts_of(plan, tiles, device).number
     call = to_keys(dense, choice)
-    sums = dense.lse.new_zeros(count, *dense.lse.shape, call.tile.key_width.value)
+    # Room for two heads at least: a number that is 1 would be a constant, which Triton 3.6 loses inside of loops.
+    heads = max(2, dense.lse.shape[0])
+    sums = dense.lse.new_zeros(count, heads, dense.lse.shape[1], call.tile.key_width.value)
     firsts = torch.arange(0, tiles, count, dtype=torch.int32, device=device).repeat_interleave(FIRSTS)
-    parts = Parts(
-        sums, tl.constexpr(count), dense.lse.shape[0], firsts, tl.constexpr(1) if shape.keys % choice.keys else None
-    )
+    parts = Parts(sums, tl.constexpr(count), heads, firsts, tl.constexpr(1) if shape.keys % choice.keys else None)
     found = [
         launched(gradients_joined, count * owners, call._replace(parts=parts._replace(first=first)), dense, choice)
         for first in firsts.view(-1, FIRSTS)

@@ -38,7 +38,6 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
     # Numbers that are 1 are constants, which Triton 3.6 loses inside of the loop, and so are others.
     first_head = owner * shape.group
     first_line = batch * shape.heads + first_head
-    first_sums = tl.cast(part, tl.int64) * call.parts.heads + first_line
     ragged: tl.constexpr = call.parts.ragged is not None
     for step in range(in_a_row * shape.group):
         turn = step // in_a_row
@@ -55,7 +54,7 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
         rise = tl.dot(value, tl.trans(change), below)
         changed = (shares * rise).to(query.dtype)
         to_key = tl.dot(changed, query, to_key)
-        tl.atomic_add(sums_at(call, first_sums + turn, place[2]), tl.dot(tl.trans(changed), key), sem="relaxed")
+        tl.atomic_add(sums_at(call, part, first_line + turn, place[2]), tl.dot(tl.trans(changed), key), sem="relaxed")
     rows = first + tl.arange(0, call.tile.keys)
     to_key *= call.rule.scale
     write(call.first, start_of(call.first, batch, owner), rows, shape.keys, to_key, call.tile.key_size)
@@ -63,8 +62,9 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
 
 
 @triton.jit
-def sums_at(call, number, row):
-    """Where the sums lie of a tile of queries from a row on, of a head of all parts; there is room for whole tiles."""
+def sums_at(call, part, line, row):
+    """Where the sums lie of a tile of queries from a row on, of a part and head; there is room for whole tiles."""
+    number = tl.cast(part, tl.int64) * call.parts.heads + line
     start = call.parts.sums + (number * call.padded.rows + row) * call.tile.key_width
     across = tl.arange(0, call.tile.key_width)
     return start + (tl.arange(0, call.tile.queries)[:, None] * call.tile.key_width + across[None, :])
@@ -76,10 +76,8 @@ def join(call):
     batch, head, block, _ = owned_queries(call)
     line, row = batch * call.shape.heads + head, block * call.tile.queries
     summed = tl.zeros([call.tile.queries, call.tile.key_width], tl.float32)
-    # As above, a number and no constant.
-    apart = tl.zeros([], tl.int64) + call.parts.heads
     for part in range(call.parts.count):
-        summed += tl.load(sums_at(call, apart * part + line, row))
+        summed += tl.load(sums_at(call, part, line, row))
     rows = row + tl.arange(0, call.tile.queries)
     start = start_of(call.first, batch, head)
     write(call.first, start, rows, call.shape.queries, summed * call.rule.scale, call.tile.key_size)

@@ -20,6 +20,7 @@ from attn_kernels_triton.tuning.candidates import Candidate, kind_of, paged_name
 from attn_kernels_triton.tuning.table import read
 
 Kept = TypeVar("Kept", bound=Candidate)
+WIDE = 128
 
 
 def chosen(plan: Plan, device: torch.device) -> Choice:
@@ -33,9 +34,15 @@ def chosen_backward(plan: Plan, device: torch.device) -> tuple[Choice, ...]:
     found = known(tuple, kind_of(plan.sizes, plan.rule).backward, device) or DENSE_BACKWARD[width]
     if found[0].schedule == "joined":
         tiles = -(-plan.sizes.keys // no_larger(found[0], plan.sizes).keys)
-        if parts_of(plan, tiles, device).filled < FILLED:
+        if crowded(plan) or parts_of(plan, tiles, device).filled < FILLED:
             found = DENSE_APART[width]
     return tuple(no_larger(choice, plan.sizes) for choice in found)
+
+
+def crowded(plan: Plan) -> bool:
+    """Whether wide heads leave too few registers to join gradients and ask for a second bound, or for the last key."""
+    ragged = plan.rule.right is None and plan.sizes.keys % DENSE_BACKWARD[WIDE][0].keys != 0
+    return plan.sizes.width >= WIDE and (plan.rule.left is not None or ragged)
 
 
 def measured_paged(query: Tensor, form: str, sizes: tuple[int, int]) -> PagedChoice | None:
