@@ -19,6 +19,16 @@ WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink
 CAPPED = {"size": 128, "modifiers": (SoftCap(cap=30.0),)}
 SPECIALISED = tiles.Choice(128, 128, 4, 2, "specialised")
 FILLING = {"heads": (128, 128)}
+RAGGED = {"heads": (256, 128), "length": 2000}
+BANDS = {
+    "full": {"mask": Full()},
+    "window and sinks": {"mask": Window(left=512), "distribution": SoftmaxWithSink()},
+    "causal, ragged": RAGGED,
+    "full, ragged": {**RAGGED, "mask": Full()},
+    "two-sided window, ragged": {**RAGGED, "mask": Window(left=512, right=9)},
+}
+CROWDED = {"window and sinks", "full, ragged", "two-sided window, ragged"}
+"""Of heads of 128 elements."""
 LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
 PACKED = {"size": 128, "packed": Packed.of((700, 48, 1300))}
 DROPPED = {"size": 128, "dropout": Dropout(probability=0.1, seed=3)}
@@ -100,15 +110,9 @@ def test_on_hopper_tiles_of_bands_are_copied_by_the_chip(size, program):
     assert found.count("LDGSTS") == 0
 
 
-def require_joined(shape: dict) -> None:
+def require_joined(size: int, shape: dict) -> None:
     """Fail unless one program of Hopper computes all gradients from five products, and adds four numbers at once."""
-    programs = launches(**{**FILLING, **shape})
-    if shape["size"] == 128 and (
-        isinstance(shape.get("mask"), Window) or (shape.get("mask") == Full() and "length" in shape)
-    ):
-        assert "joined" not in programs
-        return
-    found = artefact(programs["joined"])
+    found = artefact(launches(**{**FILLING, **shape, "size": size})["joined"])
     assert (found.spills, found.count("LDGSTS")) == (0, 0)
     assert found.shared <= SHARED_MEMORY
     assert min(found.count("HGMMA"), found.count("UTMALDG")) > 0
@@ -118,7 +122,7 @@ def require_joined(shape: dict) -> None:
 
 @pytest.mark.parametrize("size", [64, 128])
 def test_on_hopper_gradients_of_many_heads_are_joined_in_one_program_that_does_not_spill(size):
-    require_joined({"size": size})
+    require_joined(size, {})
 
 
 @pytest.mark.slow
@@ -139,20 +143,16 @@ def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize(
-    "shape",
-    [
-        {"mask": Full()},
-        {"mask": Window(left=512), "distribution": SoftmaxWithSink()},
-        {"heads": (256, 128), "length": 2000},
-        {"heads": (256, 128), "length": 2000, "mask": Full()},
-        {"heads": (256, 128), "length": 2000, "mask": Window(left=512, right=9)},
-    ],
-    ids=str,
+    ("size", "band"), [(size, band) for size in (64, 128) for band in BANDS if size == 64 or band not in CROWDED]
 )
-def test_on_hopper_joined_gradients_of_every_band_do_not_spill(size, shape):
-    require_joined({"size": size, **shape})
+def test_on_hopper_joined_gradients_of_bands_do_not_spill(size, band):
+    require_joined(size, BANDS[band])
+
+
+@pytest.mark.parametrize("band", sorted(CROWDED))
+def test_gradients_of_wide_heads_that_would_spill_are_not_joined(band):
+    assert set(PROGRAMS) == set(launches(**{**FILLING, **BANDS[band], "size": 128})) & {*PROGRAMS, "joined"}
 
 
 @pytest.mark.slow

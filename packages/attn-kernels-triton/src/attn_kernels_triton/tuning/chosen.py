@@ -1,4 +1,4 @@
-"""The choice of a forward program: the one that was measured on this device, else the one that is shipped."""
+"""The choices of programs: those that were measured on this device, else those that are shipped."""
 
 from __future__ import annotations
 
