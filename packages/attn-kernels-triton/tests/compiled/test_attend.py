@@ -18,8 +18,8 @@ SHAPES = {"64": {"size": 64}, "128": {"size": 128}}
 WINDOW = {"size": 128, "mask": Window(left=512), "distribution": SoftmaxWithSink()}
 CAPPED = {"size": 128, "modifiers": (SoftCap(cap=30.0),)}
 SPECIALISED = tiles.Choice(128, 128, 4, 2, "specialised")
-FILLING = {"heads": (128, 128)}
-RAGGED = {"heads": (256, 128), "length": 2000}
+FILLING = {"heads": (64, 64)}
+RAGGED = {"heads": (64, 32), "length": 2000}
 BANDS = {
     "full": {"mask": Full()},
     "window and sinks": {"mask": Window(left=512), "distribution": SoftmaxWithSink()},

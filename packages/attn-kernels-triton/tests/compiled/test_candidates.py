@@ -28,13 +28,14 @@ def require_ships(launch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("heads", [(64, 32), (128, 128)], ids=str)
 @pytest.mark.parametrize("mask", [Full(), Causal(), Window(left=512)], ids=lambda mask: mask.kind)
 @pytest.mark.parametrize(("width", "both"), [(width, both) for width, all_ in BACKWARD.items() for both in all_])
-def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, both, mask):
+def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, both, mask, heads):
     monkeypatch.setattr(dense, "has_copier", lambda device: True)
     monkeypatch.setattr(chosen, "FILLED", 0.0)
     monkeypatch.setitem(tiles.DENSE_BACKWARD, width, both)
-    found = launches(width, mask=mask, heads=(64, 32))
+    found = launches(width, mask=mask, heads=heads)
     # Under a window wide heads are never joined, whatever was measured.
     joined = len(both) == 1 and not (width == 128 and mask.kind == "window")
     assert {"joined", *APART} & found.keys() == ({"joined"} if joined else APART)

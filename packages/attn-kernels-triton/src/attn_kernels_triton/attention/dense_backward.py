@@ -22,7 +22,7 @@ from attn_kernels_triton.programs.joined import gradients_joined, join
 PADDED = 128
 """Of how many rows what is kept of queries is a multiple: whole tiles of every program."""
 FIRSTS = 4
-"""Numbers from one launch's first tile to the next one's, so that each lies where Triton takes it for the same."""
+"""Numbers from one launch's first to the next one's, so that each lies where Triton takes it for the same."""
 
 
 class Dense(NamedTuple):
@@ -89,11 +89,12 @@ def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
     # Room for two heads at least: a number that is 1 would be a constant, which Triton 3.6 loses inside of loops.
     heads = max(2, dense.lse.shape[0])
     sums = dense.lse.new_zeros(count, heads, dense.lse.shape[1], call.tile.key_width.value)
-    firsts = torch.arange(0, tiles, count, dtype=torch.int32, device=device).repeat_interleave(FIRSTS)
+    firsts = torch.full((-(-tiles // count), FIRSTS), shape.group, dtype=torch.int32, device=device)
+    firsts[:, 0] = torch.arange(0, tiles, count, device=device)
     parts = Parts(sums, tl.constexpr(count), heads, firsts, tl.constexpr(1) if shape.keys % choice.keys else None)
     found = [
         launched(gradients_joined, count * owners, call._replace(parts=parts._replace(first=first)), dense, choice)
-        for first in firsts.view(-1, FIRSTS)
+        for first in firsts
     ]
     tile = tile_of(choice, plan.sizes)
     last = dense.call._replace(first=rows(dense.work.gradients.query), parts=parts, tile=tile)

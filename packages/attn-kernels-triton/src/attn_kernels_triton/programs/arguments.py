@@ -179,8 +179,8 @@ class Parts(NamedTuple):
     """Where programs of `joined` sum the gradient to queries: `sums` [part, head of all batches, row, key_width],
     float32, of `count` parts, a constant, and so many `heads`; rows as of `Padded`.
 
-    `first` [1], int32, is the first tile of keys of a launch, whose programs own one for each part. `ragged` is None
-    where all tiles of keys are whole.
+    `first` [2 or more], int32, is the first tile of keys of a launch, whose programs own one for each part, and how
+    many query heads share a key/value head. `ragged` is None where all tiles of keys are whole.
     """
 
     sums: Any

@@ -21,7 +21,9 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
     """Grid: parts, for each key/value head of each batch; writes `first` for keys, `second` for values and adds to
     `parts`; the others are descriptors of tiles of [batch, head, row, size]."""
     shape = call.shape
-    shared = shape.heads // shape.group
+    # Known to the compiler, a group of one costs more registers than wide heads leave.
+    group = tl.load(call.parts.first + 1)
+    shared = shape.heads // group
     part = tl.program_id(0) % call.parts.count
     batch = tl.program_id(0) // call.parts.count // shared
     owner = tl.program_id(0) // call.parts.count % shared
@@ -36,12 +38,12 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
     # Behind the last tile there are no keys.
     in_a_row = tl.where(first < shape.keys, in_a_row, 0)
     # Numbers that are 1 are constants, which Triton 3.6 loses inside of the loop, and so are others.
-    first_head = owner * shape.group
+    first_head = owner * group
     first_line = batch * shape.heads + first_head
     ragged: tl.constexpr = call.parts.ragged is not None
-    for step in range(in_a_row * shape.group):
-        turn = step // in_a_row
-        place = batch, first_head + turn, (start + step - turn * in_a_row) * call.tile.queries
+    turn, tile = 0, start
+    for _ in range(in_a_row * group):
+        place = batch, first_head + turn, tile * call.tile.queries
         query = tile_at(queries, place, call.tile.queries, call.tile.key_width)
         change = tile_at(changes, place, call.tile.queries, call.tile.value_width)
         shares = shares_of(call, (key, query), place, (first, line_at(lse, call, first_line + turn, place[2])), ragged)
@@ -55,6 +57,10 @@ def gradients_joined(call, queries, changes, lse, delta, keys, values):
         changed = (shares * rise).to(query.dtype)
         to_key = tl.dot(changed, query, to_key)
         tl.atomic_add(sums_at(call, part, first_line + turn, place[2]), tl.dot(tl.trans(changed), key), sem="relaxed")
+        tile += 1
+        last = tile == start + in_a_row
+        turn += last.to(tl.int32)
+        tile = tl.where(last, start, tile)
     rows = first + tl.arange(0, call.tile.keys)
     to_key *= call.rule.scale
     write(call.first, start_of(call.first, batch, owner), rows, shape.keys, to_key, call.tile.key_size)

@@ -111,9 +111,9 @@ def test_a_folder_that_is_no_such_encoder_is_refused_by_what_is_wrong(folder, ch
 
 
 def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(encoder, folder):
-    save_encoder(folder, encoder, character_tokenizer("abcdefghij "))
+    save_encoder(folder / "more", encoder, character_tokenizer("abcdefghij "))
     with pytest.raises(CheckpointInvalid, match="11 tokens in the vocabulary, 9 rows"):
-        load_sentence_encoder(folder)
+        load_sentence_encoder(folder / "more")
 
 
 def test_keys_that_are_not_known_and_code_of_its_own_are_said(folder, caplog):
