@@ -41,6 +41,7 @@ OTHER_SHIPPED = {
         for form in ("plain", "int8", "int4")
     },
     "128, a tree of many rows and everything else": {"size": 128, "tree": True, "heads": (64, 2), **EVERYTHING},
+    **{f"256, everything, {form}": {"size": 256, "form": form, **EVERYTHING} for form in ("plain", "int8", "int4")},
     "latents of 16 heads": {"size": 512, "form": "latent", "heads": (16, 1)},
     **{f"{size}, float32": {"size": size, "dtype": torch.float32} for size in (64, 128, 256)},
     "latents, float32": {"size": 512, "form": "latent", "heads": (16, 1), "dtype": torch.float32},

@@ -47,6 +47,15 @@ def test_on_hopper_no_program_of_the_heaviest_recurrences_spills(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [16, 32, 64])
+@pytest.mark.parametrize("decay", ["head", "channel"])
+def test_on_hopper_no_program_over_narrow_keys_spills(decay, size):
+    for launch in scan_launches(decay, corrects=True, size=size).values():
+        found = artefact(launch)
+        assert found.spills == 0, (launch.program.__name__, found.spills)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["remember", "unremember"])
 def test_on_hopper_memories_of_wide_keys_do_not_spill(name):
     require_ships(scan_launches(**GATED_DELTA, size=256)[name])

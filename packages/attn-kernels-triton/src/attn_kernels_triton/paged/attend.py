@@ -14,7 +14,7 @@ from torch import Tensor
 from attn_kernels_triton.attention.biases import bias_of
 from attn_kernels_triton.attention.plan import rule_of, sink_of, with_learned
 from attn_kernels_triton.launch import Launch, power_of_two
-from attn_kernels_triton.paged.choices import PagedChoice, choice_of, many
+from attn_kernels_triton.paged.choices import BIASED, INT4, TREE, PagedChoice, choice_of, many
 from attn_kernels_triton.paged.items import FEW, Heads
 from attn_kernels_triton.paged.memory import check, memory_of
 from attn_kernels_triton.paged.prepared import Portion, prepared
@@ -85,10 +85,11 @@ def attend_launch(
     (spec, operands, out), (met, rule, few) = call, asked
     query, value_size = operands.query, out.shape[2]
     rest = 0 if met.rest.data is None else spec.heads.key_size - met.first
-    biased, tree = rule.bias is not None, portion.tables.seen is not None
-    choice = choice_of(portion.tile, query.dtype, met.first, value_size, biased=biased, tree=tree)
-    # What was measured without biases and trees may leave them no registers.
-    if few is not None and portion.tile == FEW and not biased and not tree:
+    present = {BIASED: rule.bias is not None, TREE: portion.tables.seen is not None, INT4: operands.rows.form == INT4}
+    takes = [what for what, there in present.items() if there]
+    choice = choice_of(portion.tile, query.dtype, met.first, value_size, takes=takes)
+    # What was measured without any of these may leave them no registers.
+    if few is not None and portion.tile == FEW and not takes:
         choice = few
     sizes = (met.first, value_size, rest)
     tile = PagedTile(*map(tl.constexpr, (portion.tile, choice.keys, *sizes, *map(power_of_two, sizes))))

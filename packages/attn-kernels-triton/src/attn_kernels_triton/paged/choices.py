@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import torch
@@ -35,18 +36,18 @@ PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
 }
 """By rows of a tile, whether elements have 16 bits, and the width; none spills on sm_90a, as a test sees to."""
 
-BIASED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
-    (64, True, 128): PagedChoice(32, 8, 2),
-    (16, False, 64): PagedChoice(32, 4, 2),
+BIASED, TREE, INT4 = "biased", "tree", "int4"
+TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
+    BIASED: {(64, True, 128): PagedChoice(32, 8, 2), (16, False, 64): PagedChoice(32, 4, 2)},
+    TREE: {
+        (64, True, 64): PagedChoice(32, 8, 2),
+        (64, True, 128): PagedChoice(32, 8, 2),
+        (64, True, 256): PagedChoice(16, 8, 2),
+    },
+    INT4: {(64, True, 256): PagedChoice(16, 8, 2)},
 }
-"""Those that differ where learned biases are read for each pair, which takes registers."""
-
-TREE_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
-    (64, True, 64): PagedChoice(32, 8, 2),
-    (64, True, 128): PagedChoice(32, 8, 2),
-    (64, True, 256): PagedChoice(16, 8, 2),
-}
-"""Those that differ where bits say which tokens of a tree see one another."""
+"""Those that differ where learned biases are read for each pair, where bits say which tokens of a tree see one another,
+and where a row is read as two: these take registers."""
 
 NARROWEST = 64
 WIDE = 512
@@ -60,8 +61,8 @@ def many(dtype: torch.dtype, *sizes: int) -> int:
     return 32 if power_of_two(max(sizes)) >= WIDE else 64
 
 
-def choice_of(rows: int, dtype: torch.dtype, *sizes: int, biased: bool = False, tree: bool = False) -> PagedChoice:
-    """What is shipped for tiles of so many rows over keys and values of these sizes, perhaps `biased`, or of trees."""
+def choice_of(rows: int, dtype: torch.dtype, *sizes: int, takes: Collection[str] = ()) -> PagedChoice:
+    """What is shipped for tiles of so many rows over keys and values of these sizes, with what `takes` registers."""
     kind = rows, dtype.itemsize == 2, max(NARROWEST, power_of_two(max(sizes)))
-    others = {**(TREE_CHOICES if tree else {}), **(BIASED_CHOICES if biased else {})}
-    return others.get(kind, PAGED_CHOICES[kind])
+    tighter = [TIGHTER[what][kind] for what in TIGHTER if what in takes and kind in TIGHTER[what]]
+    return tighter[0] if tighter else PAGED_CHOICES[kind]

@@ -54,10 +54,15 @@ SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
     ("gradient_to_channels", False, True, 128): ScanChoice(16, 16, 8, 1),
     ("remember", True, False, 256): ScanChoice(64, 64, 8, 2),
     ("unremember", True, False, 256): ScanChoice(64, 32, 8, 1),
+    ("gradient_to_channels", True, False, 64): ScanChoice(32, 64, 8, 1),
+    ("gradient_to_channels", True, True, 64): ScanChoice(32, 32, 8, 1),
+    ("gradient_to_channels", True, True, 32): ScanChoice(16, 32, 8, 1),
 }
-"""By program, whether elements have 16 bits, whether channels fade apart, and the size of keys, at least 128.
+"""By program, whether elements have 16 bits, whether channels fade apart, and the size of keys; what is not told of a
+size is as for 128.
 
-Only those that keep all channels care whether they are more. None spills on sm_90a, as a test sees to."""
+Only programs that keep all channels care whether they are more, and one whose loop over channels ends after one turn
+is unrolled, which takes registers. None spills on sm_90a, as a test sees to."""
 
 SPLIT = torch.version.hip is None
 """Whether float32 is multiplied in parts on the matrix unit, which keeps its digits; AMD's is exact by itself."""
