@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from json import dumps
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,15 +18,10 @@ def evaluate_command(
     Examples: `attn evaluate smollm2-135m-instruct --data mine.txt`, `attn evaluate vit-1a2b3c4d --data digits`,
     `attn evaluate folder --data test.conllu`.
     """
-    from attn_core.errors import UnknownName
     from attn_core.home import home_folder
+    from attn_models.sources.shelf import Shelf
 
     from attn_train.evaluation import evaluate
 
-    home = home_folder()
-    named = home / "models" / model
-    folder = named if "/" not in model and named.is_dir() else Path(model).expanduser()
-    if not folder.is_dir():
-        raise UnknownName.of("model or folder", model, [path.name for path in named.parent.glob("[!.]*")])
-    found = evaluate(folder, data, home)
+    found = evaluate(Shelf().find(model), data, home_folder())
     typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))
