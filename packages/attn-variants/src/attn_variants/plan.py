@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Kernel, Operands, attend_problem, choose, explain, installed
+from attn_core import AttentionSpec, Kernel, Operands, Problem, attend_problem, choose, explain, installed
 from attn_core.packed import texts
 from torch import Tensor
 
@@ -74,15 +74,7 @@ class KernelPlan:
         kind = query.dtype, query.device.type, torch.is_grad_enabled(), *said
         if kind not in self._packed:
             dtype, device, gradients, padded, drops = kind
-            problem = attend_problem(
-                self.spec,
-                dtype=str(dtype).removeprefix("torch."),
-                device=device,
-                gradients=gradients,
-                padded=padded,
-                packed=True,
-                dropout=drops,
-            )
+            problem = self._problem(dtype, device, (gradients, padded, False, False, drops), packed=True)
             best = explain([k for k in self._kernels if self.name in {None, k.name}], problem)[:1]
             self._packed[kind] = best[0].kernel if best and best[0].accepted else None
         return self._packed[kind]
@@ -97,21 +89,23 @@ class KernelPlan:
         """The place of the chosen kernel among the installed ones."""
         key = dtype, device, flags, lengths
         if key not in self._chosen:
-            gradients, padded, placed, scattered, drops = flags
-            problem = attend_problem(
-                self.spec,
-                dtype=str(dtype).removeprefix("torch."),
-                device=device,
-                gradients=gradients,
-                padded=padded,
-                placed=placed,
-                scattered=scattered,
-                dropout=drops,
-                queries=lengths[0],
-                keys=lengths[1],
-            )
+            problem = self._problem(dtype, device, flags, queries=lengths[0], keys=lengths[1])
             self._chosen[key] = self._kernels.index(choose(installed().kernels, problem, self.name))
         return self._chosen[key]
+
+    def _problem(self, dtype: torch.dtype, device: str, flags: Flags, **known: bool | int) -> Problem:
+        gradients, padded, placed, scattered, drops = flags
+        return attend_problem(
+            self.spec,
+            dtype=str(dtype).removeprefix("torch."),
+            device=device,
+            gradients=gradients,
+            padded=padded,
+            placed=placed,
+            scattered=scattered,
+            dropout=drops,
+            **known,
+        )
 
 
 def no_rows(operands: Operands) -> tuple[int, ...]:
