@@ -22,7 +22,7 @@ from attn_core import (
 )
 from attn_core.rowwise import CROSS_ENTROPY, GATE, RMS_NORM, ROTARY, ROW_FORMS
 
-from attn_kernels_triton.kernels.conditions import OnGpu
+from attn_kernels_triton.backends.conditions import OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.scan.rows import faded_at, product, read_part
+from attn_kernels_triton.kernels.scan.rows import faded_at, product, read_part
 
 
 @triton.jit

@@ -9,11 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.backward_key import met
-from attn_kernels_triton.programs.rows import read, start_of, write
-from attn_kernels_triton.programs.scores import LOG2_E
-from attn_kernels_triton.programs.spans import spans
-from attn_kernels_triton.programs.texts import owned_keys, owned_queries
+from attn_kernels_triton.kernels.backward_key import met
+from attn_kernels_triton.kernels.rows import read, start_of, write
+from attn_kernels_triton.kernels.scores import LOG2_E
+from attn_kernels_triton.kernels.spans import spans
+from attn_kernels_triton.kernels.texts import owned_keys, owned_queries
 
 NEVER = tl.constexpr(2**31 - 1)
 """A query that there is not."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.texts import keys_of
+from attn_kernels_triton.kernels.texts import keys_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attn_core import Anything, AtMost, Condition, OneOf, Problem, RecurrenceKernel, Steps
 
-from attn_kernels_triton.kernels.conditions import OnGpu
+from attn_kernels_triton.backends.conditions import OnGpu
 from attn_kernels_triton.machine import absence
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.forward import begun, finish
-from attn_kernels_triton.programs.rows import start_of
-from attn_kernels_triton.programs.scores import LOG2_E
-from attn_kernels_triton.programs.spans import spans
-from attn_kernels_triton.programs.texts import owned_queries
+from attn_kernels_triton.kernels.forward import begun, finish
+from attn_kernels_triton.kernels.rows import start_of
+from attn_kernels_triton.kernels.scores import LOG2_E
+from attn_kernels_triton.kernels.spans import spans
+from attn_kernels_triton.kernels.texts import owned_queries
 
 
 @triton.jit

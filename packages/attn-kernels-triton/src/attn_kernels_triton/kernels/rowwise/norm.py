@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.rowwise.rows import read_tile, write_tile
+from attn_kernels_triton.kernels.rowwise.rows import read_tile, write_tile
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attn_kernels_triton.programs.arguments import Rows
+from attn_kernels_triton.kernels.arguments import Rows
 
 
 class ScanTile(NamedTuple):

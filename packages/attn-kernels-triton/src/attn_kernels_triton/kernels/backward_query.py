@@ -6,11 +6,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.dropout import kept
-from attn_kernels_triton.programs.rows import read, read_whole, start_of, write
-from attn_kernels_triton.programs.scores import hidden, logits, places_of
-from attn_kernels_triton.programs.spans import listed, listed_tile, spans
-from attn_kernels_triton.programs.texts import first_key, first_query, first_sum, keys_of, owned_queries, queries_of
+from attn_kernels_triton.kernels.dropout import kept
+from attn_kernels_triton.kernels.rows import read, read_whole, start_of, write
+from attn_kernels_triton.kernels.scores import hidden, logits, places_of
+from attn_kernels_triton.kernels.spans import listed, listed_tile, spans
+from attn_kernels_triton.kernels.texts import first_key, first_query, first_sum, keys_of, owned_queries, queries_of
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.rowwise.rows import read_tile, write_tile
+from attn_kernels_triton.kernels.rowwise.rows import read_tile, write_tile
 
 SQRT_HALF = tl.constexpr(0.7071067811865476)
 NORMAL = tl.constexpr(0.3989422804014327)

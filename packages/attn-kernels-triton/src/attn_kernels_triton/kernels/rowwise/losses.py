@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.rowwise.rows import starts_of
+from attn_kernels_triton.kernels.rowwise.rows import starts_of
 
 
 @triton.jit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attn_kernels_triton.programs.arguments import Rows, Rule
+from attn_kernels_triton.kernels.arguments import Rows, Rule
 
 
 class Memory(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from attn_kernels_triton.programs.arguments import NOTHING_DROPPED, Dropped, Places, Rows, Rule, Shape, Tile
+from attn_kernels_triton.kernels.arguments import NOTHING_DROPPED, Dropped, Places, Rows, Rule, Shape, Tile
 
 
 class Codes(NamedTuple):

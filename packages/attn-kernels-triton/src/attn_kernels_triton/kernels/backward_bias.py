@@ -9,10 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.dropout import kept_anywhere
-from attn_kernels_triton.programs.rows import read, start_of
-from attn_kernels_triton.programs.scores import hidden, logits
-from attn_kernels_triton.programs.texts import first_key, first_query, first_sum, keys_of, queries_of, text_at
+from attn_kernels_triton.kernels.dropout import kept_anywhere
+from attn_kernels_triton.kernels.rows import read, start_of
+from attn_kernels_triton.kernels.scores import hidden, logits
+from attn_kernels_triton.kernels.texts import first_key, first_query, first_sum, keys_of, queries_of, text_at
 
 
 @triton.jit

@@ -10,10 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.backward_key import met
-from attn_kernels_triton.programs.dense_backward import line_at, shares_of, tile_at
-from attn_kernels_triton.programs.rows import start_of, write
-from attn_kernels_triton.programs.texts import owned_queries
+from attn_kernels_triton.kernels.backward_key import met
+from attn_kernels_triton.kernels.dense_backward import line_at, shares_of, tile_at
+from attn_kernels_triton.kernels.rows import start_of, write
+from attn_kernels_triton.kernels.texts import owned_queries
 
 
 @triton.jit

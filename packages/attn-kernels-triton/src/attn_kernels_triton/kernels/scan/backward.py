@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.scan.pairs import pairs
-from attn_kernels_triton.programs.scan.rows import (
+from attn_kernels_triton.kernels.scan.pairs import pairs
+from attn_kernels_triton.kernels.scan.rows import (
     early,
     fading,
     late,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.rows import start_of
+from attn_kernels_triton.kernels.rows import start_of
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.programs.rows import start_of
-from attn_kernels_triton.programs.scan.rows import LOG2_E, read_memory, write_part
+from attn_kernels_triton.kernels.rows import start_of
+from attn_kernels_triton.kernels.scan.rows import LOG2_E, read_memory, write_part
 
 
 @triton.jit
