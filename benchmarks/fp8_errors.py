@@ -2,10 +2,10 @@
 
     python benchmarks/fp8_errors.py --out benchmarks/results/fp8-errors.json
 
-Root mean squares over all elements, averaged over seeds, of what `attn_kernels_triton.fp8.plain` computes, which rounds
-as the programs do; `gain` is how many times smaller an error is than with one scale a tensor and no rotation. Inputs
-are rounded to bfloat16 first, and float64 is given those: rounding them is not counted. Laws: `normal`, N(0, 1);
-`outliers`, N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, arXiv 2407.08608, section 4.3); `channels`,
+Root mean squares over all elements, averaged over seeds, of what `attn_kernels_triton.fp8_reference` computes, which
+rounds as the kernels do; `gain` is how many times smaller an error is than with one scale a tensor and no rotation.
+Inputs are rounded to bfloat16 first, and float64 is given those: rounding them is not counted. Laws: `normal`, N(0,
+1); `outliers`, N(0, 1) + N(0, 100) · Bernoulli(0.001) (Shah et al. 2024, arXiv 2407.08608, section 4.3); `channels`,
 N(0, 1) with four channels of queries and keys 20 times as large, all of these a fifth as large as drawn.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_kernels_triton.fp8.plain import Rounding, attend
+from attn_kernels_triton.fp8_reference import Rounding, attend
 from report import write_report
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention

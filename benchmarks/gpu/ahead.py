@@ -34,11 +34,11 @@ from report import RESULTS, write_report
 from torch import Tensor
 
 WITHOUT_A_GPU = (
-    "attn_kernels_triton.attention.checks",
-    "attn_kernels_triton.attention.dense",
-    "attn_kernels_triton.scan.checks",
-    "attn_kernels_triton.rowwise.checks",
-    "attn_kernels_triton.paged.memory",
+    "attn_kernels_triton.checks",
+    "attn_kernels_triton.attention.forward",
+    "attn_kernels_triton.recurrence.compute",
+    "attn_kernels_triton.rowwise.rows",
+    "attn_kernels_triton.paged.attend",
 )
 """Modules that ask whether tensors of a CPU will do."""
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from attn_core import Causal, Full, Window
+from attn_kernels_triton.attention import backward as attention_backward
 from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.attention.tiles import Choice
-from attn_kernels_triton.tuning import attention, chosen
+from attn_kernels_triton.tuning import trials as attention
 from attn_kernels_triton.tuning.candidates import BACKWARD, CANDIDATES
-from attn_kernels_triton.tuning.chosen import name_of
 from attn_kernels_triton.tuning.measure import best, measure
-from attn_kernels_triton.tuning.table import add
+from attn_kernels_triton.tuning.store import add, name_of
 from cases import Case
 from correctness import verdicts as verdicts_of
 
@@ -29,7 +29,7 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
 def gradients(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """The same under every schedule of the backward pass."""
     # However few heads there are.
-    chosen.FILLED = 0.0
+    attention_backward.FILLED = 0.0
     for width, backward in BACKWARD.items():
         for both in backward:
             tiles.DENSE_BACKWARD[width] = smaller(both) if small and device == "cpu" else both

@@ -11,16 +11,19 @@ pytest.importorskip("triton")
 
 import torch
 from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
-from attn_kernels_triton.attention import tiles
-from attn_kernels_triton.attention.parts import MEMORY, parts_of
+from attn_kernels_triton.attention import backward, forward, tiles
+from attn_kernels_triton.attention.backward import MEMORY, parts_of
 from attn_kernels_triton.attention.plan import plan_of
-from attn_kernels_triton.paged.choices import PAGED_CHOICES
-from attn_kernels_triton.scan.tiles import ScanSizes, scan_choice
-from attn_kernels_triton.scan.work import Given
-from attn_kernels_triton.tuning import chosen, table
+from attn_kernels_triton.paged import attend as paged
+from attn_kernels_triton.paged.tiles import PAGED_CHOICES
+from attn_kernels_triton.recurrence import launch as recurrence
+from attn_kernels_triton.recurrence.launch import Given
+from attn_kernels_triton.recurrence.tiles import ScanSizes, scan_choice
+from attn_kernels_triton.tuning import store
 from attn_kernels_triton.tuning.__main__ import main
 from attn_kernels_triton.tuning.candidates import BACKWARD, CANDIDATES, PAGED, RECURRENCES, every, kind_of
-from attn_kernels_triton.tuning.measure import Measured, best, count
+from attn_kernels_triton.tuning.measure import Measured, best
+from attn_kernels_triton.tuning.trials import count
 
 DEVICE = "NVIDIA H200"
 CPU = torch.device("cpu")
@@ -31,10 +34,10 @@ CHOICE = CANDIDATES[128][2]
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """An empty folder for what is measured."""
-    monkeypatch.setenv(table.FOLDER, str(tmp_path))
-    chosen.measured.cache_clear()
+    monkeypatch.setenv(store.FOLDER, str(tmp_path))
+    store.measured.cache_clear()
     yield tmp_path
-    chosen.measured.cache_clear()
+    store.measured.cache_clear()
 
 
 def plan(mask, length: int = 64, batch: int = 1):
@@ -63,42 +66,42 @@ def test_every_kind_has_two_to_four_candidates_all_of_them_different():
 @pytest.mark.parametrize("name", ["backward 128 causal long", "decode 128", "recall heads"])
 def test_what_was_measured_of_other_programs_is_kept_as_it_was(name):
     candidate = every()[name][-1]
-    table.add(DEVICE, {name: candidate})
-    assert table.read(DEVICE) == {name: candidate}
+    store.add(DEVICE, {name: candidate})
+    assert store.read(DEVICE) == {name: candidate}
 
 
 def test_gradients_take_what_was_measured_and_are_joined_only_where_heads_fill_the_chip(monkeypatch):
-    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    monkeypatch.setattr(store, "name_of", lambda device: DEVICE)
     few, many = plan(Causal(), 5000), plan(Causal(), 5000, batch=132)
-    assert chosen.chosen_backward(few, CPU) == tiles.DENSE_APART[128]
-    assert chosen.chosen_backward(many, CPU) == tiles.DENSE_BACKWARD[128]
-    table.add(DEVICE, {"backward 128 causal long": BACKWARD[128][2]})
-    chosen.measured.cache_clear()
-    assert chosen.chosen_backward(few, CPU) == chosen.chosen_backward(many, CPU) == BACKWARD[128][2]
+    assert backward.chosen_backward(few, CPU) == tiles.DENSE_APART[128]
+    assert backward.chosen_backward(many, CPU) == tiles.DENSE_BACKWARD[128]
+    store.add(DEVICE, {"backward 128 causal long": BACKWARD[128][2]})
+    store.measured.cache_clear()
+    assert backward.chosen_backward(few, CPU) == backward.chosen_backward(many, CPU) == BACKWARD[128][2]
 
 
 def test_decoding_takes_what_was_measured_for_rows_as_they_are(monkeypatch):
-    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    monkeypatch.setattr(store, "name_of", lambda device: DEVICE)
     query = torch.zeros(1, 4, 128, dtype=torch.bfloat16)
-    assert chosen.measured_paged(query, "plain", (128, 128)) is None
-    table.add(DEVICE, {"decode 128": PAGED[128][1]})
-    chosen.measured.cache_clear()
-    assert chosen.measured_paged(query, "plain", (128, 128)) == PAGED[128][1]
-    assert chosen.measured_paged(query, "int8", (128, 128)) is None
-    assert chosen.measured_paged(query.float(), "plain", (128, 128)) is None
+    assert paged.measured_paged(query, "plain", (128, 128)) is None
+    store.add(DEVICE, {"decode 128": PAGED[128][1]})
+    store.measured.cache_clear()
+    assert paged.measured_paged(query, "plain", (128, 128)) == PAGED[128][1]
+    assert paged.measured_paged(query, "int8", (128, 128)) is None
+    assert paged.measured_paged(query.float(), "plain", (128, 128)) is None
 
 
 def test_recurrences_take_what_was_measured_for_two_byte_numbers(monkeypatch):
-    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    monkeypatch.setattr(store, "name_of", lambda device: DEVICE)
     rows = torch.zeros(1, 64, 1, 128, dtype=torch.bfloat16)
     given = Given(rows, rows, rows, torch.zeros(1, 64, 1, 1), None, None)
-    shipped = chosen.chosen_scan("recall", given)
-    table.add(DEVICE, {"recall heads": RECURRENCES["recall", False][1]})
-    chosen.measured.cache_clear()
+    shipped = recurrence.chosen_scan("recall", given)
+    store.add(DEVICE, {"recall heads": RECURRENCES["recall", False][1]})
+    store.measured.cache_clear()
     assert shipped == RECURRENCES["recall", False][0]
-    assert chosen.chosen_scan("recall", given) == RECURRENCES["recall", False][1]
+    assert recurrence.chosen_scan("recall", given) == RECURRENCES["recall", False][1]
     wide = Given(*(part if part is None else part.float() for part in given))
-    assert chosen.chosen_scan("recall", wide) == scan_choice("recall", wide.sizes)
+    assert recurrence.chosen_scan("recall", wide) == scan_choice("recall", wide.sizes)
 
 
 def test_parts_are_the_fewest_that_keep_most_of_the_chip_at_work_and_fit():
@@ -111,22 +114,22 @@ def test_parts_are_the_fewest_that_keep_most_of_the_chip_at_work_and_fit():
 
 
 def test_what_was_measured_is_kept_and_added_to():
-    assert table.read(DEVICE) == {}
-    table.add(DEVICE, {KIND: CHOICE})
-    table.add(DEVICE, {"64 full short": CANDIDATES[64][1]})
-    assert table.read(DEVICE) == {KIND: CHOICE, "64 full short": CANDIDATES[64][1]}
-    assert table.read("another device") == {}
+    assert store.read(DEVICE) == {}
+    store.add(DEVICE, {KIND: CHOICE})
+    store.add(DEVICE, {"64 full short": CANDIDATES[64][1]})
+    assert store.read(DEVICE) == {KIND: CHOICE, "64 full short": CANDIDATES[64][1]}
+    assert store.read("another device") == {}
 
 
 def test_what_was_measured_is_taken_in_place_of_what_is_shipped(monkeypatch):
-    monkeypatch.setattr(chosen, "name_of", lambda device: DEVICE)
+    monkeypatch.setattr(store, "name_of", lambda device: DEVICE)
     asked = plan(Causal(), 5000)
     assert kind_of(asked.sizes, asked.rule).name == KIND
-    assert chosen.chosen(asked, torch.device("cpu")) == CANDIDATES[128][0]
-    table.add(DEVICE, {KIND: CHOICE})
-    chosen.measured.cache_clear()
-    assert chosen.chosen(asked, torch.device("cpu")) == CHOICE
-    assert chosen.chosen(plan(Full(), 5000), torch.device("cpu")) == CANDIDATES[128][0]
+    assert forward.chosen(asked, torch.device("cpu")) == CANDIDATES[128][0]
+    store.add(DEVICE, {KIND: CHOICE})
+    store.measured.cache_clear()
+    assert forward.chosen(asked, torch.device("cpu")) == CHOICE
+    assert forward.chosen(plan(Full(), 5000), torch.device("cpu")) == CANDIDATES[128][0]
 
 
 def test_kinds_tell_what_bounds_a_band_and_how_many_keys_there_are():
@@ -147,33 +150,33 @@ def test_kinds_tell_what_bounds_a_band_and_how_many_keys_there_are():
     ],
 )
 def test_a_file_that_is_not_ours_is_passed_by_with_a_warning_and_written_anew(content):
-    path = table.add(DEVICE, {KIND: CHOICE})
+    path = store.add(DEVICE, {KIND: CHOICE})
     path.write_text(content)
     with pytest.warns(RuntimeWarning, match="passed by"):
-        assert table.read(DEVICE) == {}
+        assert store.read(DEVICE) == {}
     with pytest.warns(RuntimeWarning, match="passed by"):
-        table.add(DEVICE, {KIND: CHOICE})
+        store.add(DEVICE, {KIND: CHOICE})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert table.read(DEVICE) == {KIND: CHOICE}
+        assert store.read(DEVICE) == {KIND: CHOICE}
 
 
 @pytest.mark.parametrize("choice", [[128, 128, 4, 9, "specialised"], [1], ["x"] * 5, 7])
 def test_a_choice_that_is_no_candidate_is_passed_by(choice):
-    path = table.add(DEVICE, {})
-    path.write_text(json.dumps({"origin": table.origin(DEVICE), "choices": {KIND: choice}}))
+    path = store.add(DEVICE, {})
+    path.write_text(json.dumps({"origin": store.origin(DEVICE), "choices": {KIND: choice}}))
     with pytest.warns(RuntimeWarning, match="passed by"):
-        assert table.read(DEVICE) == {}
+        assert store.read(DEVICE) == {}
 
 
 def test_processes_that_add_at_once_lose_nothing_of_one_another(folder):
-    code = "import sys; from attn_kernels_triton.tuning import table"
+    code = "import sys; from attn_kernels_triton.tuning import store"
     code += "; from attn_kernels_triton.tuning.candidates import CANDIDATES"
-    code += f"; table.add({DEVICE!r}, {{sys.argv[1]: CANDIDATES[int(sys.argv[1].split()[0])][-1]}})"
+    code += f"; store.add({DEVICE!r}, {{sys.argv[1]: CANDIDATES[int(sys.argv[1].split()[0])][-1]}})"
     names = ["64 full long", "128 causal short"]
     running = [subprocess.Popen([sys.executable, "-c", code, name]) for name in names]
     assert [process.wait(timeout=250) for process in running] == [0] * len(names)
-    assert sorted(table.read(DEVICE)) == sorted(names)
+    assert sorted(store.read(DEVICE)) == sorted(names)
     assert not list(folder.glob("*.part"))
 
 
@@ -204,7 +207,7 @@ def test_a_run_says_what_it_will_measure_and_how_long_then_what_it_found_and_whe
     assert "minutes" in said[1]
     assert [line.split()[-2:] for line in said[2:5]] == [["2.000", "ms"], ["3.000", "ms"], ["1.000", "ms"]]
     assert said[-1].endswith(".json")
-    assert table.read(DEVICE) == {KIND: CHOICE, "backward 128 full long": BACKWARD[128][1]}
+    assert store.read(DEVICE) == {KIND: CHOICE, "backward 128 full long": BACKWARD[128][1]}
 
 
 def test_without_a_gpu_there_is_nothing_to_tune(capsys, monkeypatch):

@@ -6,10 +6,8 @@ import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, Softmax
 from attn_core.dropout import Dropout
 from attn_core.packed import Packed
-from attn_kernels_triton.attention.backward import backward_launches
-from attn_kernels_triton.attention.diagonals import bias_launch
+from attn_kernels_triton.attention.backward import Backwards, backward_launches, bias_launch, call_of
 from attn_kernels_triton.attention.forward import empty, forward_launch, inputs_of
-from attn_kernels_triton.attention.gradients import Backwards, call_of
 from attn_kernels_triton.attention.plan import plan_of
 from attn_kernels_triton.launch import Launch
 

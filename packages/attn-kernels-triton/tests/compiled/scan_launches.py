@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from attn_core import Steps
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.scan.backward import backward_launches, gradients
-from attn_kernels_triton.scan.compute import given_of
-from attn_kernels_triton.scan.forward import decode_launch, forward_launches
-from attn_kernels_triton.scan.work import between
+from attn_kernels_triton.recurrence.compute import given_of
+from attn_kernels_triton.recurrence.launch import backward_launches, between, decode_launch, forward_launches, gradients
 
 TOKENS, HEADS = 2048, 4
 

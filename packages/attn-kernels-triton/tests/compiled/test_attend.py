@@ -6,8 +6,8 @@ from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
 from attn_core import Alibi, Causal, Full, Prefix, SoftCap, SoftmaxWithSink, T5Bias, Window
 from attn_core.dropout import Dropout
 from attn_core.packed import Packed
-from attn_kernels_triton.attention import dense, tiles
-from attn_kernels_triton.tuning import chosen
+from attn_kernels_triton.attention import backward, tiles
+from attn_kernels_triton.attention import forward as dense
 from attn_kernels_triton.tuning.candidates import CANDIDATES
 from launches import launches
 
@@ -136,7 +136,7 @@ def test_joined_gradients_ask_for_keys_behind_the_last_one_only_where_there_are_
 @pytest.mark.slow
 @pytest.mark.parametrize("filled", [0.0, 1.1])
 def test_gradients_of_one_head_whose_numbers_are_constants_compile(monkeypatch, filled):
-    monkeypatch.setattr(chosen, "FILLED", filled)
+    monkeypatch.setattr(backward, "FILLED", filled)
     found = launches(64, heads=(1, 1))
     assert ("joined" in found) == (filled == 0.0)
     assert {compiled(launch, HOPPER).metadata.target for launch in found.values()} == {HOPPER}

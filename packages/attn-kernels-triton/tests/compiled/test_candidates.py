@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from artefacts import SHARED_MEMORY, artefact
 from attn_core import Causal, Full, SoftCap, SoftmaxWithSink, Window
-from attn_kernels_triton.attention import dense, tiles
-from attn_kernels_triton.paged import choices
-from attn_kernels_triton.paged.items import FEW
-from attn_kernels_triton.scan import tiles as scan_tiles
-from attn_kernels_triton.tuning import chosen
+from attn_kernels_triton.attention import backward, tiles
+from attn_kernels_triton.attention import forward as dense
+from attn_kernels_triton.paged import tiles as choices
+from attn_kernels_triton.paged.schedule import FEW
+from attn_kernels_triton.recurrence import tiles as scan_tiles
 from attn_kernels_triton.tuning.candidates import BACKWARD, PAGED, RECURRENCES
 from launches import launches
 from paged_launches import paged_launches
@@ -33,7 +33,7 @@ def require_ships(launch) -> None:
 @pytest.mark.parametrize(("width", "both"), [(width, both) for width, all_ in BACKWARD.items() for both in all_])
 def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, both, mask, heads):
     monkeypatch.setattr(dense, "has_copier", lambda device: True)
-    monkeypatch.setattr(chosen, "FILLED", 0.0)
+    monkeypatch.setattr(backward, "FILLED", 0.0)
     monkeypatch.setitem(tiles.DENSE_BACKWARD, width, both)
     found = launches(width, mask=mask, heads=heads)
     # Under a window wide heads are never joined, whatever was measured.
@@ -47,7 +47,7 @@ def test_on_hopper_no_candidate_of_a_backward_pass_spills(monkeypatch, width, bo
 @pytest.mark.parametrize("parts", [{}, MORE], ids=["plain", "more"])
 @pytest.mark.parametrize(("width", "choice"), [(width, choice) for width, all_ in PAGED.items() for choice in all_])
 def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, parts):
-    monkeypatch.setattr("attn_kernels_triton.paged.memory.interpreted", lambda: True)
+    monkeypatch.setattr("attn_kernels_triton.paged.attend.interpreted", lambda: True)
     monkeypatch.setitem(choices.PAGED_CHOICES, (FEW, True, width), choice)
     form = {"form": "latent", "heads": (16, 1)} if width == choices.WIDE else {}
     attend, *_ = paged_launches(width, lengths=(1, 1, 1), **form, **parts)
@@ -59,6 +59,6 @@ def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, p
     ("program", "channels", "choice"), [(*kind, choice) for kind, all_ in RECURRENCES.items() for choice in all_]
 )
 def test_on_hopper_no_candidate_of_a_recurrence_spills(monkeypatch, program, channels, choice):
-    monkeypatch.setattr("attn_kernels_triton.scan.checks.interpreted", lambda: True)
+    monkeypatch.setattr("attn_kernels_triton.recurrence.compute.interpreted", lambda: True)
     monkeypatch.setitem(scan_tiles.SCAN_CHOICES, (program, True, channels, scan_tiles.NARROWEST), choice)
     require_ships(scan_launches("channel" if channels else "head", corrects=True)[program])

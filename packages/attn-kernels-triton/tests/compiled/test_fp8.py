@@ -4,8 +4,8 @@ import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
 from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_kernels_triton import fp8 as attend
 from attn_kernels_triton.attention.forward import empty, inputs_of
-from attn_kernels_triton.fp8 import attend
 
 REGISTERS = 255
 
@@ -13,7 +13,7 @@ REGISTERS = 255
 @pytest.fixture(autouse=True)
 def as_if_on_hopper(monkeypatch):
     """Tensors that are never touched stand for those of a GPU."""
-    monkeypatch.setattr("attn_kernels_triton.attention.checks.interpreted", lambda: True)
+    monkeypatch.setattr("attn_kernels_triton.checks.interpreted", lambda: True)
     monkeypatch.setattr(attend, "has_copier", lambda device: True)
 
 

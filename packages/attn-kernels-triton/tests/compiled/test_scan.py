@@ -13,7 +13,7 @@ GATED_DELTA = {"decay": "head", "corrects": True}
 @pytest.fixture(autouse=True)
 def as_if_on_a_gpu(monkeypatch):
     """Tensors that are never touched stand for those of a GPU."""
-    monkeypatch.setattr("attn_kernels_triton.scan.checks.interpreted", lambda: True)
+    monkeypatch.setattr("attn_kernels_triton.recurrence.compute.interpreted", lambda: True)
 
 
 def require_ships(launch) -> None:
@@ -64,7 +64,7 @@ def test_on_hopper_memories_of_wide_keys_do_not_spill(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_program_of_a_recurrence_compiles_for_other_gpus(target, monkeypatch):
-    monkeypatch.setattr("attn_kernels_triton.scan.tiles.SPLIT", OTHERS[target].backend == "cuda")
+    monkeypatch.setattr("attn_kernels_triton.recurrence.tiles.SPLIT", OTHERS[target].backend == "cuda")
     launches = scan_launches("channel", corrects=True, size=64)
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in launches.values()]
     assert found == [OTHERS[target]] * len(launches)

@@ -15,8 +15,8 @@ if INTERPRETED:
     sys.path.insert(0, str(Path(__file__).parent))
     import repairs
     import torch
+    from attn_kernels_triton import fp8 as coded
     from attn_kernels_triton.attention import tiles
-    from attn_kernels_triton.fp8 import tiles as coded
 
     repairs.install()
     # Small tiles, so that a small problem has several: an interpreter's time goes by tiles, whatever is in them.

@@ -24,9 +24,8 @@ from attn_core import (
 from attn_core.errors import InvalidValue
 from attn_kernels_triton.attention import backward, forward, tiles
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
-from attn_kernels_triton.attention.dense import copied
+from attn_kernels_triton.attention.forward import copied
 from attn_kernels_triton.attention.plan import plan_of
-from attn_kernels_triton.tuning import chosen
 from calls import Call, require_right, results
 
 HALF, BRAIN = torch.float16, torch.bfloat16
@@ -102,7 +101,7 @@ def small_backward(monkeypatch, *, joined: bool) -> None:
     both = [tiles.Choice(16, 32, 4, 1, schedule) for schedule in ("joined", "descriptors")]
     monkeypatch.setitem(tiles.DENSE_BACKWARD, 64, (both[0],))
     monkeypatch.setitem(tiles.DENSE_APART, 64, (both[1], both[1]))
-    monkeypatch.setattr(chosen, "FILLED", 0.0 if joined else 1.1)
+    monkeypatch.setattr(backward, "FILLED", 0.0 if joined else 1.1)
     monkeypatch.delattr(backward, "pointer_launches")
 
 

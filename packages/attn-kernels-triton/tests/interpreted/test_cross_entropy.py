@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import Targets
 from attn_core.errors import InvalidValue
-from attn_kernels_triton.rowwise import tiles
+from attn_kernels_triton.rowwise import rows as tiles
 from attn_kernels_triton.rowwise.cross_entropy import losses
 from bounds import require_close
 from rowwise_definitions import leaf

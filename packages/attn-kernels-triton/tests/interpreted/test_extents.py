@@ -9,9 +9,9 @@ import torch
 from attn_core import AttentionSpec, Causal, Heads, Operands, PagedOperands, RaggedBatch, RowsInPlace, Steps, Window
 from attn_core.errors import InvalidValue
 from attn_kernels_triton.attention.attend import attend
-from attn_kernels_triton.fp8.attend import attend as attend_codes
+from attn_kernels_triton.fp8 import attend as attend_codes
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.scan.compute import by_chunks, by_token
+from attn_kernels_triton.recurrence.compute import by_chunks, by_token
 from attn_testing import oracle
 
 FAR = 2**31

@@ -7,9 +7,8 @@ import torch
 from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, ScaledDot, Segments, SoftmaxWithSink, Window
 from attn_core.errors import InvalidValue
 from attn_core.pairs import seen_pairs
-from attn_kernels_triton.fp8 import plain
-from attn_kernels_triton.fp8.attend import attend
-from attn_kernels_triton.fp8.rotation import rotation
+from attn_kernels_triton import fp8_reference as plain
+from attn_kernels_triton.fp8 import attend, rotation
 from attn_testing import oracle
 from calls import Call, wide
 

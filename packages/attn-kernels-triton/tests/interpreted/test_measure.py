@@ -3,9 +3,11 @@ from __future__ import annotations
 import torch
 from attn_core import Causal
 from attn_kernels_triton.attention.tiles import Choice
-from attn_kernels_triton.paged.choices import PagedChoice
-from attn_kernels_triton.tuning import attention, paged, recurrences
+from attn_kernels_triton.paged.tiles import PagedChoice
 from attn_kernels_triton.tuning import measure as measuring
+from attn_kernels_triton.tuning import trials as attention
+from attn_kernels_triton.tuning import trials as paged
+from attn_kernels_triton.tuning import trials as recurrences
 from attn_kernels_triton.tuning.candidates import recurrence_name
 from attn_kernels_triton.tuning.measure import best, measure
 

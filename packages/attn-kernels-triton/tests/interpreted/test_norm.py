@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_kernels_triton.rowwise import tiles
+from attn_kernels_triton.rowwise import rows as tiles
 from attn_kernels_triton.rowwise.gate import gated
 from attn_kernels_triton.rowwise.norm import rms_norm, rms_norm_sum
 from rowwise_definitions import ACTIVATIONS, leaf, normed, require_right

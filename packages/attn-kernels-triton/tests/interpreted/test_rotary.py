@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import Rotary
 from attn_core.errors import InvalidValue
-from attn_kernels_triton.rowwise import tiles
+from attn_kernels_triton.rowwise import rows as tiles
 from attn_kernels_triton.rowwise.rotary import rotate
 from attn_variants.compute.rotary import Turns, turns
 from bounds import require_close

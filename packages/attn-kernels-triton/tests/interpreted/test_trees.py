@@ -8,7 +8,7 @@ import pytest
 import torch
 from attn_core import Alibi, PagedOperands, RaggedBatch, RowsInPlace, SoftmaxWithSink, T5Bias, Window
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_kernels_triton.paged.trees import grove_of
+from attn_kernels_triton.paged.schedule import grove_of
 from bounds import require_close
 from test_paged import POOL, Step, by_definition
 

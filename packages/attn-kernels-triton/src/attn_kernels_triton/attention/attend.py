@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.attention.backward import backward
-from attn_kernels_triton.attention.checks import check
 from attn_kernels_triton.attention.forward import Attended, Inputs, empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import Plan, plan_of
+from attn_kernels_triton.checks import check
 
 
 class Attend(torch.autograd.Function):

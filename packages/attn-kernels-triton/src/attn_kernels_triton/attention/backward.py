@@ -1,24 +1,305 @@
-"""Launching the backward programs."""
+"""Launching the backward kernels of attention."""
 
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import NamedTuple
 
 import torch
+import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from attn_kernels_triton.attention.dense import copied
-from attn_kernels_triton.attention.dense_backward import dense_launches
-from attn_kernels_triton.attention.diagonals import bias_launch, to_bias
-from attn_kernels_triton.attention.forward import Attended, Inputs
-from attn_kernels_triton.attention.gradients import Backwards, Gradients, call_of
+from attn_kernels_triton.attention.forward import Attended, Inputs, copied, described
 from attn_kernels_triton.attention.plan import Plan
-from attn_kernels_triton.attention.texts import Listed
-from attn_kernels_triton.attention.tiles import DENSE_BACKWARD, choice_of, tile_of
-from attn_kernels_triton.kernels.backward_key import gradient_to_keys
-from attn_kernels_triton.kernels.backward_query import attend_delta, gradient_to_queries
-from attn_kernels_triton.launch import Launch, addressable, rows
-from attn_kernels_triton.tuning.chosen import chosen_backward
+from attn_kernels_triton.attention.tiles import (
+    DENSE_APART,
+    DENSE_BACKWARD,
+    NARROWEST,
+    Choice,
+    choice_of,
+    no_larger,
+    tile_of,
+)
+from attn_kernels_triton.attention.varlen import Listed, whole_texts
+from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NO_TILE, Backward, Diagonals, Padded, Parts
+from attn_kernels_triton.kernels.attention_backward import attend_delta, gradient_to_keys, gradient_to_queries
+from attn_kernels_triton.kernels.attention_backward_bias import gradient_to_biases
+from attn_kernels_triton.kernels.attention_backward_tma import (
+    gradient_to_dense_keys,
+    gradient_to_dense_queries,
+    gradients_joined,
+    join,
+    pad,
+)
+from attn_kernels_triton.launch import Launch, addressable, power_of_two, rows
+from attn_kernels_triton.tuning.candidates import kind_of
+from attn_kernels_triton.tuning.store import known
+
+
+class Backwards(NamedTuple):
+    """What the backward programs read and write: the gradient to the output, and `delta` [batch, heads, query]."""
+
+    inputs: Inputs
+    result: Attended
+    change: Tensor
+    delta: Tensor
+    gradients: Inputs
+
+
+class Gradients(NamedTuple):
+    """Gradients to the inputs, and to sinks and biases where there are any."""
+
+    inputs: Inputs
+    sink: Tensor | None
+    bias: Tensor | None
+
+
+def call_of(plan: Plan, work: Backwards) -> Backward:
+    """What the programs have in common."""
+    return Backward(
+        query=rows(work.inputs.query),
+        key=rows(work.inputs.key),
+        value=rows(work.inputs.value),
+        out=rows(work.change),
+        lse=work.result.lse,
+        delta=work.delta,
+        first=None,
+        second=None,
+        shape=plan.shape,
+        rule=plan.rule,
+        places=plan.places,
+        blocks=NO_BLOCKS,
+        tile=NO_TILE,
+        dropout=plan.dropped,
+    )
+
+
+MOST = 8
+"""Parts at most."""
+MEMORY = 1 << 30
+"""Bytes of all parts at most."""
+FILLED = 0.75
+"""The share of the chip that must be at work: below 5/7, two programs with seven products would be faster."""
+USUAL = 132
+"""Processors of an H200, which stand for those of chips that are only compiled for."""
+
+
+class Division(NamedTuple):
+    """How many parts, and the share of processors that work on them, in whole turns of one program each."""
+
+    number: int
+    filled: float
+
+
+def parts_of(plan: Plan, tiles: int, device: torch.device) -> Division:
+    """The parts, of which there are no more than tiles of keys, that keep most processors busy, and the fewest such."""
+    owners, many = plan.batch * plan.shape.heads // plan.shape.group, processors(device)
+    each = plan.batch * plan.shape.heads * plan.shape.queries * power_of_two(plan.sizes.key_size) * 4
+    most = max(1, min(MOST, tiles, MEMORY // max(1, each)))
+    found = [Division(count, share(count * owners, many)) for count in range(1, most + 1)]
+    return max(found, key=lambda one: (round(one.filled, 2), -one.number))
+
+
+def share(programs: int, many: int) -> float:
+    """The share of processors that work, of which each has one program at a time."""
+    return programs / (max(1, -(-programs // many)) * many)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """How many programs run at once, where each takes a whole processor."""
+    if device.type != "cuda":
+        return USUAL
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+PADDED = 128
+"""Of how many rows what is kept of queries is a multiple: whole tiles of every program."""
+FIRSTS = 4
+"""Numbers from one launch's first to the next one's, so that each lies where Triton takes it for the same."""
+
+
+WIDE = 128
+
+
+def chosen_backward(plan: Plan, device: torch.device) -> tuple[Choice, ...]:
+    """The choices of the backward programs of such a band: of one that joins all gradients where it fills the chip."""
+    width = max(NARROWEST, plan.sizes.width)
+    found = known(tuple, kind_of(plan.sizes, plan.rule).backward, device) or DENSE_BACKWARD[width]
+    if found[0].schedule == "joined":
+        tiles = -(-plan.sizes.keys // no_larger(found[0], plan.sizes).keys)
+        if crowded(plan) or parts_of(plan, tiles, device).filled < FILLED:
+            found = DENSE_APART[width]
+    return tuple(no_larger(choice, plan.sizes) for choice in found)
+
+
+def crowded(plan: Plan) -> bool:
+    """Whether wide heads leave too few registers to join gradients and ask for a second bound, or for the last key."""
+    ragged = plan.rule.right is None and plan.sizes.keys % DENSE_BACKWARD[WIDE][0].keys != 0
+    return plan.sizes.width >= WIDE and (plan.rule.left is not None or ragged)
+
+
+class Dense(NamedTuple):
+    """A backward pass, and what its programs read of each query: `lse` and `delta` [head of all batches, row]."""
+
+    plan: Plan
+    work: Backwards
+    lse: Tensor
+    delta: Tensor
+
+    @property
+    def call(self) -> Backward:
+        """What all programs are given."""
+        return call_of(self.plan, self.work)._replace(padded=Padded(self.lse, self.delta, self.lse.shape[1]))
+
+    def tiles(self, choice: Choice) -> tuple[TensorDescriptor, ...]:
+        """Descriptors of queries, the gradient to the output, lse, delta, keys and values."""
+        inputs = self.work.inputs
+        lines = (TensorDescriptor.from_tensor(line, [1, choice.queries]) for line in (self.lse, self.delta))
+        asked = described(inputs.query, choice.queries), described(self.work.change, choice.queries)
+        return *asked, *lines, described(inputs.key, choice.keys), described(inputs.value, choice.keys)
+
+
+def dense_launches(plan: Plan, work: Backwards, choices: tuple[Choice, ...]) -> list[Launch]:
+    """The programs in the order in which they run: of one choice where gradients are joined, else of one for queries
+    and one for keys. The first writes `delta`."""
+    batch, heads, queries = work.result.lse.shape
+    kept = work.result.lse.new_empty(2, batch * heads, -(-queries // PADDED) * PADDED)
+    dense = Dense(plan, work, kept[0], kept[1])
+    if choices[0].schedule == "joined":
+        return [pad_launch(dense), *joined_launches(dense, choices[0])]
+    by_query, by_key = choices
+    return [pad_launch(dense), query_launch(dense, by_query), key_launch(dense, by_key)]
+
+
+def pad_launch(dense: Dense) -> Launch:
+    """The program that keeps what the others read of each query; it owns whole tiles of `PADDED` rows."""
+    tile = tile_of(Choice(PADDED, PADDED, 8, 1), dense.plan.sizes)
+    call = dense.call._replace(second=rows(dense.work.result.out), tile=tile)
+    count = dense.lse.numel() // PADDED
+    return Launch(program=pad, programs=count, call=call, warps=8, stages=1)
+
+
+def query_launch(dense: Dense, choice: Choice) -> Launch:
+    """The program that owns queries."""
+    call = dense.call._replace(first=rows(dense.work.gradients.query), tile=tile_of(choice, dense.plan.sizes))
+    count = -(-dense.plan.shape.queries // choice.queries) * dense.plan.batch * dense.plan.shape.heads
+    return launched(gradient_to_dense_queries, count, call, dense, choice)
+
+
+def key_launch(dense: Dense, choice: Choice) -> Launch:
+    """The program that owns keys."""
+    shape = dense.plan.shape
+    count = -(-shape.keys // choice.keys) * dense.plan.batch * (shape.heads // shape.group)
+    return launched(gradient_to_dense_keys, count, to_keys(dense, choice), dense, choice)
+
+
+def joined_launches(dense: Dense, choice: Choice) -> list[Launch]:
+    """One launch for each tile of keys of every part, then one that adds the parts."""
+    plan, shape, device = dense.plan, dense.plan.shape, dense.lse.device
+    owners, tiles = plan.batch * shape.heads // shape.group, -(-shape.keys // choice.keys)
+    count = parts_of(plan, tiles, device).number
+    call = to_keys(dense, choice)
+    # Room for two heads at least: a number that is 1 would be a constant, which Triton 3.6 loses inside of loops.
+    heads = max(2, dense.lse.shape[0])
+    sums = dense.lse.new_zeros(count, heads, dense.lse.shape[1], call.tile.key_width.value)
+    firsts = torch.full((-(-tiles // count), FIRSTS), shape.group, dtype=torch.int32, device=device)
+    firsts[:, 0] = torch.arange(0, tiles, count, device=device)
+    parts = Parts(sums, tl.constexpr(count), heads, firsts, tl.constexpr(1) if shape.keys % choice.keys else None)
+    found = [
+        launched(gradients_joined, count * owners, call._replace(parts=parts._replace(first=first)), dense, choice)
+        for first in firsts
+    ]
+    tile = tile_of(choice, plan.sizes)
+    last = dense.call._replace(first=rows(dense.work.gradients.query), parts=parts, tile=tile)
+    programs = -(-shape.queries // choice.queries) * dense.lse.shape[0]
+    return [*found, Launch(program=join, programs=programs, call=last, warps=choice.warps, stages=1)]
+
+
+def to_keys(dense: Dense, choice: Choice) -> Backward:
+    """What programs are given that write gradients to keys and values."""
+    found = dense.work.gradients
+    return dense.call._replace(first=rows(found.key), second=rows(found.value), tile=tile_of(choice, dense.plan.sizes))
+
+
+def launched(program: object, count: int, call: Backward, dense: Dense, choice: Choice) -> Launch:
+    """A program over descriptors."""
+    tiles = dense.tiles(choice)
+    return Launch(program=program, programs=count, call=call, warps=choice.warps, stages=choice.stages, tiles=tiles)
+
+
+SLICES = 8
+"""Sums of a diagonal that are kept apart, so that more programs work on them."""
+
+
+class Extent(NamedTuple):
+    """Diagonals that are seen, from `first` to `stop`, and with biases that differ, from `near` to `near_stop`."""
+
+    first: int
+    stop: int
+    near: int
+    near_stop: int
+
+
+def extent_of(plan: Plan, far: int, side: int) -> Extent:
+    """The diagonals of tiles of this side, where biases differ for distances below `far`."""
+    # Distances key - query from -before to after occur; a tile of diagonal d has those within side - 1 of d side.
+    before, after = max(plan.sizes.keys - 1, 0), max(plan.sizes.queries - 1, 0)
+    if plan.rule.left is not None:
+        before = min(before, plan.rule.left)
+    if plan.rule.right is not None:
+        after = min(after, plan.rule.right)
+    first, stop = -((before + side - 1) // side), (after + side - 1) // side + 1
+    reach = (far + side - 1) // side
+    return Extent(first, stop, max(first, min(-reach, stop)), min(stop, max(reach + 1, first)))
+
+
+def bias_launch(plan: Plan, backward: Backward, far: int) -> tuple[Launch, Extent]:
+    """The program that sums by diagonals, with its extent; `backward` is what backward programs are given."""
+    choice = choice_of("to_biases", plan.sizes)
+    side = max(choice.queries, choice.keys)
+    choice = choice._replace(queries=side, keys=side)
+    extent, device, heads = extent_of(plan, far, side), backward.delta.device, plan.shape.heads
+    number = plan.batch if plan.texts is None else len(plan.texts)
+    slices = max(1, min(SLICES, number))
+    count, near = extent.stop - extent.first, extent.near_stop - extent.near
+    texts = None if plan.texts is None else whole_texts(plan.texts, device)
+    diagonals = Diagonals(
+        first=extent.first,
+        count=count,
+        near=extent.near,
+        near_stop=extent.near_stop,
+        number=number,
+        slices=slices,
+        sums=torch.empty(slices, heads, near, side, side, device=device),
+        far=torch.zeros(slices, heads, count, device=device),
+    )
+    tile = tile_of(choice, plan.sizes)
+    call = backward._replace(blocks=plan.by_pair, tile=tile, texts=texts, diagonals=diagonals)
+    programs = slices * heads * count if number else 0
+    launch = Launch(program=gradient_to_biases, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
+    return launch, extent
+
+
+def to_bias(found: Diagonals, extent: Extent, far: int) -> Tensor:
+    """The gradient [heads, 2 far + 1] of what the program has summed."""
+    sums, rest = found.sums.sum(0), found.far.sum(0)
+    heads, near, side, _ = sums.shape
+    # Rows of a tile, read one after the other as if each were one shorter, move by one: columns are distances then.
+    wide = torch.nn.functional.pad(sums.flip(2), (0, side)).flatten(2)[..., : side * (2 * side - 1)]
+    by_distance = wide.reshape(heads, near, side, 2 * side - 1).sum(2)
+    least = min(-far, extent.near * side - (side - 1))
+    line = rest.new_zeros(heads, max(far, extent.near_stop * side) - least + 1)
+    for place in range(near):
+        start = (extent.near + place) * side - (side - 1) - least
+        line[:, start : start + 2 * side - 1] += by_distance[:, place]
+    total: Tensor = line[:, -far - least : far - least + 1].clone()
+    total[:, 0] += line[:, : -far - least].sum(1) + rest[:, : extent.near - extent.first].sum(1)
+    total[:, -1] += line[:, far - least + 1 :].sum(1) + rest[:, extent.near_stop - extent.first :].sum(1)
+    return total
+
 
 WIDEST_DENSE = max(DENSE_BACKWARD)
 """The width of heads up to which sums of two gradients fit registers beside tiles that the chip copies."""

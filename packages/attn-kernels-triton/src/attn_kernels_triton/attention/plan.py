@@ -1,23 +1,53 @@
-"""A spec over given operands as the arguments that all programs share."""
+"""An attention spec and its inputs as the arguments that all attention kernels share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton.language as tl
 from attn_core import Alibi, AttentionSpec, Mask, Operands, ScaledDot, SoftCap
 from attn_core.mask.band import Band, band_of
+from attn_core.modifier import BiasTable
 from attn_core.pairs import positions, seen_pairs
 from torch import Tensor
 
-from attn_kernels_triton.attention.biases import bias_of
-from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of, with_map
-from attn_kernels_triton.attention.checks import FARTHEST
-from attn_kernels_triton.attention.texts import Listed, Text, longest, texts_of, tiles_of
+from attn_kernels_triton.attention.block_lists import Grid, Lists, lists_of, with_map
 from attn_kernels_triton.attention.tiles import Sizes
+from attn_kernels_triton.attention.varlen import Listed, Text, longest, texts_of, tiles_of
+from attn_kernels_triton.checks import FARTHEST
 from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NOTHING_DROPPED, Blocks, Dropped, Places, Rule, Shape
+
+LEAST = 16
+"""Distances that every bias names: a number that is 1 would be a constant to Triton."""
+
+
+def bias_of(spec: AttentionSpec, parameters: Mapping[str, Tensor]) -> Tensor | None:
+    """The sum of all biases [heads, 2 far + 1], float32, for distances key - query from -far to far; None without any.
+
+    Beyond, the last one holds. Gradients flow to the tables of the parameters.
+    """
+    learned = [modifier for modifier in spec.modifiers if isinstance(modifier, BiasTable)]
+    if not learned:
+        return None
+    far = max(LEAST, *(modifier.far for modifier in learned))
+    total: Tensor | None = None
+    for modifier in learned:
+        table = parameters[f"modifiers.{modifier.kind}.table"].float()
+        found = table.t().contiguous()[:, buckets(modifier, far, table.device)]
+        total = found if total is None else total + found
+    return total
+
+
+@lru_cache(64)
+def buckets(modifier: BiasTable, far: int, device: torch.device) -> Tensor:
+    """The bucket of every distance from -far to far, int64: the same in every step, so computed once."""
+    # Made in an engine's step it serves training, too, which may not keep tensors of inference.
+    with torch.inference_mode(mode=False):
+        return modifier.bucket(torch.arange(-far, far + 1, device=device))
+
 
 EVERYTHING = Band(None, None)
 LARGE_BLOCK, SMALL_BLOCK = 128, 64

@@ -43,7 +43,7 @@ class TritonFp8(Kernel):
 
     def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
         """The output [batch, query, heads, value_size]; see `fp8.attend`."""
-        from attn_kernels_triton.fp8.attend import attend
+        from attn_kernels_triton.fp8 import attend
 
         out: Tensor = attend(spec, operands)
         return out

@@ -60,7 +60,7 @@ class TritonChunked(OnRegisters):
 
     def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
         """Outputs and the memory after them, float32; see `scan.compute.by_chunks`."""
-        from attn_kernels_triton.scan.compute import by_chunks
+        from attn_kernels_triton.recurrence.compute import by_chunks
 
         found: tuple[Tensor, Tensor] = by_chunks(steps, before)
         return found
@@ -79,7 +79,7 @@ class TritonRecurrent(OnRegisters):
 
     def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
         """Outputs and the memory after them, float32; see `scan.compute.by_token`."""
-        from attn_kernels_triton.scan.compute import by_token
+        from attn_kernels_triton.recurrence.compute import by_token
 
         found: tuple[Tensor, Tensor] = by_token(steps, before)
         return found

@@ -1,16 +1,51 @@
-"""Attention over e4m3 codes: what makes them, and what meets them (Shah et al. 2024, arXiv 2407.08608, section 3.3)."""
+"""Attention over e4m3 codes: the kernel that quantizes and the one that attends (arXiv 2407.08608, section 3.3)."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.kernels.dense import within
-from attn_kernels_triton.kernels.forward import begun, finish
-from attn_kernels_triton.kernels.rows import read, start_of
-from attn_kernels_triton.kernels.scores import LOG2_E
-from attn_kernels_triton.kernels.spans import spans
-from attn_kernels_triton.kernels.texts import owned_queries
+from attn_kernels_triton.kernels.arguments import NOTHING_DROPPED, Dropped, Places, Rows, Rule, Shape, Tile
+from attn_kernels_triton.kernels.attention_forward import begun, finish, within
+from attn_kernels_triton.kernels.common import LOG2_E, owned_queries, read, spans, start_of
+
+
+class Codes(NamedTuple):
+    """Everything for the program that makes codes of `rows`, so many in `count`, of `heads`.
+
+    `rotation` [width, width], of the type of the rows, is what they are multiplied by, None where they stay as they
+    are. `codes` [batch, head, row, width], or [batch, head, width, row] where they are `turned`, have rows for whole
+    blocks; `scales` [batch, head, block], float32.
+    """
+
+    rows: Rows
+    count: Any
+    heads: Any
+    rotation: Any
+    codes: Any
+    scales: Any
+    size: Any
+    width: Any
+    turned: Any
+
+
+class Coded(NamedTuple):
+    """Everything for the program that meets codes; `lse` as of `Forward`, scales as of `Codes`."""
+
+    query_scales: Any
+    key_scales: Any
+    value_scales: Any
+    out: Rows
+    lse: Any
+    shape: Shape
+    rule: Rule
+    places: Places
+    tile: Tile
+    texts: Any = None
+    dropout: Dropped = NOTHING_DROPPED
+
 
 BLOCK = tl.constexpr(128)
 """Rows that share a scale."""

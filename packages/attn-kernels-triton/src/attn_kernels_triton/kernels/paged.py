@@ -1,16 +1,154 @@
-"""Attention to rows in pages: some rows of queries of one request against a stretch of what it remembers.
+"""Attention over a paged KV cache: some query rows of one request against a stretch of its context.
 
-The heads that share keys are rows of one tile, as are neighbouring tokens. A stretch that is not all of a request gives
-sums and a logarithm, which are merged (Dao et al. 2023, "Flash-Decoding"; Kwon et al. 2023, arXiv 2309.06180).
+Query heads that share a key/value head, and neighbouring tokens, are rows of one tile. Stretches that do not cover the
+whole context write partial outputs and lse, which a second kernel merges (Dao et al. 2023, "Flash-Decoding"; Kwon et
+al. 2023, arXiv 2309.06180).
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
-from attn_kernels_triton.kernels.paged_rows import read_memory, read_scale
-from attn_kernels_triton.kernels.scores import LOG2_E, logits
+from attn_kernels_triton.kernels.arguments import Rows, Rule
+from attn_kernels_triton.kernels.common import LOG2_E, logits
+
+
+class Memory(NamedTuple):
+    """Rows [row, head, size] of all requests, and their strides.
+
+    Codes where `step` [row, head] or [row, head, group] is given, four bits each where `low`, as `step`, is given too.
+    """
+
+    data: Any
+    row: Any
+    head: Any
+    step: Any = None
+    step_row: Any = None
+    step_head: Any = None
+    low: Any = None
+
+
+NO_MEMORY = Memory(None, None, None)
+
+
+class PagedTile(NamedTuple):
+    """Constants: how many rows of queries and how many keys are taken at once, sizes, and these as powers of two.
+
+    `rest_size` is that of the second part of keys that lie in two parts, else 0.
+    """
+
+    rows: Any
+    keys: Any
+    key_size: Any
+    value_size: Any
+    rest_size: Any
+    key_width: Any
+    value_width: Any
+    rest_width: Any
+
+
+class Paged(NamedTuple):
+    """Everything for the program that meets rows in pages.
+
+    `query` and `out` [1, token, head, size]. `value` is `NO_MEMORY` where values are the first part of keys, `rest`
+    where keys have no second part. `numbers` [request, place] are rows in memory from position `firsts[request]` on,
+    `stride` its stride. `items` [item, 7] are, see `paged.items`: request, first token, first row, rows, first key,
+    last key (exclusive), and where partial results go, -1 to the output. `sums` [slot, rows, value_width] and `lse`
+    [slot, rows], float32, to the base 2, hold partial results. Of trees, whose tokens lie from position
+    `bases[request]` on, `seen` [token, words], int32, has a bit for each token of its tree that a token sees; else both
+    are None.
+    """
+
+    query: Rows
+    key: Memory
+    rest: Memory
+    value: Memory
+    out: Rows
+    numbers: Any
+    stride: Any
+    firsts: Any
+    bases: Any
+    seen: Any
+    words: Any
+    positions: Any
+    items: Any
+    sums: Any
+    lse: Any
+    heads: Any
+    group: Any
+    rule: Rule
+    tile: PagedTile
+
+
+class Merge(NamedTuple):
+    """Everything for the program that merges; `merges` [merge, 5] are first token, first row, rows, slot, slots."""
+
+    out: Rows
+    merges: Any
+    sums: Any
+    lse: Any
+    heads: Any
+    group: Any
+    rule: Rule
+    tile: PagedTile
+
+
+GROUP = tl.constexpr(32)
+"""Numbers that share a step and a least value where codes have four bits."""
+
+
+@triton.jit
+def read_memory(memory, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
+    """Rows [row, width] of a head, zeros where not `inside`; codes of a byte as they are, which every type holds."""
+    if memory.low is not None:
+        found = read_fours(memory, number, head, inside, size, width, into)
+    else:
+        across = tl.arange(0, width)
+        at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
+        if size == width:
+            found = tl.load(at, mask=inside[:, None], other=0).to(into)
+        else:
+            found = tl.load(at, mask=inside[:, None] & (across[None, :] < size), other=0).to(into)
+    return found
+
+
+@triton.jit
+def times(number, stride):
+    """Places behind the first; a stride of one is a constant, which Triton 3.6 knows as None inside of a loop."""
+    place = tl.cast(number, tl.int64)
+    if stride is not None:
+        place = place * stride
+    return place
+
+
+@triton.jit
+def read_scale(memory, number, head, inside):
+    """By what codes of a byte are to be multiplied, [row], float32."""
+    place = memory.step + times(number, memory.step_row) + times(head, memory.step_head)
+    return tl.load(place, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def read_fours(memory, number, head, inside, size: tl.constexpr, width: tl.constexpr, into: tl.constexpr):
+    """Rows [row, width] of codes of four bits, two to a byte, a step and a least value for every `GROUP`."""
+    rows: tl.constexpr = number.shape[0]
+    half: tl.constexpr = width // 2
+    groups: tl.constexpr = width // GROUP
+    across = tl.arange(0, half)
+    at = memory.data + (number * memory.row + tl.cast(head, tl.int64) * memory.head)[:, None] + across[None, :]
+    pairs = tl.load(at, mask=inside[:, None] & (across[None, :] < size // 2), other=0)
+    codes = tl.interleave(pairs & 15, pairs >> 4).to(tl.float32)
+    across = tl.arange(0, groups)
+    place = (times(number, memory.step_row) + times(head, memory.step_head))[:, None] + across[None, :]
+    known = inside[:, None] & (across[None, :] < size // GROUP)
+    step = tl.load(memory.step + place, mask=known, other=0.0).to(tl.float32)
+    low = tl.load(memory.low + place, mask=known, other=0.0).to(tl.float32)
+    step = tl.reshape(tl.broadcast_to(step[:, :, None], (rows, groups, GROUP)), (rows, width))
+    low = tl.reshape(tl.broadcast_to(low[:, :, None], (rows, groups, GROUP)), (rows, width))
+    return (low + step * codes).to(into)
 
 
 @triton.jit

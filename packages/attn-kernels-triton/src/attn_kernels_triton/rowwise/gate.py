@@ -11,11 +11,9 @@ from attn_core.rowwise import GATE, ROW_FORMS, Activation
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attn_kernels_triton.kernels.rowwise.arguments import NO_MATRIX, Gate
-from attn_kernels_triton.kernels.rowwise.gate import gate_rows, ungate_rows
+from attn_kernels_triton.kernels.rowwise import NO_MATRIX, Gate, gate_rows, ungate_rows
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.rowwise.checks import check_rows, check_same
-from attn_kernels_triton.rowwise.tiles import flat, gate_tile, matrix
+from attn_kernels_triton.rowwise.rows import check_rows, check_same, flat, gate_tile, matrix
 
 WARPS = 8
 

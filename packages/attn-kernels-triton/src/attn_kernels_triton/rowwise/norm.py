@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attn_kernels_triton.backends.rowwise import NORM_WIDEST
-from attn_kernels_triton.kernels.rowwise.arguments import Norm, Unnorm
-from attn_kernels_triton.kernels.rowwise.norm import norm_rows, unnorm_rows
+from attn_kernels_triton.kernels.rowwise import Norm, Unnorm, norm_rows, unnorm_rows
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.rowwise.checks import check_gain, check_rows, check_same
-from attn_kernels_triton.rowwise.tiles import SHARES, flat, matrix, norm_tile
+from attn_kernels_triton.rowwise.rows import SHARES, check_gain, check_rows, check_same, flat, matrix, norm_tile
 
 
 class Normed(NamedTuple):

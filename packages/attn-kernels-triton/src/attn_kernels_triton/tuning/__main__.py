@@ -6,12 +6,12 @@ import sys
 
 import torch
 
-from attn_kernels_triton.attention.dense import has_copier
+from attn_kernels_triton.attention.forward import has_copier
 from attn_kernels_triton.machine import absence
 from attn_kernels_triton.tuning.candidates import Candidate
-from attn_kernels_triton.tuning.chosen import name_of
-from attn_kernels_triton.tuning.measure import EACH, best, count, measure
-from attn_kernels_triton.tuning.table import add
+from attn_kernels_triton.tuning.measure import EACH, best, measure
+from attn_kernels_triton.tuning.store import add, name_of
+from attn_kernels_triton.tuning.trials import count
 
 
 def main() -> int:

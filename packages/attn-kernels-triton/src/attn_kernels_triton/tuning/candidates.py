@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from attn_kernels_triton.attention.tiles import DENSE_APART, DENSE_BACKWARD, NARROWEST, Choice, Sizes
 from attn_kernels_triton.kernels.arguments import Rule
-from attn_kernels_triton.paged.choices import PAGED_CHOICES, PagedChoice
-from attn_kernels_triton.paged.items import FEW
-from attn_kernels_triton.scan.tiles import NARROWEST as NARROWEST_KEYS
-from attn_kernels_triton.scan.tiles import SCAN_CHOICES, ScanChoice
+from attn_kernels_triton.paged.schedule import FEW
+from attn_kernels_triton.paged.tiles import PAGED_CHOICES, PagedChoice
+from attn_kernels_triton.recurrence.tiles import NARROWEST as NARROWEST_KEYS
+from attn_kernels_triton.recurrence.tiles import SCAN_CHOICES, ScanChoice
 
 Candidate = tuple[object, ...]
 """A choice, or the choices of programs that are measured together."""

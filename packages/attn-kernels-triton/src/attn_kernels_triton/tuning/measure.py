@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.tuning import attention, paged, recurrences
 from attn_kernels_triton.tuning.candidates import Candidate
-from attn_kernels_triton.tuning.trial import Trial
+from attn_kernels_triton.tuning.trials import Trial, trials
 
 REPEATS, WARMING = 10, 3
 EACH = 3
@@ -25,17 +24,6 @@ class Measured(NamedTuple):
     name: str
     choice: Candidate
     seconds: float
-
-
-def trials(device: torch.device) -> Iterator[Trial]:
-    """Everything that is measured, made one after the other."""
-    for source in (attention.forward_trials, attention.backward_trials, paged.trials, recurrences.trials):
-        yield from source(device)
-
-
-def count() -> int:
-    """How many candidates `measure` goes through."""
-    return attention.count() + paged.count() + recurrences.count()
 
 
 def measure(device: torch.device, wanted: Iterable[Trial] | None = None, repeats: int = REPEATS) -> Iterator[Measured]:

@@ -1,0 +1,98 @@
+"""Documents in varlen layout, and the lists of their tiles that kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from attn_core import Mask, Operands
+from attn_core.mask.band import Band, band_of, packed_band_of
+from attn_core.packed import Packed, starts
+from torch import Tensor
+
+
+class Text(NamedTuple):
+    """Where queries of a text begin in their row of a batch, how many there are, the same of keys, and its number."""
+
+    batch: int
+    first_query: int
+    queries: int
+    first_key: int
+    keys: int
+    number: int
+
+
+class PackedTexts(NamedTuple):
+    """The texts of all rows, and the band that a query sees of its own."""
+
+    texts: tuple[Text, ...]
+    band: Band
+
+
+def texts_of(mask: Mask, operands: Operands) -> PackedTexts | None:
+    """The texts of operands that are packed, or whose mask is a band within segments; None of any others."""
+    batch, queries, keys = operands.query.shape[0], operands.query.shape[1], operands.key.shape[1]
+    if operands.packed is not None:
+        band, packed = band_of(mask), operands.packed
+        return None if band is None else PackedTexts(laid(packed, batch), band)
+    found = packed_band_of(mask)
+    # Weights are dropped by the numbers of rows in all, not in their text.
+    said = operands.keep, operands.query_positions, operands.key_positions, operands.dropout
+    if found is None or any(part is not None for part in said):
+        return None
+    return PackedTexts(laid(segments(found.lengths, queries, keys), batch), found.band)
+
+
+@lru_cache(maxsize=64)
+def laid(packed: Packed, batch: int) -> tuple[Text, ...]:
+    """The texts of every row of a batch."""
+    found = zip(starts(packed.queries), packed.queries, starts(packed.keys), packed.keys, strict=False)
+    return tuple(Text(row, *text, number * batch + row) for number, text in enumerate(found) for row in range(batch))
+
+
+@lru_cache(maxsize=64)
+def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Packed:
+    """The texts of segments over `queries` queries aligned to the end of `keys` keys; what is behind all is seen by
+    nobody."""
+    bounds = [min(bound, keys) for bound in starts(lengths)]
+    offset = keys - queries
+    held = [stop - start for start, stop in pairwise(bounds)]
+    asked = [max(0, stop - offset) - max(0, start - offset) for start, stop in pairwise(bounds)]
+    before, behind = max(0, -offset), keys - bounds[-1]
+    return Packed((before, *asked, 0, queries - before - sum(asked)), (0, *held, behind, 0))
+
+
+def longest(lengths: Iterable[int]) -> int:
+    """The greatest of some lengths, at least 1."""
+    return max(1, *lengths, 1)
+
+
+class Listed(NamedTuple):
+    """Programs that own tiles of this many rows of queries, or of keys where `by_key`."""
+
+    rows: int
+    by_key: bool
+
+
+@lru_cache(maxsize=256)
+def tiles_of(texts: tuple[Text, ...], listed: Listed, device: torch.device) -> Tensor:
+    """The tiles [tile, 7], int32, of texts, see `programs.arguments.Forward`; those of long texts come first."""
+    ordered = sorted(texts, key=lambda text: -text.keys)
+    found = [line for text in ordered for line in lines(text, listed)]
+    return torch.tensor(found, dtype=torch.int32).view(-1, 7).to(device)
+
+
+@lru_cache(maxsize=64)
+def whole_texts(texts: tuple[Text, ...], device: torch.device) -> Tensor:
+    """The texts [text, 7], int32, as lines of tiles, of which each has its first."""
+    return torch.tensor([(text.batch, 0, *text[1:]) for text in texts], dtype=torch.int32).view(-1, 7).to(device)
+
+
+def lines(text: Text, listed: Listed) -> Iterator[Sequence[int]]:
+    """A line for each tile of a text; the last queries, which see most of what is causal, come first."""
+    count = -(-(text.keys if listed.by_key else text.queries) // listed.rows)
+    order = range(count) if listed.by_key else reversed(range(count))
+    return ((text.batch, block, *text[1:]) for block in order)

@@ -1,0 +1,207 @@
+"""Attention whose matrix products are computed in FP8 (e4m3)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+from attn_core import AttentionSpec, Operands
+from attn_core.errors import InvalidValue
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from attn_kernels_triton.attention.forward import Attended, Inputs, empty, has_copier, inputs_of
+from attn_kernels_triton.attention.plan import Plan, plan_of
+from attn_kernels_triton.attention.tiles import NARROWEST, Choice, Sizes, tile_of
+from attn_kernels_triton.checks import check, check_count
+from attn_kernels_triton.kernels import fp8 as fp8_arguments
+from attn_kernels_triton.kernels.arguments import Places, Rule
+from attn_kernels_triton.kernels.fp8 import BLOCK, Codes, attend_codes, make_codes
+from attn_kernels_triton.launch import Launch, power_of_two, rows
+
+SEED = 20240711
+
+
+@lru_cache(maxsize=32)
+def rotation(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Signs times a Hadamard matrix [width, width] of ones and minus ones, the same each time; a power of two wide.
+
+    It is not divided by the root of the width, so that every type holds it exactly.
+    """
+    signs = torch.randint(0, 2, (width, 1), generator=torch.Generator().manual_seed(SEED)) * 2 - 1
+    matrix = torch.ones(1, 1, dtype=torch.int64)
+    while len(matrix) < width:
+        matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    return (signs * matrix).to(device=device, dtype=dtype)
+
+
+LEAST_KEYS = 32
+"""Keys whose weights the matrix unit sums over at once."""
+
+CODED_CHOICES: dict[int, Choice] = {
+    64: Choice(128, 128, 8, 2, "descriptors"),
+    128: Choice(128, 128, 8, 2, "descriptors"),
+    256: Choice(64, 64, 8, 2, "descriptors"),
+}
+"""By the width; none of these spills on sm_90a, as a test sees to."""
+WINDOWED_CHOICES = CODED_CHOICES | {128: Choice(128, 64, 8, 2, "descriptors")}
+"""Where queries see only so far back: a second bound takes registers."""
+
+
+def coded_choice(sizes: Sizes, rule: Rule) -> Choice:
+    """What is shipped, never larger than the operands."""
+    chosen = (CODED_CHOICES if rule.left is None else WINDOWED_CHOICES)[max(NARROWEST, sizes.width)]
+    queries, keys = power_of_two(sizes.queries), max(LEAST_KEYS, power_of_two(sizes.keys))
+    return chosen._replace(queries=min(chosen.queries, queries), keys=min(chosen.keys, keys))
+
+
+def described_codes(choice: Choice, query: Tensor, key: Tensor, value: Tensor) -> tuple[TensorDescriptor, ...]:
+    """Tiles of codes [head of batch and row, width], of values [head of batch and width, row]."""
+    flat = query.flatten(0, 2), key.flatten(0, 2), value.flatten(0, 2)
+    tiles = [choice.queries, query.shape[3]], [choice.keys, key.shape[3]], [value.shape[2], choice.keys]
+    return tuple(TensorDescriptor.from_tensor(part, tile) for part, tile in zip(flat, tiles, strict=True))
+
+
+ROWS: int = BLOCK.value
+"""Rows that share a scale."""
+LEAST_WIDTH = 32
+"""Codes that the matrix unit sums over at once."""
+
+
+class Coded(NamedTuple):
+    """Codes [batch, head, row, width], of values [batch, head, width, row], and scales [batch, head, block]."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def width_of(size: int) -> int:
+    """The size of a head in codes."""
+    return max(LEAST_WIDTH, power_of_two(size))
+
+
+def blocks_of(count: int) -> int:
+    """Blocks of so many rows."""
+    return -(-count // ROWS)
+
+
+def empty_codes(given: Tensor, *, turned: bool) -> Coded:
+    """Where the codes of rows [batch, row, head, size] are written."""
+    batch, count, heads, size = given.shape
+    held = [blocks_of(count) * ROWS, width_of(size)]
+    codes = given.new_empty(batch, heads, *(held[::-1] if turned else held), dtype=torch.float8_e4m3fn)
+    return Coded(codes, given.new_empty(batch, heads, blocks_of(count), dtype=torch.float32))
+
+
+def codes_launch(given: Tensor, into: Coded, *, turned: bool, rotated: bool) -> Launch:
+    """The program that rounds rows, first rotated where that is wanted, into codes."""
+    batch, count, heads, size = given.shape
+    width = width_of(size)
+    call = Codes(
+        rows=rows(given),
+        count=count,
+        heads=heads,
+        rotation=rotation(width, given.dtype, given.device) if rotated else None,
+        codes=into.codes,
+        scales=into.scales,
+        size=tl.constexpr(size),
+        width=tl.constexpr(width),
+        turned=tl.constexpr(turned),
+    )
+    return Launch(program=make_codes, programs=batch * heads * blocks_of(count), call=call, warps=8, stages=1)
+
+
+class Rounded(NamedTuple):
+    """Queries, keys and values in codes; `rotated` says that queries and keys are."""
+
+    query: Coded
+    key: Coded
+    value: Coded
+    rotated: bool
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def attend(spec: AttentionSpec, operands: Operands, *, rotated: bool = True) -> Tensor:
+    """The output [batch, query, heads, value_size] in the type of the values, without gradients.
+
+    Raises `InvalidValue` for what the programs would misread, and for chips whose matrix units take no e4m3.
+    """
+    plan = checked_plan(spec, operands)
+    inputs = Inputs(*(tensor.detach() for tensor in inputs_of(operands)))
+    result, coded = empty(plan, inputs), empty_coded(inputs, rotated=rotated)
+    for launch in launches(plan, inputs, coded, result):
+        launch.run(inputs.query.device)
+    return result.out
+
+
+def checked_plan(spec: AttentionSpec, operands: Operands) -> Plan:
+    """The plan of a band over operands that can be rounded."""
+    check(spec, operands)
+    query, plan = operands.query, plan_of(spec, operands)
+    if query.dtype.itemsize != torch.bfloat16.itemsize:
+        raise InvalidValue.of("query.dtype", str(query.dtype), "bfloat16 or float16")
+    for name, tensor in (("query", query), ("key", operands.key), ("value", operands.value)):
+        check_codes(name, tensor)
+    if not has_copier(query.device):
+        raise InvalidValue.of("query.device", str(query.device), "a GPU of compute capability 9.0 or more")
+    if plan.rule.scale <= 0:
+        raise InvalidValue.of("score.scale", plan.rule.scale, "a number above zero")
+    if operands.packed is not None:
+        raise InvalidValue.of("packed", operands.packed, "None: each row is one text")
+    if plan.bias is not None or operands.dropout is not None:
+        raise InvalidValue.of("modifiers, dropout", "learned biases or dropout", "neither")
+    if plan.lists is not None or plan.texts is not None or plan.places != Places():
+        raise InvalidValue.of("mask", str(spec.mask), "a band: full, causal, or a window, nothing padded or placed")
+    return plan
+
+
+def check_codes(name: str, rows: Tensor) -> None:
+    """Rows [batch, row, head, size] whose codes, filled up to whole blocks, programs can count."""
+    batch, count, heads, size = rows.shape
+    held = blocks_of(count) * ROWS
+    check_count(f"{name}: codes of a head", held * width_of(size))
+    check_count(f"{name}: rows of all heads", batch * heads * max(held, width_of(size)))
+
+
+def empty_coded(inputs: Inputs, *, rotated: bool) -> Rounded:
+    """Where codes are written."""
+    query, key = (empty_codes(tensor, turned=False) for tensor in (inputs.query, inputs.key))
+    return Rounded(query, key, empty_codes(inputs.value, turned=True), rotated)
+
+
+def launches(plan: Plan, inputs: Inputs, coded: Rounded, result: Attended) -> list[Launch]:
+    """Programs that round, and the one that meets what they wrote; nothing where there are no queries or no keys."""
+    if not min(plan.sizes.queries, plan.sizes.keys):
+        result.out.zero_()
+        return []
+    made = [
+        codes_launch(inputs.query, coded.query, turned=False, rotated=coded.rotated),
+        codes_launch(inputs.key, coded.key, turned=False, rotated=coded.rotated),
+        codes_launch(inputs.value, coded.value, turned=True, rotated=False),
+    ]
+    return [*made, attend_launch(plan, coded, result)]
+
+
+def attend_launch(plan: Plan, coded: Rounded, result: Attended) -> Launch:
+    """The program that meets codes."""
+    sizes, choice = plan.sizes, coded_choice(plan.sizes, plan.rule)
+    widths = width_of(sizes.key_size), width_of(sizes.value_size)
+    scale = plan.rule.scale / widths[0] if coded.rotated else plan.rule.scale
+    call = fp8_arguments.Coded(
+        query_scales=coded.query.scales,
+        key_scales=coded.key.scales,
+        value_scales=coded.value.scales,
+        out=rows(result.out),
+        lse=result.lse,
+        shape=plan.shape,
+        rule=plan.rule._replace(scale=scale),
+        places=plan.places,
+        tile=tile_of(choice, sizes)._replace(key_width=tl.constexpr(widths[0]), value_width=tl.constexpr(widths[1])),
+    )
+    programs = -(-plan.sizes.queries // choice.queries) * plan.batch * plan.shape.heads
+    tiles = described_codes(choice, coded.query.codes, coded.key.codes, coded.value.codes)
+    return Launch(
+        program=attend_codes, programs=programs, call=call, warps=choice.warps, stages=choice.stages, tiles=tiles
+    )

@@ -1,1 +1,0 @@
-"""Attention over e4m3 codes: what is checked, rounded and launched."""

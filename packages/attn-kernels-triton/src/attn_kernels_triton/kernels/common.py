@@ -1,0 +1,286 @@
+"""Helpers that all attention kernels share: reading tiles, varlen documents, tile ranges, masks, dropout."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def start_of(view, batch, head):
+    """The address of the first row of a head. In 64 bits: whole tensors may be large, one head is not."""
+    return view.data + tl.cast(batch, tl.int64) * view.batch + tl.cast(head, tl.int64) * view.head
+
+
+@triton.jit
+def read(view, start, rows, count, size: tl.constexpr, width: tl.constexpr):
+    """Rows [rows, width], zeros behind the last of `count` rows and behind `size`."""
+    across = tl.arange(0, width)
+    at = start + rows[:, None] * view.row + across[None, :]
+    if size == width:
+        found = tl.load(at, mask=rows[:, None] < count, other=0.0)
+    else:
+        found = tl.load(at, mask=(rows[:, None] < count) & (across[None, :] < size), other=0.0)
+    return found
+
+
+@triton.jit
+def read_whole(view, start, rows, size: tl.constexpr, width: tl.constexpr):
+    """Rows [rows, width] that all exist, zeros behind `size`."""
+    across = tl.arange(0, width)
+    at = start + rows[:, None] * view.row + across[None, :]
+    return tl.load(at) if size == width else tl.load(at, mask=across[None, :] < size, other=0.0)
+
+
+@triton.jit
+def write(view, start, rows, count, content, size: tl.constexpr):
+    """Write rows [rows, width] as far as they exist, in the type of the tensor."""
+    across = tl.arange(0, content.shape[1])
+    at = start + rows[:, None] * view.row + across[None, :]
+    inside = (rows[:, None] < count) & (across[None, :] < size)
+    tl.store(at, content.to(view.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def owned_queries(call):
+    """Batch, head, number of the tile of queries, and text; tiles that see most keys of a causal call come first."""
+    shape = call.shape
+    if call.texts is None:
+        tiles = tl.cdiv(shape.queries, call.tile.queries)
+        block = tiles - 1 - tl.program_id(0) % tiles
+        batch = tl.program_id(0) // tiles // shape.heads
+        head = tl.program_id(0) // tiles % shape.heads
+        text = (block, block, block, block, block)
+    else:
+        head, batch, block, text = of_list(call, shape.heads)
+    return batch, head, block, text
+
+
+@triton.jit
+def owned_keys(call):
+    """Batch, key/value head, number of the tile of keys, and text."""
+    shape = call.shape
+    shared = shape.heads // shape.group
+    if call.texts is None:
+        tiles = tl.cdiv(shape.keys, call.tile.keys)
+        block = tl.program_id(0) % tiles
+        batch = tl.program_id(0) // tiles // shared
+        owner = tl.program_id(0) // tiles % shared
+        text = (block, block, block, block, block)
+    else:
+        owner, batch, block, text = of_list(call, shared)
+    return batch, owner, block, text
+
+
+@triton.jit
+def of_list(call, heads):
+    """Head, batch, number of the tile, and text, of a list of tiles that is the same for all heads."""
+    tiles = tl.num_programs(0) // heads
+    entry = call.texts + tl.program_id(0) % tiles * 7
+    return tl.program_id(0) // tiles, tl.load(entry), tl.load(entry + 1), text_at(entry)
+
+
+@triton.jit
+def text_at(entry):
+    """The text of an entry of a list of tiles."""
+    first_query, queries, first_key = tl.load(entry + 2), tl.load(entry + 3), tl.load(entry + 4)
+    return first_query, queries, first_key, tl.load(entry + 5), tl.load(entry + 6)
+
+
+@triton.jit
+def queries_of(call, text):
+    """How many queries the text has."""
+    return call.shape.queries if call.texts is None else text[1]
+
+
+@triton.jit
+def keys_of(call, text):
+    """How many keys the text has."""
+    return call.shape.keys if call.texts is None else text[3]
+
+
+@triton.jit
+def first_query(call, view, start, text):
+    """The address of the first query of the text, whose row starts at `start`."""
+    if call.texts is not None:
+        start += tl.cast(text[0], tl.int64) * view.row
+    return start
+
+
+@triton.jit
+def first_key(call, view, start, text):
+    """The address of the first key of the text, whose row starts at `start`."""
+    if call.texts is not None:
+        start += tl.cast(text[2], tl.int64) * view.row
+    return start
+
+
+@triton.jit
+def first_sum(call, sums, batch, head, text):
+    """The address of what is kept of the first query of the text: `sums` [batch, heads, queries]."""
+    start = sums + tl.cast(batch * call.shape.heads + head, tl.int64) * call.shape.queries
+    if call.texts is not None:
+        start += text[0]
+    return start
+
+
+@triton.jit
+def spans(call, first, last, reach, count, size: tl.constexpr):
+    """Tiles of `size` that places `first` to `last` meet, of `count` places: where they start, where whole ones start
+    and stop, where they stop. `reach` is how far before and after a place others are met; None is no bound.
+    """
+    before, after = reach
+    start = 0
+    whole_start = 0
+    if before is not None:
+        start = tl.maximum(first - before, 0)
+        whole_start = tl.maximum(last - before, 0)
+    stop = count
+    whole_stop = count
+    if after is not None:
+        stop = tl.maximum(tl.minimum(last + after + 1, count), 0)
+        whole_stop = tl.maximum(tl.minimum(first + after + 1, count), 0)
+    start = tl.minimum(start // size, tl.cdiv(count, size))
+    stop = tl.maximum(tl.cdiv(stop, size), start)
+    if call.places.keep is None and call.places.pairs is None and call.places.key is None:
+        whole_start = tl.minimum(tl.maximum(tl.cdiv(whole_start, size), start), stop)
+        whole_stop = tl.maximum(tl.minimum(whole_stop // size, stop), whole_start)
+    else:
+        # Something must be asked of every pair.
+        whole_start = start
+        whole_stop = start
+    return start, whole_start, whole_stop, stop
+
+
+@triton.jit
+def listed(starts, blocks, row, size: tl.constexpr):
+    """The first and the last tile, exclusive, of what a list says of a row of blocks; blocks hold several tiles."""
+    several: tl.constexpr = blocks.size // size
+    return tl.load(starts + row) * several, tl.load(starts + row + 1) * several
+
+
+@triton.jit
+def listed_tile(blocks, columns, step, size: tl.constexpr):
+    """The tile that is met at a step through a list."""
+    several: tl.constexpr = blocks.size // size
+    entry = step // several
+    # Not by %, which the interpreter lacks for its loop variables.
+    return tl.load(columns + entry) * several + (step - entry * several)
+
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def tanh(x):
+    """tanh, from the exponential function alone."""
+    power = tl.exp2(tl.abs(x) * (-2.0 * LOG2_E))
+    positive = (1.0 - power) / (1.0 + power)
+    return tl.where(x < 0, -positive, positive)
+
+
+@triton.jit
+def logits(call, products, head, query, key):
+    """Logits to the base 2 of products, and by how much a change of a product changes them, to the base e.
+
+    The second is the scale alone, or a tile where scores are capped.
+    """
+    rule = call.rule
+    slope = rule.scale
+    if rule.cap is None and rule.slopes is None and rule.bias is None:
+        powers = products * (rule.scale * LOG2_E)
+    else:
+        scores = products * rule.scale
+        if rule.cap is not None:
+            share = tanh(scores / rule.cap)
+            scores = share * rule.cap
+            slope = (1.0 - share * share) * rule.scale
+        if rule.slopes is not None:
+            scores -= tl.load(rule.slopes + head) * tl.abs(query - key).to(tl.float32)
+        if rule.bias is not None:
+            away = tl.minimum(tl.maximum(key - query, -rule.far), rule.far) + rule.far
+            scores += tl.load(rule.bias + head * (2 * rule.far + 1) + away)
+        powers = scores * LOG2_E
+    return powers, slope
+
+
+@triton.jit
+def places_of(given, stride, batch, rows, count, offset):
+    """Positions [rows], int32: those given, or counted from `offset`."""
+    if given is None:
+        places = rows + offset
+    else:
+        places = tl.load(given + tl.cast(batch, tl.int64) * stride + rows, mask=rows < count, other=0)
+    return places
+
+
+@triton.jit
+def hidden(call, powers, who, pairs, places):
+    """Logits with -inf where a pair may not meet; that the key exists is for the caller to see to.
+
+    `who` is batch, head, the slot of the block's bits, and the text, see `texts`; `pairs` rows and keys by number,
+    `places` by position.
+    """
+    batch, head, slot, text = who
+    rows, keys = pairs
+    query, key = places
+    never = float("-inf")
+    if call.rule.left is not None:
+        powers = tl.where(query - key <= call.rule.left, powers, never)
+    if call.rule.right is not None:
+        powers = tl.where(key - query <= call.rule.right, powers, never)
+    if call.places.keep is not None:
+        start = call.places.keep + tl.cast(batch, tl.int64) * call.places.keep_batch
+        if call.texts is not None:
+            start += text[2]
+        powers = tl.where(tl.load(start + keys, mask=keys < keys_of(call, text), other=0) != 0, powers, never)
+    if call.places.pairs is not None:
+        start = call.places.pairs + tl.cast(batch, tl.int64) * call.places.pairs_batch
+        start += tl.cast(head, tl.int64) * call.places.pairs_head
+        inside = (rows < call.shape.queries) & (keys < call.shape.keys)
+        pair = tl.load(start + tl.cast(rows, tl.int64) * call.shape.keys + keys, mask=inside, other=0)
+        powers = tl.where(pair != 0, powers, never)
+    if call.blocks.size is not None:
+        words = call.blocks.size // 32
+        row, column = rows % call.blocks.size, keys % call.blocks.size
+        start = call.blocks.bits + tl.cast(slot, tl.int64) * (call.blocks.size * words)
+        word = tl.load(start + row * words + column // 32)
+        powers = tl.where(((word >> (column % 32)) & 1) != 0, powers, never)
+    return powers
+
+
+@triton.jit
+def counted(call, who):
+    """The seed, the two counters that a tile has in common, and the threshold of words."""
+    batch, head, text = who
+    state = call.dropout.state
+    row = tl.load(state + 2) + batch
+    if call.texts is not None:
+        row = tl.load(state + 2) + text[4]
+    row = row * call.shape.heads + head
+    return tl.load(state), row.to(tl.uint32), tl.load(state + 1).to(tl.uint32), tl.load(state + 3).to(tl.uint32)
+
+
+@triton.jit
+def kept(call, who, rows, first):
+    """Whether the weights of a tile [query, key] stay, whose keys are counted from `first` on, a multiple of 4."""
+    seed, row, offset, threshold = counted(call, who)
+    queries: tl.constexpr = call.tile.queries
+    keys: tl.constexpr = call.tile.keys
+    key = tl.zeros([queries, keys // 4], tl.uint32) + (first // 4 + tl.arange(0, keys // 4))[None, :].to(tl.uint32)
+    query = tl.zeros([queries, keys // 4], tl.uint32) + rows[:, None].to(tl.uint32)
+    zero, one, two, three = tl.philox(seed, key, query, row + key * 0, offset + key * 0)
+    words = tl.reshape(tl.join(tl.join(zero, two), tl.join(one, three)), [queries, keys])
+    return words >= threshold
+
+
+@triton.jit
+def kept_anywhere(call, who, rows, keys):
+    """Whether the weights of a tile [query, key] stay, whose keys begin anywhere."""
+    seed, row, offset, threshold = counted(call, who)
+    key = tl.zeros([call.tile.queries, call.tile.keys], tl.uint32) + (keys // 4)[None, :].to(tl.uint32)
+    query = key * 0 + rows[:, None].to(tl.uint32)
+    zero, one, two, three = tl.philox(seed, key, query, row + key * 0, offset + key * 0)
+    place = (keys % 4)[None, :]
+    words = tl.where(place == 0, zero, tl.where(place == 1, one, tl.where(place == 2, two, three)))
+    return words >= threshold

@@ -1,0 +1,321 @@
+"""Arguments and helpers of the kernels for linear recurrences."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.kernels.arguments import Rows
+from attn_kernels_triton.kernels.common import start_of
+
+
+class ScanTile(NamedTuple):
+    """Constants: tokens of a chunk and the rounds in which it doubles from one; sizes, as they are and as powers of
+    two; how many channels of keys and of values are taken at once, and how often; whether channels fade apart; and
+    whether float32 is multiplied in parts, see `rows.product`."""
+
+    chunk: Any
+    rounds: Any
+    key_size: Any
+    value_size: Any
+    key_width: Any
+    keys_at_once: Any
+    values_at_once: Any
+    key_parts: Any
+    value_parts: Any
+    channels: Any
+    split: Any
+
+
+class Scan(NamedTuple):
+    """Everything for the forward programs; a row is a token but where it is said.
+
+    `faded` [..., K or 1], float32, are sums of log decays from the start of the chunk, to the base 2; `strength` β
+    [..., 1]. By the delta rule `solved` is X [..., V], `told` Y [..., K], `inverse` (I + βB)^-1 [..., C] with the
+    products B of keys, and `news` E [..., V]; else `news` are the values and the others `NO_ROWS`. `states` [batch,
+    chunk · K, head, V] are S before every chunk, `before` and `after` [batch, K, head, V] the first S, `NO_ROWS` for
+    an empty one, and the last.
+    """
+
+    query: Rows
+    key: Rows
+    value: Rows
+    faded: Rows
+    strength: Rows
+    solved: Rows
+    told: Rows
+    inverse: Rows
+    news: Rows
+    states: Rows
+    before: Rows
+    after: Rows
+    out: Rows
+    heads: Any
+    tokens: Any
+    tile: ScanTile
+
+
+class Unscan(NamedTuple):
+    """Everything for the backward programs: a forward one, gradients that are given, and those that are written.
+
+    `out` to the output, `after` to the last memory, `NO_ROWS` for none; `states` to S after every chunk, `news` to N;
+    `decay` [..., K or parts of K] to log decays, `NO_ROWS` where nobody asks.
+    """
+
+    scan: Scan
+    out: Rows
+    after: Rows
+    states: Rows
+    news: Rows
+    before: Rows
+    query: Rows
+    key: Rows
+    value: Rows
+    decay: Rows
+    strength: Rows
+
+
+class Fade(NamedTuple):
+    """Everything for the program that sums log decays; `channels` of a row are taken at once."""
+
+    decay: Rows
+    faded: Rows
+    heads: Any
+    tokens: Any
+    chunk: Any
+    size: Any
+    channels: Any
+
+
+class Decode(NamedTuple):
+    """Everything for the program that goes token by token, its memory never leaving registers; as of `Scan`."""
+
+    query: Rows
+    key: Rows
+    value: Rows
+    decay: Rows
+    strength: Rows
+    before: Rows
+    after: Rows
+    out: Rows
+    heads: Any
+    tokens: Any
+    tile: ScanTile
+
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def product(split: tl.constexpr, one, other, into=None):
+    """A product of matrices, added to another, in float32; `split` is for matrix units: in three products of halves."""
+    if split:
+        found = tl.dot(one, other, into, input_precision="tf32x3")
+    else:
+        found = tl.dot(one, other, into, input_precision="ieee")
+    return found
+
+
+@triton.jit
+def place(scan, parts):
+    """Chunk, part, batch and head of a program; parts of a chunk come one after the other."""
+    part = tl.program_id(0) % parts
+    chunks = tl.cdiv(scan.tokens, scan.tile.chunk)
+    chunk = tl.program_id(0) // parts % chunks
+    head = tl.program_id(0) // parts // chunks
+    return chunk, part, head // scan.heads, head % scan.heads
+
+
+@triton.jit
+def read_part(view, who, rows, count, columns, size):
+    """Rows [rows, columns], zeros behind the last of `count` rows and behind `size`."""
+    at = start_of(view, who[0], who[1]) + rows[:, None] * view.row + columns[None, :]
+    return tl.load(at, mask=(rows[:, None] < count) & (columns[None, :] < size), other=0.0)
+
+
+@triton.jit
+def write_part(view, who, rows, count, columns, size, content):
+    """Write rows [rows, columns] as far as they exist, in the type of the tensor."""
+    at = start_of(view, who[0], who[1]) + rows[:, None] * view.row + columns[None, :]
+    inside = (rows[:, None] < count) & (columns[None, :] < size)
+    tl.store(at, content.to(view.data.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def read_memory(view, who, channels, columns, tile):
+    """A memory [channels, columns] in float32."""
+    return read_part(view, who, channels, tile.key_size, columns, tile.value_size).to(tl.float32)
+
+
+@triton.jit
+def write_state(scan, view, who, chunk, at, content):
+    """Write channels and columns of what is kept for a chunk."""
+    cells = chunk * scan.tile.key_size + at[0]
+    write_part(view, who, cells, (chunk + 1) * scan.tile.key_size, at[1], scan.tile.value_size, content)
+
+
+@triton.jit
+def state_part(scan, view, who, chunk, channels, columns):
+    """Some channels and columns of what is kept for a chunk, zeros behind its channels."""
+    cells = chunk * scan.tile.key_size + channels
+    return read_part(view, who, cells, (chunk + 1) * scan.tile.key_size, columns, scan.tile.value_size)
+
+
+@triton.jit
+def read_strength(scan, who, rows):
+    """The strength of every token, float32, zero behind the last."""
+    at = start_of(scan.strength, who[0], who[1]) + rows * scan.strength.row
+    return tl.load(at, mask=rows < scan.tokens, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def faded_at(scan, who, rows, columns):
+    """Sums of log decays [rows, columns or 1]; behind the last token, where nothing fades, those of the last."""
+    at = start_of(scan.faded, who[0], who[1]) + tl.minimum(rows, scan.tokens - 1) * scan.faded.row
+    if scan.tile.channels:
+        found = tl.load(at[:, None] + columns[None, :], mask=columns[None, :] < scan.tile.key_size, other=0.0)
+    else:
+        found = tl.load(at)[:, None]
+    return found
+
+
+@triton.jit
+def fading(scan, who, chunk, columns):
+    """The sums of log decays of a whole chunk, [columns]."""
+    last = tl.minimum((chunk + 1) * scan.tile.chunk, scan.tokens) - 1
+    at = start_of(scan.faded, who[0], who[1]) + last * scan.faded.row
+    if scan.tile.channels:
+        found = tl.load(at + columns, mask=columns < scan.tile.key_size, other=0.0)
+    else:
+        found = tl.zeros_like(columns).to(tl.float32) + tl.load(at)
+    return found
+
+
+@triton.jit
+def early(scan, content, who, rows, columns):
+    """Rows times what is left, at their token, of the memory before the chunk; in their type."""
+    found = content
+    if scan.faded.data is not None:
+        found = (content * tl.exp2(faded_at(scan, who, rows, columns))).to(content.dtype)
+    return found
+
+
+@triton.jit
+def late(scan, content, who, chunk, rows, columns):
+    """Rows times what will be left of them at the end of the chunk; in their type."""
+    found = content
+    if scan.faded.data is not None:
+        left = fading(scan, who, chunk, columns)[None, :] - faded_at(scan, who, rows, columns)
+        found = (content * tl.exp2(left)).to(content.dtype)
+    return found
+
+
+@triton.jit
+def news_of(scan, who, rows, columns):
+    """What tokens write, [rows, columns], in the type of the values."""
+    found = read_part(scan.news, who, rows, scan.tokens, columns, scan.tile.value_size)
+    if scan.strength.data is not None:
+        found = (found * read_strength(scan, who, rows)[:, None]).to(found.dtype)
+    return found
+
+
+@triton.jit
+def sum_decays(call):
+    """Sums of log decays from the start of each chunk, to the base 2. Grid: parts of chunks of heads."""
+    chunk, part, batch, head = place_of_decays(call)
+    rows = chunk * call.chunk + tl.arange(0, call.chunk)
+    columns = part * call.channels + tl.arange(0, call.channels)
+    decay = read_part(call.decay, (batch, head), rows, call.tokens, columns, call.size).to(tl.float32)
+    write_part(call.faded, (batch, head), rows, call.tokens, columns, call.size, tl.cumsum(decay * LOG2_E, 0))
+
+
+@triton.jit
+def place_of_decays(call):
+    """As `place`, for the program that sums decays."""
+    parts = tl.cdiv(call.size, call.channels)
+    chunks = tl.cdiv(call.tokens, call.chunk)
+    head = tl.program_id(0) // parts // chunks
+    return tl.program_id(0) // parts % chunks, tl.program_id(0) % parts, head // call.heads, head % call.heads
+
+
+@triton.jit
+def pairs(scan, left, right, who, chunk):
+    """Entry [i, j] is Σ_c l_ic r_jc e^(faded_ic - faded_jc) for j ≤ i and zero for j > i; float32 [C, C]."""
+    index = tl.arange(0, scan.tile.chunk)
+    rows = chunk * scan.tile.chunk + index
+    found = tl.zeros([scan.tile.chunk, scan.tile.chunk], tl.float32)
+    for first in range(0, scan.tile.key_width, scan.tile.keys_at_once):
+        columns = first + tl.arange(0, scan.tile.keys_at_once)
+        one = read_part(left, who, rows, scan.tokens, columns, scan.tile.key_size)
+        other = read_part(right, who, rows, scan.tokens, columns, scan.tile.key_size)
+        if scan.tile.channels:
+            found += channel_pairs(scan, who, one, other, rows, columns)
+        else:
+            found = product(scan.tile.split, one, tl.trans(other), found)
+    if not scan.tile.channels:
+        found *= between(scan, who, rows)
+    return tl.where(index[:, None] >= index[None, :], found, 0.0)
+
+
+@triton.jit
+def between(scan, who, rows):
+    """What fades between two tokens of a chunk whose channels fade alike, [C, C]; 1 where the second is later."""
+    found = 1.0
+    if scan.faded.data is not None:
+        faded = faded_at(scan, who, rows, rows)
+        found = tl.exp2(tl.minimum(faded - tl.trans(faded), 0.0))
+    return found
+
+
+@triton.jit
+def channel_pairs(scan, who, one, other, rows, columns):
+    """The pairs over some channels that fade apart; what lies above the diagonal is zero."""
+    index = tl.arange(0, scan.tile.chunk)
+    faded = faded_at(scan, who, rows, columns)
+    own = tl.sum(one.to(tl.float32) * other.to(tl.float32), 1)
+    found = tl.where(index[:, None] == index[None, :], own[:, None], 0.0)
+    for turn in range(scan.tile.rounds):
+        half = 1 << turn
+        later, left = halves(scan, who, (rows, columns), faded, half)
+        upper = tl.where(later[:, None], one * left, 0.0).to(one.dtype)
+        lower = tl.where(later[:, None], 0.0, other * left).to(one.dtype)
+        across = product(scan.tile.split, upper, tl.trans(lower))
+        found += tl.where(index[:, None] // (2 * half) == index[None, :] // (2 * half), across, 0.0)
+    return found
+
+
+@triton.jit
+def halves(scan, who, at, faded, half):
+    """Which tokens lie in second halves, and what is left between each token and the middle of its two halves."""
+    index = tl.arange(0, scan.tile.chunk)
+    later = index // half % 2 == 1
+    middle = faded_at(scan, who, at[0] - index % (2 * half) + half - 1, at[1])
+    return later, tl.exp2(tl.where(later[:, None], faded - middle, middle - faded))
+
+
+@triton.jit
+def through_pairs(scan, change, content, who, at):
+    """Gradients [C, columns] to both sides of `pairs`, of a gradient to them that is zero where they are."""
+    one, other = content
+    rows, columns = at
+    if scan.tile.channels:
+        index = tl.arange(0, scan.tile.chunk)
+        faded = faded_at(scan, who, rows, columns)
+        own = tl.sum(tl.where(index[:, None] == index[None, :], change, 0.0), 1)[:, None]
+        to_one, to_other = own * other, own * one
+        for turn in range(scan.tile.rounds):
+            half = 1 << turn
+            later, left = halves(scan, who, at, faded, half)
+            same = index[:, None] // (2 * half) == index[None, :] // (2 * half)
+            across = same & later[:, None] & (index[None, :] // half % 2 == 0)
+            part = tl.where(across, change, 0.0).to(one.dtype)
+            upper, lower = (one * left).to(one.dtype), (other * left).to(one.dtype)
+            to_one += left * product(scan.tile.split, part, lower)
+            to_other += left * product(scan.tile.split, tl.trans(part), upper)
+    else:
+        part = (change * between(scan, who, rows)).to(one.dtype)
+        to_one = product(scan.tile.split, part, other)
+        to_other = product(scan.tile.split, tl.trans(part), one)
+    return to_one, to_other

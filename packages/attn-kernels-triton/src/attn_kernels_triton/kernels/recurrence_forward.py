@@ -1,0 +1,165 @@
+"""The forward kernels of linear recurrences: by chunks, and token by token."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.kernels.common import start_of
+from attn_kernels_triton.kernels.recurrence import (
+    LOG2_E,
+    early,
+    fading,
+    late,
+    news_of,
+    pairs,
+    place,
+    product,
+    read_memory,
+    read_part,
+    read_strength,
+    state_part,
+    write_part,
+    write_state,
+)
+
+
+@triton.jit
+def correct(scan):
+    """Grid: chunks of heads."""
+    chunk, _, batch, head = place(scan, 1)
+    who = (batch, head)
+    index = tl.arange(0, scan.tile.chunk)
+    rows = chunk * scan.tile.chunk + index
+    same = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
+    products = tl.where(index[:, None] > index[None, :], pairs(scan, scan.key, scan.key, who, chunk), 0.0)
+    strength = read_strength(scan, who, rows)
+    inverse = inverted(scan, strength[:, None] * products)
+    write_part(scan.inverse, who, rows, scan.tokens, index, scan.tile.chunk, inverse)
+    solving = same - solving_product(scan, products, inverse * strength[None, :])
+    solving = solving.to(scan.key.data.dtype.element_ty)
+    for first in range(0, scan.tile.key_width, scan.tile.keys_at_once):
+        columns = first + tl.arange(0, scan.tile.keys_at_once)
+        key = read_part(scan.key, who, rows, scan.tokens, columns, scan.tile.key_size)
+        told = product(scan.tile.split, solving, early(scan, key, who, rows, columns))
+        write_part(scan.told, who, rows, scan.tokens, columns, scan.tile.key_size, told)
+    for first in range(0, scan.tile.value_size, scan.tile.values_at_once):
+        columns = first + tl.arange(0, scan.tile.values_at_once)
+        value = read_part(scan.value, who, rows, scan.tokens, columns, scan.tile.value_size)
+        solved = product(scan.tile.split, solving, value)
+        write_part(scan.solved, who, rows, scan.tokens, columns, scan.tile.value_size, solved)
+
+
+@triton.jit
+def inverted(scan, lower):
+    """(I + L)^-1 of a strictly lower triangular L [C, C], by halves: ((A, 0), (B, D))^-1 from those of A and D."""
+    index = tl.arange(0, scan.tile.chunk)
+    found = tl.where(index[:, None] == index[None, :], 1.0, 0.0)
+    for turn in range(scan.tile.rounds):
+        half = 1 << turn
+        same = index[:, None] // (2 * half) == index[None, :] // (2 * half)
+        across = same & (index[:, None] // half % 2 == 1) & (index[None, :] // half % 2 == 0)
+        block = solving_product(scan, found, tl.where(across, lower, 0.0))
+        found -= solving_product(scan, block, found)
+    return found
+
+
+@triton.jit
+def solving_product(scan, one, other):
+    """A product of float32 matrices; where keys have 16 bits, those of TF32, which are more, are enough."""
+    if scan.tile.split and scan.key.data.dtype.element_ty != tl.float32:
+        found = tl.dot(one, other, input_precision="tf32")
+    else:
+        found = product(scan.tile.split, one, other)
+    return found
+
+
+@triton.jit
+def remember(scan):
+    """S before every chunk, and by the delta rule E. Grid: parts of the values of heads."""
+    head = tl.program_id(0) // scan.tile.value_parts
+    who = (head // scan.heads, head % scan.heads)
+    channels = tl.arange(0, scan.tile.key_width)
+    columns = tl.program_id(0) % scan.tile.value_parts * scan.tile.values_at_once + tl.arange(
+        0, scan.tile.values_at_once
+    )
+    memory = tl.zeros([scan.tile.key_width, scan.tile.values_at_once], tl.float32)
+    if scan.before.data is not None:
+        memory += read_memory(scan.before, who, channels, columns, scan.tile)
+    for chunk in range(tl.cdiv(scan.tokens, scan.tile.chunk)):
+        rows = chunk * scan.tile.chunk + tl.arange(0, scan.tile.chunk)
+        held = memory.to(scan.states.data.dtype.element_ty)
+        write_state(scan, scan.states, who, chunk, (channels, columns), held)
+        if scan.strength.data is None:
+            news = read_part(scan.value, who, rows, scan.tokens, columns, scan.tile.value_size)
+        else:
+            told = read_part(scan.told, who, rows, scan.tokens, channels, scan.tile.key_size)
+            news = read_part(scan.solved, who, rows, scan.tokens, columns, scan.tile.value_size)
+            news = (news - product(scan.tile.split, told, held)).to(held.dtype)
+            write_part(scan.news, who, rows, scan.tokens, columns, scan.tile.value_size, news)
+            news = (news * read_strength(scan, who, rows)[:, None]).to(held.dtype)
+        key = read_part(scan.key, who, rows, scan.tokens, channels, scan.tile.key_size)
+        key = late(scan, key, who, chunk, rows, channels)
+        if scan.faded.data is not None:
+            memory *= tl.exp2(fading(scan, who, chunk, channels))[:, None]
+        memory = product(scan.tile.split, tl.trans(key), news, memory)
+    write_part(scan.after, who, channels, scan.tile.key_size, columns, scan.tile.value_size, memory)
+
+
+@triton.jit
+def recall(scan):
+    """The output. Grid: parts of the values of chunks of heads."""
+    chunk, part, batch, head = place(scan, scan.tile.value_parts)
+    who = (batch, head)
+    rows = chunk * scan.tile.chunk + tl.arange(0, scan.tile.chunk)
+    columns = part * scan.tile.values_at_once + tl.arange(0, scan.tile.values_at_once)
+    news = news_of(scan, who, rows, columns)
+    reach = pairs(scan, scan.query, scan.key, who, chunk).to(news.dtype)
+    out = product(scan.tile.split, reach, news)
+    for first in range(0, scan.tile.key_width, scan.tile.keys_at_once):
+        channels = first + tl.arange(0, scan.tile.keys_at_once)
+        query = read_part(scan.query, who, rows, scan.tokens, channels, scan.tile.key_size)
+        memory = state_part(scan, scan.states, who, chunk, channels, columns)
+        query = early(scan, query, who, rows, channels)
+        out = product(scan.tile.split, query, memory, out)
+    write_part(scan.out, who, rows, scan.tokens, columns, scan.tile.value_size, out)
+
+
+@triton.jit
+def go_through(call):
+    """Outputs and the memory after the last token. Grid: parts of the values of heads."""
+    head = tl.program_id(0) // call.tile.value_parts
+    who = (head // call.heads, head % call.heads)
+    channels = tl.arange(0, call.tile.key_width)
+    columns = tl.program_id(0) % call.tile.value_parts * call.tile.values_at_once + tl.arange(
+        0, call.tile.values_at_once
+    )
+    memory = tl.zeros([call.tile.key_width, call.tile.values_at_once], tl.float32)
+    if call.before.data is not None:
+        memory += read_memory(call.before, who, channels, columns, call.tile)
+    for token in range(call.tokens):
+        key = row_of(call.key, who, token, channels, call.tile.key_size)
+        value = row_of(call.value, who, token, columns, call.tile.value_size)
+        if call.decay.data is not None:
+            if call.tile.channels:
+                left = row_of(call.decay, who, token, channels, call.tile.key_size)
+                memory *= tl.exp2(left * LOG2_E)[:, None]
+            else:
+                left = tl.load(start_of(call.decay, who[0], who[1]) + token * call.decay.row).to(tl.float32)
+                memory *= tl.exp2(left * LOG2_E)
+        if call.strength.data is not None:
+            strength = tl.load(start_of(call.strength, who[0], who[1]) + token * call.strength.row).to(tl.float32)
+            value = strength * (value - tl.sum(key[:, None] * memory, 0))
+        memory += key[:, None] * value[None, :]
+        query = row_of(call.query, who, token, channels, call.tile.key_size)
+        out = tl.sum(query[:, None] * memory, 0)
+        at = start_of(call.out, who[0], who[1]) + token * call.out.row + columns
+        tl.store(at, out.to(call.out.data.dtype.element_ty), mask=columns < call.tile.value_size)
+    write_part(call.after, who, channels, call.tile.key_size, columns, call.tile.value_size, memory)
+
+
+@triton.jit
+def row_of(view, who, token, columns, size: tl.constexpr):
+    """One row [columns] in float32, zeros behind `size`."""
+    at = start_of(view, who[0], who[1]) + token * view.row + columns
+    return tl.load(at, mask=columns < size, other=0.0).to(tl.float32)

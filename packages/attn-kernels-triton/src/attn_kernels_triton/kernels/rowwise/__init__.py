@@ -1,1 +1,0 @@
-"""Programs that compute on each row alone."""

@@ -1,1 +1,0 @@
-"""Programs for linear recurrences by chunks, and token by token."""

@@ -1,0 +1,328 @@
+"""How an engine step over a paged KV cache is cut into work items: tiles of query rows, stretches of keys, trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from attn_core import PagedOperands, RaggedBatch, RowsInPlace
+from attn_core.errors import InvalidValue
+from torch import Tensor
+
+from attn_kernels_triton.launch import integers
+
+FEW = 16
+"""Rows of a tile, heads of a group times tokens, where a request has no more."""
+SHORTEST, LONGEST = 64, 256
+"""Keys of a stretch, where a request does not remember very much."""
+STRETCHES = 64
+"""Stretches at most, of a request that remembers very much."""
+
+
+class Item(NamedTuple):
+    """Rows `first` to `first + rows` of a request, whose first token is `begin`, against keys `start` to `stop`.
+
+    Row r is of token r // group and the head r % group of those that share keys. `slot` is where partial results go.
+    """
+
+    request: int
+    begin: int
+    first: int
+    rows: int
+    start: int
+    stop: int
+    slot: int
+
+
+class MergeItem(NamedTuple):
+    """Rows whose partial results lie in `slots` slots from `slot` on, each with one place for every key/value head."""
+
+    begin: int
+    first: int
+    rows: int
+    slot: int
+    slots: int
+
+
+class Asked(NamedTuple):
+    """A request that computes `tokens` tokens, the first of which is token `begin` of the step, after `context` others.
+
+    Of a `tree`, any token may see any other.
+    """
+
+    request: int
+    begin: int
+    tokens: int
+    context: int
+    tree: bool = False
+
+
+class Work(NamedTuple):
+    """What one kind of tile has to do."""
+
+    tile: int
+    items: list[Item]
+    merges: list[MergeItem]
+    slots: int
+
+
+class Heads(NamedTuple):
+    """Heads that share keys, key/value heads, rows of a tile where a request has more than a few, and how many `times`
+    as long as usual stretches are."""
+
+    group: int
+    owners: int
+    many: int
+    times: int = 1
+
+
+def asked_of(batch: RaggedBatch, requests: Iterable[int]) -> Iterator[Asked]:
+    """These requests of a batch, as far as they compute anything."""
+    wanted = set(requests)
+    for span in batch.spans():
+        if span.request in wanted and span.start < span.stop:
+            yield Asked(span.request, span.start, span.stop - span.start, batch.contexts[span.request])
+
+
+def works(asked: Iterable[Asked], heads: Heads, left: int | None) -> list[Work]:
+    """The work of requests, queries of which see `left` places before themselves, None for all.
+
+    How a request is cut depends on that request alone: it computes the same in any company.
+    """
+    found = {tile: Work(tile, [], [], 0) for tile in (FEW, heads.many)}
+    for request, begin, tokens, context, tree in asked:
+        rows = tokens * heads.group
+        tile = FEW if rows <= FEW else heads.many
+        work = found[tile]
+        for first in range(0, rows, tile):
+            count = min(tile, rows - first)
+            oldest, stop = context, context + tokens
+            if not tree:
+                oldest, stop = context + first // heads.group, context + (first + count - 1) // heads.group + 1
+            oldest = 0 if left is None else max(0, oldest - left)
+            # Chunks that fill several tiles keep the chip busy, and would leave much to merge.
+            whole = tokens > 1 and rows > heads.many
+            cuts = [(oldest, stop)] if whole else list(stretches(oldest, stop, heads))
+            slot = work.slots if len(cuts) > 1 else -1
+            for place, (start, end) in enumerate(cuts):
+                goes = slot if slot < 0 else slot + place * heads.owners
+                work.items.append(Item(request, begin, first, count, start, end, goes))
+            if slot >= 0:
+                work.merges.append(MergeItem(begin, first, count, slot, len(cuts)))
+                work = found[tile] = work._replace(slots=slot + len(cuts) * heads.owners)
+    return [work for work in found.values() if work.items]
+
+
+def stretches(start: int, stop: int, heads: Heads) -> Iterator[tuple[int, int]]:
+    """Positions `start` to `stop` cut at multiples of a length that grows with their number."""
+    length = heads.times * min(LONGEST, max(SHORTEST, 32 * (1 << (heads.owners - 1).bit_length())))
+    while stop - start > length * STRETCHES:
+        length *= 2
+    for cut in range(start // length * length, stop, length):
+        yield max(start, cut), min(stop, cut + length)
+
+
+WORD = 32
+
+
+class Node(NamedTuple):
+    """A request that computes one token of a tree: `base` rows lie before the tree, `rows` are its ancestors' and own.
+
+    `last` is the row before the tree, -1 where there is none.
+    """
+
+    request: int
+    base: int
+    first: int
+    last: int
+    rows: tuple[int, ...]
+
+
+class Grove(NamedTuple):
+    """Trees whose tokens are computed side by side.
+
+    `numbers` [tree, place] are rows in memory from position `firsts[tree]` on, those of its tokens last, from position
+    `bases[tree]` on. Bit b of word w of `seen` [token of the step, words], int32, says that a token sees that of number
+    32 w + b of its tree.
+    """
+
+    asked: tuple[Asked, ...]
+    requests: frozenset[int]
+    numbers: Tensor
+    firsts: Tensor
+    bases: Tensor
+    seen: Tensor
+
+
+def grove_of(operands: PagedOperands) -> Grove | None:
+    """The trees of a step; None where there is none, or none of two tokens that lie as they must."""
+    batch, numbers = operands.batch, operands.rows.numbers
+    trees = [tree for tree in trees_of(operands) if len(tree) > 1 and complete(tree)]
+    trees = [tree for tree, same in zip(trees, same_before(trees, numbers), strict=True) if same]
+    if not trees:
+        return None
+    longest = max(tree[0].base - tree[0].first + len(tree) for tree in trees)
+    table = numbers.new_zeros(len(trees), longest)
+    seen = torch.zeros(sum(batch.lengths), -(-max(map(len, trees)) // WORD), dtype=torch.int64)
+    begins = [span.start for span in batch.spans()]
+    for place, tree in enumerate(trees):
+        before = tree[0].base - tree[0].first
+        table[place, :before] = numbers[tree[0].request, :before]
+        own = [node.rows[-1] for node in tree]
+        table[place, before : before + len(tree)] = torch.tensor(own, device=numbers.device)
+        order = {row: number for number, row in enumerate(own)}
+        for node in tree:
+            for number in (order[row] for row in node.rows):
+                seen[begins[node.request], number // WORD] |= 1 << number % WORD
+    seen = torch.where(seen >= 1 << 31, seen - (1 << 32), seen)
+    return Grove(
+        asked=tuple(
+            Asked(place, begins[tree[0].request], len(tree), tree[0].base, tree=True)
+            for place, tree in enumerate(trees)
+        ),
+        requests=frozenset(node.request for tree in trees for node in tree),
+        numbers=table,
+        firsts=integers([tree[0].first for tree in trees], numbers),
+        bases=integers([tree[0].base for tree in trees], numbers),
+        seen=seen.to(numbers.device, torch.int32),
+    )
+
+
+def trees_of(operands: PagedOperands) -> list[list[Node]]:
+    """Neighbouring tokens of trees after the same row, as far as they are asked for."""
+    nodes = nodes_of(operands)
+    found = []
+    for _, some in groupby(enumerate(nodes), lambda pair: (pair[1].request - pair[0], *pair[1][1:4])):
+        found.append([node for _, node in some])
+    return found
+
+
+def nodes_of(operands: PagedOperands) -> list[Node]:
+    """The requests that compute one token of a tree, with the numbers of the rows from the one before the tree on."""
+    batch, rows = operands.batch, operands.rows
+    found = [request for request in sorted(set(operands.requests)) if is_node(batch, request)]
+    if not found:
+        return []
+    bases = [batch.contexts[request] + 1 - len(batch.path(request)) for request in found]
+    depth = max(len(batch.path(request)) for request in found)
+    starts = torch.tensor([base - rows.firsts[request] for request, base in zip(found, bases, strict=True)])
+    places = (starts[:, None] + torch.arange(-1, depth)).clamp(0, rows.numbers.shape[1] - 1).to(rows.numbers.device)
+    near = rows.numbers[torch.tensor(found, device=places.device)[:, None], places].tolist()
+    return [
+        Node(
+            request,
+            base,
+            rows.firsts[request],
+            line[0] if base > rows.firsts[request] else -1,
+            tuple(line[1 : 1 + len(batch.path(request))]),
+        )
+        for request, base, line in zip(found, bases, near, strict=True)
+    ]
+
+
+def is_node(batch: RaggedBatch, request: int) -> bool:
+    """Whether a request computes one token of a tree."""
+    return bool(batch.path(request)) and batch.lengths[request] == 1
+
+
+def complete(tree: list[Node]) -> bool:
+    """Whether the ancestors of all tokens are among them, each in a row of its own."""
+    own = {node.rows[-1] for node in tree}
+    return len(own) == len(tree) and all(own.issuperset(node.rows) for node in tree)
+
+
+def same_before(trees: list[list[Node]], numbers: Tensor) -> list[bool]:
+    """For each tree, whether all its tokens have the same rows before the tree."""
+    same = []
+    for tree in trees:
+        before = numbers[tree[0].request : tree[-1].request + 1, : tree[0].base - tree[0].first]
+        same.append((before == before[:1]).all())
+    return torch.stack(same).tolist() if same else []
+
+
+class Tables(NamedTuple):
+    """Row numbers [request, place] from positions `firsts` on, int32; of trees `bases` and `seen` too, see `Grove`."""
+
+    numbers: Tensor
+    firsts: Tensor
+    bases: Tensor | None = None
+    seen: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """`items` [item, 7] and `merges` [merge, 5], int32, of tiles of so many rows; see `programs.paged_arguments`."""
+
+    tile: int
+    items: Tensor
+    merges: Tensor
+    slots: int
+    tables: Tables
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Portions of work over the row numbers that were given."""
+
+    portions: tuple[Portion, ...]
+    numbers: Tensor
+
+
+Key = tuple[tuple[int, ...], Heads, int | None, int, int]
+
+_PREPARED: WeakKeyDictionary[RaggedBatch, dict[Key, Prepared]] = WeakKeyDictionary()
+"""By batch, and its requests, heads, reach, the row numbers and the rows of memory."""
+
+
+def prepared(operands: PagedOperands, heads: Heads, left: int | None, rows: int) -> Prepared:
+    """The work of a step over memory of so many rows; raises `InvalidValue` for row numbers outside of it."""
+    known = _PREPARED.setdefault(operands.batch, {})
+    numbers = operands.rows.numbers
+    key = operands.requests, heads, left, id(numbers), rows
+    if key not in known:
+        check_numbers(operands.rows, operands.batch, rows)
+        grove = grove_of(operands)
+        firsts = integers(operands.rows.firsts, numbers)
+        alone = set(operands.requests).difference(() if grove is None else grove.requests)
+        portions = portions_of(works(asked_of(operands.batch, alone), heads, left), Tables(numbers, firsts))
+        if grove is not None:
+            tables = Tables(grove.numbers, grove.firsts, grove.bases, grove.seen)
+            portions += portions_of(works(grove.asked, heads, left), tables)
+        # The row numbers are held, so that no others can take their place in memory.
+        known[key] = Prepared(tuple(portions), numbers)
+    return known[key]
+
+
+def portions_of(found: list[Work], tables: Tables) -> list[Portion]:
+    """The work as programs read it."""
+    return [
+        Portion(
+            work.tile,
+            integers(work.items, tables.numbers),
+            integers(work.merges, tables.numbers).view(-1, 5),
+            work.slots,
+            tables,
+        )
+        for work in found
+    ]
+
+
+def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:
+    """Raise `InvalidValue` unless every row that a request has lies in memory of `count` rows."""
+    held = [past + new - first for past, new, first in zip(batch.contexts, batch.lengths, rows.firsts, strict=True)]
+    longest = max(held, default=0)
+    if rows.numbers.shape[1] < longest:
+        raise InvalidValue.of("rows.numbers", list(rows.numbers.shape), f"at least {longest} for each request")
+    if not longest:
+        return
+    real = torch.arange(longest, device=rows.numbers.device) < torch.tensor(held, device=rows.numbers.device)[:, None]
+    numbers = rows.numbers[:, :longest]
+    outside = real & ((numbers < 0) | (numbers >= count))
+    if bool(outside.any()):
+        request, place = outside.nonzero()[0].tolist()
+        allowed = f"rows from 0 to {count - 1}, which is all that memory has"
+        raise InvalidValue.of(f"rows.numbers[{request}, {place}]", int(numbers[request, place]), allowed)

@@ -1,0 +1,68 @@
+"""Tile configurations of the paged kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+
+from attn_kernels_triton.launch import power_of_two
+from attn_kernels_triton.paged.schedule import FEW
+
+
+class PagedChoice(NamedTuple):
+    """Keys of a tile, warps, stages of the pipeline that loads ahead, and how many `times` as long stretches are."""
+
+    keys: int
+    warps: int
+    stages: int
+    times: int = 1
+
+
+PAGED_CHOICES: dict[tuple[int, bool, int], PagedChoice] = {
+    (16, True, 64): PagedChoice(64, 4, 3),
+    (16, True, 128): PagedChoice(64, 4, 3),
+    (16, True, 256): PagedChoice(32, 4, 3),
+    (16, True, 512): PagedChoice(32, 4, 2),
+    (64, True, 64): PagedChoice(64, 4, 3),
+    (64, True, 128): PagedChoice(64, 4, 2),
+    (64, True, 256): PagedChoice(32, 8, 2),
+    (32, True, 512): PagedChoice(32, 8, 2),
+    (16, False, 64): PagedChoice(32, 4, 1),
+    (16, False, 128): PagedChoice(32, 4, 1),
+    (16, False, 256): PagedChoice(16, 4, 1),
+    (16, False, 512): PagedChoice(16, 8, 1),
+}
+"""By rows of a tile, whether elements have 16 bits, and the width; none spills on sm_90a, as a test sees to."""
+
+BIASED, TREE, INT4 = "biased", "tree", "int4"
+TIGHTER: dict[str, dict[tuple[int, bool, int], PagedChoice]] = {
+    BIASED: {(64, True, 128): PagedChoice(32, 8, 2), (16, False, 64): PagedChoice(32, 4, 2)},
+    TREE: {
+        (64, True, 64): PagedChoice(32, 8, 2),
+        (64, True, 128): PagedChoice(32, 8, 2),
+        (64, True, 256): PagedChoice(16, 8, 2),
+    },
+    INT4: {(64, True, 256): PagedChoice(16, 8, 2)},
+}
+"""Those that differ where learned biases are read for each pair, where bits say which tokens of a tree see one another,
+and where a row is read as two: these take registers."""
+
+NARROWEST = 64
+WIDE = 512
+"""The width of values from which on 64 rows and their sums are too many for registers."""
+
+
+def many(dtype: torch.dtype, *sizes: int) -> int:
+    """Rows of a tile where a request has more than a few, over keys and values of these sizes."""
+    if dtype.itemsize > 2:
+        return FEW
+    return 32 if power_of_two(max(sizes)) >= WIDE else 64
+
+
+def choice_of(rows: int, dtype: torch.dtype, *sizes: int, takes: Collection[str] = ()) -> PagedChoice:
+    """What is shipped for tiles of so many rows over keys and values of these sizes, with what `takes` registers."""
+    kind = rows, dtype.itemsize == 2, max(NARROWEST, power_of_two(max(sizes)))
+    tighter = [TIGHTER[what][kind] for what in TIGHTER if what in takes and kind in TIGHTER[what]]
+    return tighter[0] if tighter else PAGED_CHOICES[kind]

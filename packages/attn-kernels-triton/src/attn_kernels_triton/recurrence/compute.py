@@ -1,0 +1,137 @@
+"""Linear recurrences by chunks, with gradients, and token by token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attn_core import Steps
+from attn_core.errors import InvalidValue
+from attn_core.recurrence import Decay
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attn_kernels_triton.backends.recurrence import WIDEST, WIDEST_APART
+from attn_kernels_triton.checks import check_count, check_like
+from attn_kernels_triton.launch import addressable
+from attn_kernels_triton.machine import interpreted
+from attn_kernels_triton.recurrence.launch import Given, between, decode_launch, forward_launches, run_backward, spaced
+from attn_kernels_triton.recurrence.tiles import CHUNKS
+
+SCAN_DTYPES = (torch.float32, torch.bfloat16)
+
+
+def check_steps(steps: Steps, before: Tensor | None) -> None:
+    """Raise `InvalidValue` for steps that the programs would misread, overrun or compute in the wrong type."""
+    check_key(steps.key, steps.fades)
+    batch, tokens, heads, size = steps.key.shape
+    width = steps.value.shape[-1]
+    expected: dict[str, tuple[Tensor | None, tuple[int, ...]]] = {
+        "query": (steps.query, (batch, tokens, heads, size)),
+        "value": (steps.value, (batch, tokens, heads, width)),
+        "strength": (steps.strength, (batch, tokens, heads)),
+        "before": (before, (batch, heads, size, width)),
+    }
+    if steps.decay is not None:
+        sequences, channels = steps.decay.shape[0], steps.decay.shape[-1]
+        allowed = (batch if sequences == batch else 1, tokens, heads, size if channels != 1 else 1)
+        expected["decay"] = steps.decay, allowed
+    for name, (part, shape) in expected.items():
+        if part is None:
+            continue
+        check_like(name, part, shape, steps.key.device)
+        wide = name in {"strength", "before", "decay"}
+        if part.dtype != steps.key.dtype and not (wide and part.dtype == torch.float32):
+            kinds = f"{steps.key.dtype}, as the keys" + (", or float32" if wide else "")
+            raise InvalidValue.of(f"{name}.dtype", str(part.dtype), kinds)
+    check_count("elements of the memories of a head", (tokens // 16 + 1) * size * width)
+    # What programs write lies dense, in rows of 64 at least.
+    check_count("elements of a sequence", tokens * heads * max(size, width, *CHUNKS.values()))
+    for name, rows in (("query", steps.query), ("key", steps.key), ("value", steps.value)):
+        check_count(f"{name}: elements from the first to the last row of a head", tokens * rows.stride(1))
+
+
+def check_key(key: Tensor, fades: Decay) -> None:
+    """Keys [batch, token, head, size] on a GPU, of a type and size that the programs take."""
+    if key.dim() != 4:
+        raise InvalidValue.of("key", list(key.shape), "four axes: batch, token, head, size")
+    if key.device.type != "cuda" and not interpreted():
+        raise InvalidValue.of("key.device", str(key.device), "a GPU: these kernels do not run on a CPU")
+    if key.dtype not in SCAN_DTYPES:
+        raise InvalidValue.of("key.dtype", str(key.dtype), "float32 or bfloat16")
+    apart = fades == "channel" or key.dtype == torch.float32
+    widest = WIDEST_APART if apart else WIDEST
+    if key.shape[3] > widest:
+        raise InvalidValue.of("key", list(key.shape), f"a size of at most {widest} with these types and decays")
+
+
+class ByChunks(torch.autograd.Function):
+    """Outputs and the last memory of `Given`; gradients to all of it."""
+
+    @staticmethod
+    def forward(ctx: Any, *parts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Run the forward programs."""
+        given = Given(*parts)  # type: ignore[arg-type]
+        work = between(given)
+        for launch in forward_launches(given, work):
+            launch.run(given.key.device)
+        ctx.save_for_backward(*parts)
+        ctx.set_materialize_grads(False)
+        return work.out, work.after
+
+    @staticmethod
+    @once_differentiable
+    def run_backward(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Compute memories again and run the backward programs."""
+        given = Given(*ctx.saved_tensors)
+        change = torch.zeros_like(given.value) if out is None else out
+        found = run_backward(given, change, after, between(given), decays=ctx.needs_input_grad[3])
+        return (
+            found.query,
+            found.key,
+            found.value,
+            None if given.decay is None or found.decay is None else to_decay(given.decay, found.decay),
+            None if given.strength is None or found.strength is None else found.strength.to(given.strength.dtype),
+            None if given.before is None or found.before is None else found.before.to(given.before.dtype),
+        )
+
+
+def to_decay(decay: Tensor, found: Tensor) -> Tensor:
+    """The gradient in the shape and type of the log decays, of that to each sequence and part of the channels."""
+    if decay.shape[-1] == 1:
+        found = found.sum(-1, keepdim=True)
+    if decay.shape[0] != found.shape[0]:
+        found = found.sum(0, keepdim=True)
+    return found.to(decay.dtype)
+
+
+def given_of(steps: Steps, before: Tensor | None) -> Given:
+    """The tensors of a call, checked."""
+    check_steps(steps, before)
+    if steps.strength is not None:
+        steps = steps._replace(strength=spaced(steps.strength[..., None]))
+    return Given(*(None if part is None else addressable(part) for part in (*steps, before)))  # type: ignore[arg-type]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def by_chunks(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs [batch, tokens, heads, value_size] in the type of the steps and the memory after them, float32.
+
+    `before` is the memory at the start, None for an empty one. Raises `InvalidValue`, see `checks`.
+    """
+    given = given_of(steps, before)
+    if not given.sizes.tokens:
+        return steps.value, steps.nothing().float() if before is None else before.float()
+    out, after = ByChunks.apply(*given)  # type: ignore[no-untyped-call]
+    return out, after
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def by_token(steps: Steps, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same as `by_chunks`, one token after the other and without gradients: for one or a few tokens."""
+    given = given_of(steps, before)
+    if not given.sizes.tokens:
+        return steps.value, steps.nothing().float() if before is None else before.float()
+    out, after = given.rows(given.sizes.value_size), given.memory()
+    decode_launch(given, out, after).run(out.device)
+    return out, after

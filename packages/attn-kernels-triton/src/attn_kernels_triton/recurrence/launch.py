@@ -1,0 +1,292 @@
+"""Buffers and launches of the recurrence kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from attn_kernels_triton.kernels.arguments import NO_ROWS, Rows
+from attn_kernels_triton.kernels.recurrence import Decode, Fade, Scan, Unscan, sum_decays
+from attn_kernels_triton.kernels.recurrence_backward import gradient_to_channels, uncorrect, unrecall, unremember
+from attn_kernels_triton.kernels.recurrence_forward import correct, go_through, recall, remember
+from attn_kernels_triton.launch import Launch, addressable, power_of_two
+from attn_kernels_triton.recurrence.tiles import (
+    DECODE_WARPS,
+    DECODED,
+    FADED,
+    NARROWEST,
+    ScanChoice,
+    ScanSizes,
+    scan_choice,
+    scan_tile,
+)
+from attn_kernels_triton.tuning.candidates import recurrence_name
+from attn_kernels_triton.tuning.store import known
+
+
+class Given(NamedTuple):
+    """Steps and the memory before them, every last axis dense."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None
+    strength: Tensor | None
+    before: Tensor | None
+
+    @property
+    def sizes(self) -> ScanSizes:
+        """Of what kind they are."""
+        channels = self.decay is not None and self.decay.shape[-1] > 1
+        return ScanSizes(self.key.dtype, self.key.shape[3], self.value.shape[3], self.key.shape[1], channels)
+
+    def rows(self, size: int) -> Tensor:
+        """Fresh memory [batch, tokens, heads, size] in the type of the steps."""
+        return torch.empty(*self.key.shape[:3], size, dtype=self.key.dtype, device=self.key.device)
+
+    def memory(self) -> Tensor:
+        """Fresh memory [batch, heads, key_size, value_size], float32."""
+        batch, _, heads, size = self.key.shape
+        return torch.empty(batch, heads, size, self.value.shape[3], dtype=torch.float32, device=self.key.device)
+
+    def states(self) -> Tensor:
+        """Fresh memory [batch, heads, chunks · key_size, value_size] in the type of the steps."""
+        batch, tokens, heads, size = self.key.shape
+        cells = -(-tokens // self.sizes.chunk) * size
+        return torch.empty(batch, heads, cells, self.value.shape[3], dtype=self.key.dtype, device=self.key.device)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Between:
+    """What programs leave one another, and the results; see `programs.scan.arguments.Scan`."""
+
+    faded: Tensor | None
+    solved: Tensor | None
+    told: Tensor | None
+    inverse: Tensor | None
+    news: Tensor | None
+    states: Tensor
+    after: Tensor
+    out: Tensor
+
+
+def between(given: Given) -> Between:
+    """Fresh memory for all of it."""
+    corrects, sizes = given.strength is not None, given.sizes
+    faded = None
+    if given.decay is not None:
+        faded = torch.empty_like(given.decay, dtype=torch.float32, memory_format=torch.contiguous_format)
+        faded = faded if sizes.channels else spaced(faded)
+    return Between(
+        faded=faded,
+        solved=given.rows(sizes.value_size) if corrects else None,
+        told=given.rows(sizes.key_size) if corrects else None,
+        inverse=given.rows(sizes.chunk) if corrects else None,
+        news=given.rows(sizes.value_size) if corrects else None,
+        states=given.states(),
+        after=given.memory(),
+        out=given.rows(sizes.value_size),
+    )
+
+
+def token_view(tensor: Tensor | None) -> Rows:
+    """The view of a tensor [batch or 1, token, head, size], `NO_ROWS` for None."""
+    if tensor is None:
+        return NO_ROWS
+    batch, row, head = tensor.stride()[:3]
+    return Rows(tensor, 0 if tensor.shape[0] == 1 else batch, row, head)
+
+
+def channel_view(tensor: Tensor | None) -> Rows:
+    """The view of a tensor [batch, head, channel, size], `NO_ROWS` for None."""
+    if tensor is None:
+        return NO_ROWS
+    batch, head, row, _ = tensor.stride()
+    return Rows(tensor, batch, row, head)
+
+
+def spaced(tensor: Tensor) -> Tensor:
+    """One number a head, [batch, tokens, heads, 1], copied so that heads lie two elements apart.
+
+    A stride of 1 is a constant to Triton, and 3.6 loses constants of tuples inside of loops.
+    """
+    wide = tensor.new_empty(*tensor.shape[:3], 2)
+    wide[..., :1] = tensor
+    return wide[..., :1]
+
+
+def chosen_scan(program: str, given: Given) -> ScanChoice:
+    """The choice for a program of a recurrence over chunks; elements of 32 bits have none but what is shipped, nor have
+    wide keys."""
+    found, sizes = None, given.sizes
+    if sizes.dtype.itemsize == 2 and sizes.key_size <= NARROWEST:
+        found = known(ScanChoice, recurrence_name(program, channels=sizes.channels), given.key.device)
+    return scan_choice(program, sizes, found)
+
+
+def memory_launches(given: Given, work: Between) -> list[Launch]:
+    """What must be known before anything is read, or any gradient computed: sums of decays, corrections, memories."""
+    found = []
+    if given.decay is not None and work.faded is not None:
+        found.append(fade_launch(given.decay, work.faded, given.sizes))
+    if given.strength is not None:
+        found.append(scan_launch(correct, given, work, chosen_scan("correct", given)))
+    return [*found, scan_launch(remember, given, work, chosen_scan("remember", given))]
+
+
+def forward_launches(given: Given, work: Between) -> list[Launch]:
+    """The programs in the order in which they run."""
+    return [*memory_launches(given, work), scan_launch(recall, given, work, chosen_scan("recall", given))]
+
+
+def scan_launch(program: Any, given: Given, work: Between, choice: ScanChoice) -> Launch:
+    """One of the programs that are given a `Scan`."""
+    return recurrence_launch(program, scan_of(given, work, choice), given, choice)
+
+
+def recurrence_launch(program: Any, call: Any, given: Given, choice: ScanChoice) -> Launch:
+    """A program with what it is given, as often as its choice asks for."""
+    programs = count(program.__name__, given, choice)
+    return Launch(program=program, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
+
+
+def count(program: str, given: Given, choice: ScanChoice) -> int:
+    """How many programs there are of one: for each head, of chunks, or of parts of values or keys, or of both."""
+    sizes = given.sizes
+    chunks = -(-sizes.tokens // sizes.chunk)
+    values, keys = -(-sizes.value_size // choice.values), -(-sizes.key_size // choice.keys)
+    each = {"correct": chunks, "uncorrect": chunks, "remember": values, "unremember": values}
+    each |= {"recall": chunks * values, "unrecall": chunks * values, "gradient_to_channels": chunks * keys}
+    return given.key.shape[0] * given.key.shape[2] * each[program]
+
+
+def scan_of(given: Given, work: Between, choice: ScanChoice) -> Scan:
+    """What the programs have in common."""
+    return Scan(
+        query=token_view(given.query),
+        key=token_view(given.key),
+        value=token_view(given.value),
+        faded=token_view(work.faded),
+        strength=token_view(given.strength),
+        solved=token_view(work.solved),
+        told=token_view(work.told),
+        inverse=token_view(work.inverse),
+        news=token_view(given.value if work.news is None else work.news),
+        states=channel_view(work.states),
+        before=channel_view(given.before),
+        after=channel_view(work.after),
+        out=token_view(work.out),
+        heads=given.key.shape[2],
+        tokens=given.key.shape[1],
+        tile=scan_tile(choice, given.sizes),
+    )
+
+
+def fade_launch(decay: Tensor, faded: Tensor, sizes: ScanSizes) -> Launch:
+    """The program that sums decays."""
+    batch, tokens, heads, size = decay.shape
+    channels = 1 if size == 1 else min(FADED, power_of_two(size))
+    constants = map(tl.constexpr, (sizes.chunk, size, channels))
+    call = Fade(token_view(decay), token_view(faded), heads, tokens, *constants)
+    programs = batch * heads * -(-tokens // sizes.chunk) * -(-size // channels)
+    return Launch(program=sum_decays, programs=programs, call=call, warps=4, stages=1)
+
+
+def decode_launch(given: Given, out: Tensor, after: Tensor) -> Launch:
+    """The program that goes token by token."""
+    choice = ScanChoice(DECODED, DECODED, DECODE_WARPS, 1)
+    batch, tokens, heads, _ = given.key.shape
+    call = Decode(
+        query=token_view(given.query),
+        key=token_view(given.key),
+        value=token_view(given.value),
+        decay=token_view(given.decay if given.decay is None or given.sizes.channels else spaced(given.decay)),
+        strength=token_view(given.strength),
+        before=channel_view(given.before),
+        after=channel_view(after),
+        out=token_view(out),
+        heads=heads,
+        tokens=tokens,
+        tile=scan_tile(choice, given.sizes),
+    )
+    programs = batch * heads * -(-given.sizes.value_size // DECODED)
+    return Launch(program=go_through, programs=programs, call=call, warps=choice.warps, stages=choice.stages)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Gradients:
+    """Gradients that are given and those that programs write; see `programs.scan.arguments.Unscan`.
+
+    By the delta rule `news` is to what is written and `value` to the values; else they are one.
+    """
+
+    out: Tensor
+    after: Tensor | None
+    states: Tensor
+    news: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor | None
+    strength: Tensor | None
+    before: Tensor | None
+
+
+def gradients(given: Given, out: Tensor, after: Tensor | None, *, decays: bool) -> Gradients:
+    """Fresh memory for gradients; `decays` says that those to log decays are wanted."""
+    sizes, strength = given.sizes, given.strength
+    news = given.rows(sizes.value_size)
+    parts = sizes.key_size
+    if not sizes.channels:
+        parts = -(-sizes.key_size // chosen_scan("gradient_to_channels", given).keys)
+    return Gradients(
+        out=addressable(out),
+        after=None if after is None else addressable(after),
+        states=given.states(),
+        news=news,
+        query=given.rows(sizes.key_size),
+        key=given.rows(sizes.key_size),
+        value=news if strength is None else given.rows(sizes.value_size),
+        decay=given.key.new_empty(*given.key.shape[:3], parts, dtype=torch.float32) if decays else None,
+        strength=None if strength is None else torch.empty_like(strength, dtype=torch.float32),
+        before=None if given.before is None else given.memory(),
+    )
+
+
+def backward_launches(given: Given, work: Between, found: Gradients) -> list[Launch]:
+    """The programs in the order in which they run; memories are computed again."""
+    programs = [unrecall, unremember, *([] if given.strength is None else [uncorrect]), gradient_to_channels]
+    launches = memory_launches(given, work)
+    for program in programs:
+        choice = chosen_scan(program.__name__, given)
+        launches.append(recurrence_launch(program, unscan_of(given, work, found, choice), given, choice))
+    return launches
+
+
+def unscan_of(given: Given, work: Between, found: Gradients, choice: ScanChoice) -> Unscan:
+    """What the programs have in common."""
+    return Unscan(
+        scan=scan_of(given, work, choice),
+        out=token_view(found.out),
+        after=channel_view(found.after),
+        states=channel_view(found.states),
+        news=token_view(found.news),
+        before=channel_view(found.before),
+        query=token_view(found.query),
+        key=token_view(found.key),
+        value=token_view(found.value),
+        decay=token_view(found.decay),
+        strength=token_view(found.strength),
+    )
+
+
+def run_backward(given: Given, out: Tensor, after: Tensor | None, work: Between, *, decays: bool) -> Gradients:
+    """Gradients of those to the output and to the last memory, None for none."""
+    found = gradients(given, out, after, decays=decays)
+    for launch in backward_launches(given, work, found):
+        launch.run(out.device)
+    return found

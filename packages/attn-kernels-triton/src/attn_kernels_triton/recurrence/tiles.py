@@ -1,0 +1,114 @@
+"""Tile configurations of the recurrence kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton.language as tl
+
+from attn_kernels_triton.kernels.recurrence import ScanTile
+from attn_kernels_triton.launch import power_of_two
+
+
+class ScanChoice(NamedTuple):
+    """Channels of keys and of values that are taken at once, warps, and stages of the pipeline that loads ahead."""
+
+    keys: int
+    values: int
+    warps: int
+    stages: int
+
+
+CHUNKS = {True: 64, False: 32}
+"""Tokens of a chunk, by whether elements have 16 bits."""
+
+SCAN_CHOICES: dict[tuple[str, bool, bool, int], ScanChoice] = {
+    ("correct", True, False, 128): ScanChoice(64, 64, 4, 1),
+    ("uncorrect", True, False, 128): ScanChoice(64, 64, 4, 1),
+    ("remember", True, False, 128): ScanChoice(64, 64, 4, 2),
+    ("unremember", True, False, 128): ScanChoice(64, 64, 8, 2),
+    ("recall", True, False, 128): ScanChoice(64, 128, 4, 2),
+    ("unrecall", True, False, 128): ScanChoice(64, 128, 4, 2),
+    ("gradient_to_channels", True, False, 128): ScanChoice(64, 64, 8, 1),
+    ("correct", True, True, 128): ScanChoice(64, 64, 4, 1),
+    ("uncorrect", True, True, 128): ScanChoice(64, 64, 4, 1),
+    ("remember", True, True, 128): ScanChoice(64, 64, 8, 2),
+    ("unremember", True, True, 128): ScanChoice(64, 64, 8, 2),
+    ("recall", True, True, 128): ScanChoice(64, 128, 8, 2),
+    ("unrecall", True, True, 128): ScanChoice(64, 128, 8, 2),
+    ("gradient_to_channels", True, True, 128): ScanChoice(32, 64, 8, 1),
+    ("correct", False, False, 128): ScanChoice(32, 32, 4, 1),
+    ("uncorrect", False, False, 128): ScanChoice(32, 32, 4, 1),
+    ("remember", False, False, 128): ScanChoice(32, 16, 4, 1),
+    ("unremember", False, False, 128): ScanChoice(32, 16, 4, 1),
+    ("recall", False, False, 128): ScanChoice(32, 64, 4, 1),
+    ("unrecall", False, False, 128): ScanChoice(32, 64, 4, 1),
+    ("gradient_to_channels", False, False, 128): ScanChoice(16, 16, 8, 1),
+    ("correct", False, True, 128): ScanChoice(32, 32, 8, 1),
+    ("uncorrect", False, True, 128): ScanChoice(32, 32, 4, 1),
+    ("remember", False, True, 128): ScanChoice(32, 16, 4, 1),
+    ("unremember", False, True, 128): ScanChoice(32, 16, 8, 1),
+    ("recall", False, True, 128): ScanChoice(32, 64, 4, 1),
+    ("unrecall", False, True, 128): ScanChoice(32, 64, 4, 1),
+    ("gradient_to_channels", False, True, 128): ScanChoice(16, 16, 8, 1),
+    ("remember", True, False, 256): ScanChoice(64, 64, 8, 2),
+    ("unremember", True, False, 256): ScanChoice(64, 32, 8, 1),
+    ("gradient_to_channels", True, False, 64): ScanChoice(32, 64, 8, 1),
+    ("gradient_to_channels", True, True, 64): ScanChoice(32, 32, 8, 1),
+    ("gradient_to_channels", True, True, 32): ScanChoice(16, 32, 8, 1),
+}
+"""By program, whether elements have 16 bits, whether channels fade apart, and the size of keys; what is not told of a
+size is as for 128.
+
+Only programs that keep all channels care whether they are more, and one whose loop over channels ends after one turn
+is unrolled, which takes registers. None spills on sm_90a, as a test sees to."""
+
+SPLIT = torch.version.hip is None
+"""Whether float32 is multiplied in parts on the matrix unit, which keeps its digits; AMD's is exact by itself."""
+
+NARROWEST = 128
+DECODED, DECODE_WARPS = 32, 8
+"""Columns of the values that a program that goes token by token owns, and its warps."""
+FADED = 64
+"""Channels whose decays a program sums."""
+
+
+class ScanSizes(NamedTuple):
+    """Of what kind the steps of a recurrence are: element type, sizes, tokens, and whether channels fade apart."""
+
+    dtype: torch.dtype
+    key_size: int
+    value_size: int
+    tokens: int
+    channels: bool
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk."""
+        return min(CHUNKS[self.dtype.itemsize == 2], power_of_two(self.tokens))
+
+
+def scan_choice(program: str, sizes: ScanSizes, measured: ScanChoice | None = None) -> ScanChoice:
+    """What was measured, else what is shipped for a program, never more than there is."""
+    width = power_of_two(sizes.key_size)
+    kind = program, sizes.dtype.itemsize == 2, sizes.channels
+    chosen = measured or SCAN_CHOICES.get((*kind, width), SCAN_CHOICES[*kind, NARROWEST])
+    return chosen._replace(keys=min(chosen.keys, width), values=min(chosen.values, power_of_two(sizes.value_size)))
+
+
+def scan_tile(choice: ScanChoice, sizes: ScanSizes) -> ScanTile:
+    """The constants of a program."""
+    return ScanTile(
+        chunk=tl.constexpr(sizes.chunk),
+        rounds=tl.constexpr(sizes.chunk.bit_length() - 1),
+        key_size=tl.constexpr(sizes.key_size),
+        value_size=tl.constexpr(sizes.value_size),
+        key_width=tl.constexpr(power_of_two(sizes.key_size)),
+        keys_at_once=tl.constexpr(choice.keys),
+        values_at_once=tl.constexpr(choice.values),
+        key_parts=tl.constexpr(-(-sizes.key_size // choice.keys)),
+        value_parts=tl.constexpr(-(-sizes.value_size // choice.values)),
+        channels=tl.constexpr(sizes.channels),
+        split=tl.constexpr(SPLIT),
+    )

@@ -1,0 +1,119 @@
+"""Measured tile configurations: one file for each device, Triton version and text of the kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import triton
+
+from attn_kernels_triton import kernels
+from attn_kernels_triton.tuning.candidates import Candidate, every
+
+FOLDER = "ATTN_TUNING"
+"""The variable that names the folder; without it, attn/triton in the user's folder for what can be made again."""
+
+
+def path_of(device: str) -> Path:
+    """The file of a device, by the name that its driver gives it."""
+    made = json.dumps(origin(device), sort_keys=True).encode()
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn" / "triton"
+    return Path(os.environ.get(FOLDER) or home) / f"{hashlib.sha256(made).hexdigest()[:32]}.json"
+
+
+def origin(device: str) -> dict[str, str]:
+    """What a measurement is true of."""
+    return {"device": device, "triton": triton.__version__, "programs": digest()}
+
+
+@cache
+def digest() -> str:
+    """A hash of the text of all programs."""
+    found = hashlib.sha256()
+    for path in sorted(Path(str(kernels.__file__)).parent.rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def read(device: str) -> dict[str, Candidate]:
+    """Choices by the names of their kinds; none, and a warning, where the file is not what `add` wrote for a device."""
+    path = path_of(device)
+    try:
+        return choices_of(json.loads(path.read_text(encoding="utf-8")), origin(device))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        warnings.warn(f"{path} is passed by, and what is shipped is taken: {error}", RuntimeWarning, stacklevel=2)
+        return {}
+
+
+def choices_of(content: dict[str, Any], made: dict[str, str]) -> dict[str, Candidate]:
+    """The choices of a file; raises `ValueError` for another origin, and for what is no candidate of its kind."""
+    if content["origin"] != made:
+        raise ValueError(f"it is of {content['origin']}, not of {made}")
+    known = every()
+    return {name: candidate_of(known.get(name, ()), name, written) for name, written in content["choices"].items()}
+
+
+def candidate_of(known: tuple[Candidate, ...], name: str, written: object) -> Candidate:
+    """The candidate that a file means; raises `ValueError` for what is none of those that are known."""
+    for candidate in known:
+        if json.loads(json.dumps(candidate)) == written:
+            return candidate
+    raise ValueError(f"{written} is none of the candidates of {name!r}")
+
+
+def add(device: str, found: dict[str, Candidate]) -> Path:
+    """Put choices beside those that the file holds; whole for every reader, and after every other writer."""
+    path = path_of(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path.with_suffix(".lock")):
+        content = {"origin": origin(device), "choices": {**read(device), **found}}
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        try:
+            with os.fdopen(number, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1, sort_keys=True)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    return path
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """One process at a time."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+Kept = TypeVar("Kept", bound=Candidate)
+
+
+def known(kind: type[Kept], name: str, device: torch.device) -> Kept | None:
+    """The candidate of a kind, by its name, that was measured on a device, if one was."""
+    found = measured(name_of(device)).get(name)
+    return found if isinstance(found, kind) else None
+
+
+@cache
+def measured(device: str) -> dict[str, Candidate]:
+    """What was measured on devices of this name; read once a process."""
+    return read(device)
+
+
+@cache
+def name_of(device: torch.device) -> str:
+    """The name of a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -1,0 +1,207 @@
+"""What the tuner measures: launches of every candidate of attention, paged decoding and recurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, PagedOperands, RaggedBatch, RowsInPlace
+
+from attn_kernels_triton.attention.backward import Backwards, dense_launches
+from attn_kernels_triton.attention.forward import Inputs, empty, forward_launch, launch_of
+from attn_kernels_triton.attention.plan import Plan, plan_of
+from attn_kernels_triton.attention.tiles import dense_choice, no_larger
+from attn_kernels_triton.kernels.recurrence_backward import unrecall, unremember
+from attn_kernels_triton.kernels.recurrence_forward import recall, remember
+from attn_kernels_triton.launch import Launch
+from attn_kernels_triton.paged.attend import launches
+from attn_kernels_triton.recurrence.launch import (
+    Between,
+    Given,
+    Gradients,
+    between,
+    gradients,
+    recurrence_launch,
+    scan_of,
+    spaced,
+    unscan_of,
+)
+from attn_kernels_triton.recurrence.tiles import ScanChoice, scan_choice
+from attn_kernels_triton.tuning.candidates import (
+    BACKWARD,
+    CANDIDATES,
+    LONG,
+    PAGED,
+    RECURRENCES,
+    Candidate,
+    kind_of,
+    paged_name,
+    recurrence_name,
+)
+
+
+class Trial(NamedTuple):
+    """A candidate of a kind, by its name, and the launches that take the time."""
+
+    name: str
+    candidate: Candidate
+    launches: tuple[Launch, ...]
+
+
+MASKS: tuple[Mask, ...] = (Full(), Causal())
+LENGTHS = (LONG // 2, 2 * LONG)
+HEADS = 16
+
+
+def attention_count() -> int:
+    """How many candidates are measured."""
+    return sum(map(len, (*CANDIDATES.values(), *BACKWARD.values()))) * len(MASKS) * len(LENGTHS)
+
+
+def forward_trials(device: torch.device) -> Iterator[Trial]:
+    """Forward programs."""
+    for plan, inputs in calls(CANDIDATES, device):
+        kind = kind_of(plan.sizes, plan.rule)
+        for candidate in CANDIDATES[kind.width]:
+            launch = launch_of(plan, inputs, empty(plan, inputs), dense_choice(plan.sizes, candidate))
+            yield Trial(kind.name, candidate, (launch,))
+
+
+def backward_trials(device: torch.device) -> Iterator[Trial]:
+    """All backward programs, those of one candidate together."""
+    for plan, inputs in calls(BACKWARD, device):
+        kind = kind_of(plan.sizes, plan.rule)
+        result = empty(plan, inputs)
+        forward_launch(plan, inputs, result).run(device)
+        found = Inputs(*map(torch.empty_like, inputs))
+        work = Backwards(inputs, result, torch.randn_like(result.out), torch.empty_like(result.lse), found)
+        for candidate in BACKWARD[kind.width]:
+            choices = tuple(no_larger(choice, plan.sizes) for choice in candidate)
+            yield Trial(kind.backward, candidate, tuple(dense_launches(plan, work, choices)))
+
+
+def calls(widths: Iterable[int], device: torch.device) -> Iterator[tuple[Plan, Inputs]]:
+    """Random operands of every width and length, under every mask."""
+    for width in widths:
+        heads = Heads(query=HEADS, key_value=HEADS, key_size=width, value_size=width)
+        for length in LENGTHS:
+            inputs = Inputs(*torch.randn(3, 1, length, HEADS, width, device=device).bfloat16())
+            operands = Operands(query=inputs.query, key=inputs.key, value=inputs.value)
+            for mask in MASKS:
+                yield plan_of(AttentionSpec(heads=heads, mask=mask), operands), inputs
+
+
+REQUESTS, CONTEXT = 16, 8191
+
+
+class Shape(NamedTuple):
+    """Heads of queries and of keys, sizes of keys and of values; where `latent`, all heads share one latent."""
+
+    query: int
+    shared: int
+    key: int
+    value: int
+    latent: bool = False
+
+
+SHAPES = {
+    64: Shape(32, 8, 64, 64),
+    128: Shape(32, 8, 128, 128),
+    256: Shape(16, 4, 256, 256),
+    512: Shape(16, 1, 576, 512, latent=True),
+}
+"""By width."""
+
+
+def paged_count() -> int:
+    """How many candidates are measured."""
+    return sum(map(len, PAGED.values()))
+
+
+def paged_trials(device: torch.device) -> Iterator[Trial]:
+    """A step in which every request decodes one token."""
+    for width, candidates in PAGED.items():
+        spec, operands = call(SHAPES[width], device)
+        out = operands.query.new_empty(REQUESTS, spec.heads.query, spec.heads.value_size)
+        for candidate in candidates:
+            yield Trial(paged_name(width), candidate, tuple(launches(spec, operands, out, candidate)))
+
+
+def call(shape: Shape, device: torch.device) -> tuple[AttentionSpec, PagedOperands]:
+    """Requests whose rows lie anywhere in memory."""
+    held = CONTEXT + 1
+    pool = REQUESTS * held
+
+    def rows(*size: int) -> torch.Tensor:
+        return torch.randn(*size, device=device, dtype=torch.bfloat16)
+
+    fields = {"key": rows(pool, shape.shared, shape.key), "value": rows(pool, shape.shared, shape.value)}
+    if shape.latent:
+        fields = {"latent": rows(pool, shape.value), "rotary_key": rows(pool, shape.key - shape.value)}
+    numbers = torch.randperm(pool, device=device).view(REQUESTS, held)
+    operands = PagedOperands(
+        query=rows(REQUESTS, shape.query, shape.key),
+        batch=RaggedBatch.of((1,) * REQUESTS, (CONTEXT,) * REQUESTS, lambda given: torch.tensor(given, device=device)),
+        rows=RowsInPlace(fields, numbers, numbers, (0,) * REQUESTS, "plain"),
+        requests=tuple(range(REQUESTS)),
+        parameters={},
+    )
+    heads = Heads(query=shape.query, key_value=shape.shared, key_size=shape.key, value_size=shape.value)
+    return AttentionSpec(heads=heads, mask=Causal()), operands
+
+
+BATCH, TOKENS, RECURRENT_HEADS, SIZE = 4, 4096, 16, 128
+
+PROGRAMS: dict[str, Any] = {program.__name__: program for program in (remember, recall, unrecall, unremember)}
+
+
+def recurrence_count() -> int:
+    """How many candidates are measured."""
+    return sum(map(len, RECURRENCES.values()))
+
+
+def recurrence_trials(device: torch.device) -> Iterator[Trial]:
+    """Programs of the delta rule, which fades with a number for each head or each channel."""
+    for channels in (False, True):
+        given = steps(device, channels=channels)
+        work = between(given)
+        for part in (work.faded, work.solved, work.told, work.inverse, work.news, work.states):
+            if part is not None:
+                part.zero_()
+        found = gradients(given, torch.randn_like(work.out), work.after, decays=True)
+        found.states.zero_()
+        found.news.zero_()
+        for (program, apart), candidates in RECURRENCES.items():
+            if apart == channels:
+                for candidate in candidates:
+                    launch = trial_launch(program, (given, work, found), candidate)
+                    yield Trial(recurrence_name(program, channels=channels), candidate, (launch,))
+
+
+def trial_launch(program: str, memory: tuple[Given, Between, Gradients], candidate: ScanChoice) -> Launch:
+    """One program of a recurrence, with no more channels at once than there are."""
+    given, work, found = memory
+    choice = scan_choice(program, given.sizes, candidate)
+    if program in {"remember", "recall"}:
+        return recurrence_launch(PROGRAMS[program], scan_of(given, work, choice), given, choice)
+    return recurrence_launch(PROGRAMS[program], unscan_of(given, work, found, choice), given, choice)
+
+
+def steps(device: torch.device, *, channels: bool) -> Given:
+    """Random steps in bfloat16, of which little is forgotten."""
+    rows = torch.randn(3, BATCH, TOKENS, RECURRENT_HEADS, SIZE, device=device).bfloat16()
+    fades = -0.01 * torch.rand(BATCH, TOKENS, RECURRENT_HEADS, SIZE if channels else 1, device=device)
+    strength = spaced(torch.rand(BATCH, TOKENS, RECURRENT_HEADS, 1, device=device))
+    return Given(rows[0], rows[1], rows[2], fades, strength, None)
+
+
+def trials(device: torch.device) -> Iterator[Trial]:
+    """Everything that is measured, made one after the other."""
+    for source in (forward_trials, backward_trials, paged_trials, recurrence_trials):
+        yield from source(device)
+
+
+def count() -> int:
+    """How many candidates are measured."""
+    return attention_count() + paged_count() + recurrence_count()
