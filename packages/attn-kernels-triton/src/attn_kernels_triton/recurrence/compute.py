@@ -81,7 +81,7 @@ class ByChunks(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def run_backward(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, out: Tensor | None, after: Tensor | None) -> tuple[Tensor | None, ...]:
         """Compute memories again and run the backward programs."""
         given = Given(*ctx.saved_tensors)
         change = torch.zeros_like(given.value) if out is None else out
