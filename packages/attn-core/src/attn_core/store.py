@@ -140,14 +140,14 @@ class TreeStore(Protocol):
     `view` then takes the request's name for each of the tree's tokens; room for all of them must be reserved.
     """
 
-    def only_chains(self) -> str | None:
+    def tree_unsupported_reason(self) -> str | None:
         """Why it cannot, for people: what is remembered exists once a request, say; None if it can."""
         ...
 
-    def keep_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
-        """Let what lies at these places, an ascending path of a tree, be what follows the first `tokens` tokens.
+    def accept_path(self, request: int, tokens: int, slots: Sequence[int]) -> None:
+        """Keep the rows at these slots, an ascending path of a draft tree, as those after the first `tokens` tokens.
 
-        The rest of the tree is forgotten. Raises `WrongState` where `only_chains` says why.
+        The rest of the tree is dropped. Raises `WrongState` where `tree_unsupported_reason` says why.
         """
         ...
 

@@ -59,7 +59,7 @@ def settle(guess: Guess, store: BranchingStore) -> None:
     sequence, known = guess.sequence, guess.sequence.computed
     right = len(sequence.tokens) - 1
     if guess.tree.branches:
-        cast("TreeStore", store).keep_path(sequence.number, known, [known + node for node in guess.right])
+        cast("TreeStore", store).accept_path(sequence.number, known, [known + node for node in guess.right])
         sequence.computed = right
     else:
         computed = known + len(guess.tree)

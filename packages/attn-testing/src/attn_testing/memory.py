@@ -93,13 +93,13 @@ class DictionaryStore:
             for layer, states in self.specs.items()
         }
 
-    def only_chains(self) -> str | None:
-        """See `attn_core.TreeStore.only_chains`."""
+    def tree_unsupported_reason(self) -> str | None:
+        """See `attn_core.TreeStore.tree_unsupported_reason`."""
         fixed = [".".join((layer, s)) for layer, states in self.specs.items() for s in states if _fixed(states[s])]
         return f"{fixed[0]} has a fixed size and exists once a request" if fixed else None
 
-    def keep_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
-        """See `attn_core.TreeStore.keep_path`."""
+    def accept_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
+        """See `attn_core.TreeStore.accept_path`."""
         for rows in self._held[request].pages.values():
             kept = {place: row for place, row in rows.items() if place < tokens}
             kept |= {tokens + n: rows[place] for n, place in enumerate(places)}

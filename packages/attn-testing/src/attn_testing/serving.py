@@ -59,7 +59,7 @@ class Serving:
     def keep(self, request: int, path: Sequence[int]) -> None:
         """Go on behind these tokens of the tree, each of which follows the one before."""
         start = self.done[request]
-        cast("TreeStore", self.store).keep_path(request, start, [start + node for node in path])
+        cast("TreeStore", self.store).accept_path(request, start, [start + node for node in path])
         self.done[request] += len(path)
 
     def _compute(self, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_cache import BlockLayout, Int4Tokens, Int8Tokens, Kivi, Kivi4, SharedTokens
+from attn_cache import Int4Cache, Int8Cache, Kivi4Cache, KiviCache, KiviLayout, SharedCache
 from attn_core import Field, Paged, Slot, StoreSize
 from attn_core.errors import InvalidValue
 from hypothesis import given, settings
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from remembered import ragged
 
 BLOCK = 16
-SHORT_KIVI = Kivi(BlockLayout(block=BLOCK, group=8))
-FAMILIES = [Int8Tokens(), Int4Tokens(), SHORT_KIVI, Kivi4(BlockLayout(bits=4, block=BLOCK, group=4))]
+SHORT_KIVI = KiviCache(KiviLayout(block=BLOCK, group=8))
+FAMILIES = [Int8Cache(), Int4Cache(), SHORT_KIVI, Kivi4Cache(KiviLayout(bits=4, block=BLOCK, group=4))]
 EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 KV = {"layer": {"kv": Paged({"key": Field((2, 8)), "value": Field((2, 8))})}}
 MIXED = {
@@ -76,7 +76,7 @@ def test_the_unfinished_block_of_kivi_is_read_as_it_was_written_and_other_rows_a
     step(store, 1, 0, rows, slice(0, 39))
     read = step(store, 1, 39, rows, slice(39, 40))["layer"]["kv"].rows([0]).fields["key"][0]
     same = (read == rows["layer", "kv"]["key"]).flatten(1).all(1)
-    assert same[32:].all() == isinstance(family, Kivi)
+    assert same[32:].all() == isinstance(family, KiviCache)
     assert not same[:32].any()
 
 
@@ -151,19 +151,21 @@ def test_requests_that_begin_alike_hold_the_same_codes(family):
     assert store.usage().tokens == 0
 
 
-@pytest.mark.parametrize("family", [Int8Tokens(), Int4Tokens(), Kivi(), Kivi4()], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family", [Int8Cache(), Int4Cache(), KiviCache(), Kivi4Cache()], ids=lambda family: family.name
+)
 def test_a_full_store_of_codes_weighs_less_than_one_of_rows_by_what_is_promised(family):
     size = StoreSize(tokens=4096, requests=4, dtype="bfloat16")
     specs = {"layer": {"kv": Paged({"key": Field((3, 64)), "value": Field((3, 64))})}}
-    share = family.room(specs, size) / SharedTokens().room(specs, size)
+    share = family.room(specs, size) / SharedCache().room(specs, size)
     assert share < {"int8": 0.52, "int4": 0.32, "kivi": 0.33, "kivi4": 0.52}[family.name]
 
 
 def test_cl_55_int8_and_int4_weigh_what_a_calculation_by_hand_gives():
     specs = {"layer": {"kv": Paged({"key": Field((3, 64)), "value": Field((3, 64))})}}
     # Three heads of 64 codes and a float16 scale each; 32 bytes of codes and two groups of two float16 each.
-    assert Int8Tokens().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (64 + 2)
-    assert Int4Tokens().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (32 + 2 * 2 * 2)
+    assert Int8Cache().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (64 + 2)
+    assert Int4Cache().bytes(specs, tokens=10, dtype="bfloat16") == 10 * 2 * 3 * (32 + 2 * 2 * 2)
 
 
 def test_kivi_weighs_what_the_papers_formula_gives():
@@ -172,8 +174,8 @@ def test_kivi_weighs_what_the_papers_formula_gives():
     whole, rest = tokens // block * block, tokens % block
     # 2 G d [(n - r) bits / 8 + 2 b (n - r) / g + 2 r], b = 2 bytes of a step or a lowest number.
     formula = 2 * heads * size * (whole * bits // 8 + 2 * 2 * whole // group + 2 * rest)
-    assert Kivi().bytes(specs, tokens=tokens, dtype="bfloat16") == formula
-    assert Kivi().layout == BlockLayout(bits=bits, group=group, block=block)
+    assert KiviCache().bytes(specs, tokens=tokens, dtype="bfloat16") == formula
+    assert KiviCache().layout == KiviLayout(bits=bits, group=group, block=block)
 
 
 @EVERY
@@ -230,7 +232,7 @@ def test_rows_that_were_taken_back_leave_no_trace(family, done, back):
         step(stores[0], 1, at, kept, slice(at, at + 1))
     start = stores[0].rewind(1, back)
     assert start <= back
-    assert start == back or (isinstance(family, Kivi) and start % BLOCK == 0)
+    assert start == back or (isinstance(family, KiviCache) and start % BLOCK == 0)
     for at in range(60):
         seen = step(stores[1], 1, at, right, slice(at, at + 1))
         if at >= start:
