@@ -137,7 +137,7 @@ def test_a_tree_leaves_the_others_of_its_step_alone(family) -> None:
     ("family", "specs", "words"),
     [
         (SharedCache(), SPECS | {"sums": {"total": Slot({"s": Field((2,))})}}, "sums.total has a fixed size"),
-        (KiviCache(), SPECS, "blocks are coded"),
+        (KiviCache(), SPECS, "blocks are quantized"),
     ],
     ids=["slot", "kivi"],
 )
@@ -156,12 +156,12 @@ def test_what_cannot_hold_a_tree_says_why(family, specs, words) -> None:
 
 @FAMILIES
 def test_a_path_that_is_none_is_refused(family) -> None:
-    """Places ascend, and none of them lies before the tree; a tree's token needs room of its own."""
+    """Slots ascend, and none of them lies before the tree; a tree's token needs room of its own."""
     store = Twice(family).store
     assert store.tree_unsupported_reason() is None
-    for places in ([5, 4], [5, 5], [3, 4]):
-        with pytest.raises(InvalidValue, match="places"):
-            store.accept_path(1, 4, places)
+    for slots in ([5, 4], [5, 5], [3, 4]):
+        with pytest.raises(InvalidValue, match="slots"):
+            store.accept_path(1, 4, slots)
     with pytest.raises(WrongState, match="needed"):
         store.view(RaggedBatch.of([1], [4], torch.tensor, [(200,)]), [1])
     with pytest.raises(InvalidValue, match="different requests"):
