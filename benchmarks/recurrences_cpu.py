@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_variants.recurrences.chunked import chunked
 from torch import Tensor
 

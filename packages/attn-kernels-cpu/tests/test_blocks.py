@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, Request, Sampling
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder

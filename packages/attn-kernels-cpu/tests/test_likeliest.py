@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_core.likeliest import FindsLikeliest
+from attn_core.models import FindsLikeliest
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
+from attn_core.stores import StoreSize
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.packing.pack import pack_weights

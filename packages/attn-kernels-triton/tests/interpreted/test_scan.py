@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
-from attn_core import RecurrencePlan, Steps, configure, installed
+from attn_core import configure, installed
 from attn_core.errors import InvalidValue
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.kernels.recurrence import TritonChunked
 from attn_kernels_triton.scan import tiles
 from attn_kernels_triton.scan.compute import by_chunks, by_token

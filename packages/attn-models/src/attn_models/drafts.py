@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attn_core import LanguageModel
 from attn_core.errors import Incompatible
+from attn_core.models import LanguageModel
 
 from attn_models.loading import LoadedModel, load_model
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import WEIGHT_CHOICES
-from attn_core.dtype import dtype_name
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.kernels.linear import WEIGHT_CHOICES
+from attn_core.states import dtype_name
 from torch import nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -72,7 +72,7 @@ def load_model(
     """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
 
     Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
-    folder is checked against its manifest, if it has one. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs the
+    folder is checked against its manifest, if it has one. `weights`, one of `WEIGHT_CHOICES`, packs the
     weights of linear layers for serving; `dtype` is what everything else is computed in (see `pack_weights`). `auto`
     packs them as they are stored, and a model in float32 alone (see `pack_lossless`); None means `unpacked`.
 

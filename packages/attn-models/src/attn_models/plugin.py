@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
+from attn_core import ModelFamily, hookimpl
+from attn_core.kernels.linear import LinearKernel
+from attn_core.models import ModelShape
+from attn_core.plugins.hooks import Command
 
 
 @hookimpl

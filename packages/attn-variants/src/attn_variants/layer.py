@@ -8,19 +8,10 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import (
-    AttentionParts,
-    AttentionSpec,
-    Fields,
-    Full,
-    Heads,
-    InnerAttention,
-    LayerState,
-    Operands,
-    Pack,
-    RaggedBatch,
-)
+from attn_core import AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, Operands, RaggedBatch
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.kernels.block import AttentionParts
+from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
 
 from attn_variants.compute.norm import normed

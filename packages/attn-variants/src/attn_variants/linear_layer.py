@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads, Steps
+from attn_core import Heads
+from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 
 from attn_variants.compute.linear import EPSILON, bidirectional, divided, features, with_ones

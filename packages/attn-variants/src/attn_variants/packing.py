@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to

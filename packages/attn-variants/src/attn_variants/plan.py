@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Kernel, Operands, Problem, attend_problem, choose, explain, installed
-from attn_core.packed import texts
+from attn_core import AttentionSpec, Kernel, Operands, installed
+from attn_core.kernels.attend import attend_problem, texts
+from attn_core.kernels.base import Problem
+from attn_core.kernels.dispatch import choose, explain
 from torch import Tensor
 
 from attn_variants.kernels.block_sparse import BlockSparse
@@ -45,7 +47,8 @@ class KernelPlan:
         if operands.packed is not None:
             kernel = self.packed_kernel(operands)
             if kernel is not None:
-                return kernel.run(self.spec, operands)
+                together: Tensor = kernel.run(self.spec, operands)
+                return together
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         scattered = operands.key_positions is not None
@@ -65,7 +68,8 @@ class KernelPlan:
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(self.spec, names, operands)
-        return self._kernels[index].run(self.spec, operands)
+        out: Tensor = self._kernels[index].run(self.spec, operands)
+        return out
 
     def packed_kernel(self, operands: Operands) -> Kernel | None:
         """The cheapest kernel, or the one of this plan's name, that takes packed texts together, if any does."""

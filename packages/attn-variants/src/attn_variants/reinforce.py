@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 
 import torch
-from attn_core import Attend, AttentionSpec, InnerAttention, Operands, Softmax
+from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core.distributions import Softmax
 from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights, summed

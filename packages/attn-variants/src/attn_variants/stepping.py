@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import Fields, LayerState, PagedView, RaggedBatch, Rotary, Rows, Span
+from attn_core import Fields, LayerState, RaggedBatch, Rotary
+from attn_core.batch import PagedView, Rows, Span
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from attn_core import Heads
 from attn_core.errors import InvalidValue
-from attn_core.pairs import wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 
 

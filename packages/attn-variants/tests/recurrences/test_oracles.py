@@ -5,7 +5,9 @@ import importlib.util
 
 import pytest
 import torch
-from attn_core import RecurrencePlan, Steps, configure, installed
+from attn_core import configure, installed
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
 from attn_variants.recurrences import favor
 from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.parallel import effective_weights

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_variants.recurrences.chunked import chunked
 from attn_variants.recurrences.parallel import effective_weights, parallel
 from attn_variants.recurrences.recurrent import recurrent

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Graph, Heads, Operands, Rotary, Segments, Tree
+from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Rotary
+from attn_core.masks import Graph, Segments, Tree
 from attn_variants.compute.block_sparse import attend as block_sparse
 from attn_variants.compute.plain import attend, attention_weights
 from attn_variants.compute.torch_sdpa import attend as sdpa

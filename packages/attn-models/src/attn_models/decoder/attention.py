@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from attn_core import Capability, Mechanism, MechanismConfig, Registry, Rotary, StateSpecs, configure, installed
+from attn_core import Capability, Mechanism, MechanismConfig, Rotary, StateSpecs, configure, installed
 from attn_core.errors import Incompatible
+from attn_core.plugins.registry import Registry
 
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core import BlockParts, BlockStep, Capability, Fields, LayerState, RaggedBatch
+from attn_core import Capability, Fields, LayerState, RaggedBatch
 from attn_core.errors import Incompatible
+from attn_core.kernels.block import BlockParts, BlockStep
 from torch import Tensor, nn
 
 from attn_models.decoder.attention import LayerAttention

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_core import Rotary, rotary_scaling
+from attn_core import Rotary
 from attn_core.errors import InvalidValue
-from attn_core.lending import Lenders, checked_lenders, lender_of
+from attn_core.models import Lenders, checked_lenders, lender_of
+from attn_core.rotary import rotary_scaling
 
 from attn_models.decoder.checks import (
     plain_fields,
@@ -102,7 +103,7 @@ class DecoderConfig:
     LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds,
     `attention_dropout` on attention weights (in a layer whose options say `dropout`, as much as they say). Layer i
     attends to the keys and values of layer `lenders[i]`, or every layer to its own where there are none; "cla:2" and
-    "yoco" say this of all layers (`attn_core.lending.Lenders`).
+    "yoco" say this of all layers (`attn_core.models.Lenders`).
 
     `experts` gives every layer so many feed-forwards, each of the inner width, of which a token uses the
     `experts_per_token` best (arXiv 2401.04088). `routing` says what weighs them: "mixtral" a softmax over the chosen,

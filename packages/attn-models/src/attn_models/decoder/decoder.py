@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
-from attn_core.block import StackStep
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
-from attn_core.likeliest import FindsLargest
+from attn_core.kernels.block import StackStep
+from attn_core.kernels.rowwise import Targets
+from attn_core.models import FindsLargest
+from attn_core.rotary import sinusoidal
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
 from attn_models.decoder.attention import layer_attentions
@@ -27,7 +31,7 @@ from attn_models.losses.plain import capped, mean_loss
 class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
-    It is what the engine, the trainer and the tools know as `attn_core.LanguageModel`. Tokens are int64. Where the
+    It is what the engine, the trainer and the tools know as `LanguageModel`. Tokens are int64. Where the
     weights are packed for serving, `weights` is their format and `head` unembeds.
     """
 
@@ -112,7 +116,7 @@ class Decoder(nn.Module):
         return capped(logits, self.config.logit_cap)
 
     def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.likeliest.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
+        """See `attn_core.models.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
         if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
             return self.head.largest(hidden)
         return None

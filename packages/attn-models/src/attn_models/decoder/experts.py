@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
-from attn_core import Pack
+from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
 
 from attn_models.decoder.config import DecoderConfig

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from attn_core import Activation, GatedParts, Pack
+from attn_core.kernels.block import GatedParts
+from attn_core.kernels.linear import Pack
+from attn_core.kernels.rowwise import Activation
 from torch import Tensor, nn
 
 from attn_models.decoder.config import DecoderConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from attn_core import Activation, GateKernel, row_kernel
+from attn_core.kernels.rowwise import Activation, GateKernel, row_kernel
 from torch import Tensor
 from torch.nn import functional
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import NormKernel, row_kernel
+from attn_core.kernels.rowwise import NormKernel, row_kernel
 from torch import Tensor, nn
 
 from attn_models.decoder.config import DecoderConfig

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 import torch
-from attn_core import sinusoidal
 from attn_core.errors import InvalidValue
+from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 
 from attn_models.encoder.config import EncoderConfig

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import WEIGHT_CHOICES
 from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_core.kernels.linear import WEIGHT_CHOICES
 from torch import Tensor, nn
 
 from attn_models.encoder.folders import build_encoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core import Pack
+from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
 
 

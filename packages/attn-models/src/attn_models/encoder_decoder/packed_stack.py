@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attn_core import Pack
+from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
 
 from attn_models.packing.views import linear_of

@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, ModelState, Pack, RaggedBatch, Slot, Source
+from attn_core import Field, Fields, RaggedBatch, Slot, Source
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.linear import Pack
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
 from attn_models.decoder.attention import LayerAttention

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Fields, Rows, SourceView
+from attn_core import Fields
+from attn_core.batch import Rows, SourceView
 from attn_core.errors import InvalidValue
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence

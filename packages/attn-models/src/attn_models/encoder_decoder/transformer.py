@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
+from attn_core import Capability, Fields, RaggedBatch
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
-from attn_core.likeliest import FindsLargest
+from attn_core.models import FindsLargest
+from attn_core.rotary import sinusoidal
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
 from attn_models.decoder.initial import initialise
@@ -21,7 +24,7 @@ from attn_models.encoder_decoder.transformer_config import TransformerConfig
 
 
 class Transformer(nn.Module):
-    """Implements `attn_core.SourceModel`. Source, target and unembedding share one table (section 3.4)."""
+    """Implements `attn_core.models.SourceModel`. Source, target and unembedding share one table (section 3.4)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -94,7 +97,7 @@ class Transformer(nn.Module):
         return nn.functional.linear(hidden, self.embedding.weight)
 
     def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.likeliest.FindsLikeliest`: a packed unembedding can tell."""
+        """See `attn_core.models.FindsLikeliest`: a packed unembedding can tell."""
         return self.head.largest(hidden) if isinstance(self.head, FindsLargest) else None
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:

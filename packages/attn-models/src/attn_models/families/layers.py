@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_core import AttentionSpec, Causal, Rotary, SoftCap, Window
+from attn_core import AttentionSpec, Causal, Rotary, Window
 from attn_core.errors import Incompatible
-from attn_core.score import ScaledDot
+from attn_core.modifiers import SoftCap
+from attn_core.scores import ScaledDot
 
 from attn_models.decoder.attention import LayerAttention
 

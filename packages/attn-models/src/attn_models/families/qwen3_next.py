@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from attn_core import AttentionSpec, Causal, Heads, QkNorm
+from attn_core import AttentionSpec, Causal, Heads
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.norms import QkNorm
 
 from attn_models.decoder.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig

@@ -16,16 +16,16 @@ from attn_core import (
     Kernel,
     Mechanism,
     Operands,
-    SoftCap,
     Window,
-    attend_problem,
-    choose,
     configure,
     installed,
 )
 from attn_core.dropout import Dropout
 from attn_core.errors import Incompatible
-from attn_core.score import ScaledDot
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.dispatch import choose
+from attn_core.modifiers import SoftCap
+from attn_core.scores import ScaledDot
 from torch import Tensor
 
 from attn_models.hf.masks import read_mask

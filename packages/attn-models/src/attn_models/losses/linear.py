@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core import CrossEntropyKernel, Targets, row_kernel
 from attn_core.errors import InvalidValue
+from attn_core.kernels.rowwise import CrossEntropyKernel, Targets, row_kernel
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Targets
+from attn_core.kernels.rowwise import Targets
 from torch import Tensor
 from torch.nn import functional
 

@@ -6,8 +6,9 @@ import logging
 from typing import Any
 
 import torch
-from attn_core import LinearShape, installed
-from attn_core.dtype import dtype_name
+from attn_core import installed
+from attn_core.kernels.linear import LinearShape
+from attn_core.states import dtype_name
 
 from attn_models.packing.pack import pack_weights, packable
 

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import BlockKernel, BlockParts, LinearShape, choose_linear, installed
+from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
+from attn_core.kernels.block import BlockKernel, BlockParts
+from attn_core.kernels.linear import LinearShape, choose_linear
 from torch import Tensor, nn
 
 from attn_models.decoder.block import Block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core import LinearKernel
+from attn_core.kernels.linear import LinearKernel
 
 if TYPE_CHECKING:
     from torch import Tensor

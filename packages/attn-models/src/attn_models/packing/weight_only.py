@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core import LinearKernel, LinearShape
+from attn_core.kernels.linear import LinearKernel, LinearShape
 
 if TYPE_CHECKING:
     from torch import Tensor

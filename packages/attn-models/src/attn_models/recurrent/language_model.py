@@ -7,8 +7,11 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, ModelSpecs, ModelState, Pack, RaggedBatch, Slot
+from attn_core import Capability, RaggedBatch, Slot
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.linear import Pack
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
 from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack, lstm_state

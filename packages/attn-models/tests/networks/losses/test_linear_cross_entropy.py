@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import Targets
 from attn_core.errors import InvalidValue
+from attn_core.kernels.rowwise import Targets
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.losses import linear

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 import torch
-from attn_core import LinearKernel, installed
+from attn_core import installed
 from attn_core.errors import InvalidValue
+from attn_core.kernels.linear import LinearKernel
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 

@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from attn_core import WEIGHT_FORMATS, installed
+from attn_core import installed
 from attn_core.errors import InvalidValue, KernelRefused, WrongState
+from attn_core.kernels.linear import WEIGHT_FORMATS
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.packing.pack import pack_weights

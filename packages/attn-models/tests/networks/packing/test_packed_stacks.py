@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import LinearShape, installed
+from attn_core import installed
+from attn_core.kernels.linear import LinearShape
 from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, read_padded
 from attn_models.encoder_decoder.packed_stack import packed_stack
 from torch import nn

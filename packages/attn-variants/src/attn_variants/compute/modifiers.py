@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Alibi, Modifier, RelativeKeys, RelativeValues, ScoreFunction, SoftCap
 from attn_core.errors import InvalidValue
-from attn_core.modifier import BiasTable
+from attn_core.modifiers import Alibi, BiasTable, Modifier, RelativeKeys, RelativeValues, ScoreFunction, SoftCap
 from torch import Tensor
 
 from attn_variants.compute.pairs import Pairs

@@ -6,8 +6,8 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.modifier import BiasTable
-from attn_core.pairs import positions
+from attn_core.masking import positions
+from attn_core.modifiers import BiasTable
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.pairs import wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, Problem, RecurrenceKernel, Steps
-from attn_core.kernel import DEFAULTS, Condition
+from attn_core.kernels.base import DEFAULTS, Anything, Condition, Problem
+from attn_core.kernels.recurrence import RecurrenceKernel, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import Fields, Full, LayerState, Operands, RaggedBatch, Rows
+from attn_core import Fields, Full, LayerState, Operands, RaggedBatch
+from attn_core.batch import Rows
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 

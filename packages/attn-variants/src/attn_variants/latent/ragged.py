@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
-from attn_core import Fields, PagedView, RaggedBatch, Rows
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import PagedView, Rows
 from torch import Tensor
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import AttentionSpec, Heads, Mask, Rotary
-from attn_core.score import ScaledDot
+from attn_core.scores import ScaledDot
 
 
 @dataclass(frozen=True, kw_only=True)

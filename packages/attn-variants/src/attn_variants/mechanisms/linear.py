@@ -6,20 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import (
-    Capability,
-    ComputedMechanism,
-    Cost,
-    Field,
-    Heads,
-    MechanismConfig,
-    Paper,
-    RecurrenceSpec,
-    Shape,
-    Slot,
-    StateSpecs,
-)
+from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Paper, Shape, Slot, StateSpecs
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.recurrences.price import Update, chunked_flops, least_flops

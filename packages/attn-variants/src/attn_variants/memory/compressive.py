@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core import Fields, Heads, LayerState, RaggedBatch
-from attn_core.pairs import shares, wide
+from attn_core.masking import shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
-from attn_core.pairs import counted, shares, wide
+from attn_core.masking import counted, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 

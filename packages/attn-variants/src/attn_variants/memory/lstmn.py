@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch, Rows
-from attn_core.pairs import shares, wide
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.batch import Rows
+from attn_core.masking import shares, wide
 from torch import Tensor, nn
 
 from attn_variants.memory.rows import drawn, refuse_source

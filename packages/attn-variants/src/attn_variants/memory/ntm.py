@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
-from attn_core.pairs import wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 

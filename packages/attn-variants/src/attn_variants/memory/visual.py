@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import Attend, AttentionSpec, InnerAttention, Operands, Softmax
-from attn_core.pairs import of_query_heads, wide
+from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core.distributions import Softmax
+from attn_core.masking import of_query_heads, wide
 from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights

@@ -7,7 +7,7 @@ from abc import abstractmethod
 
 import torch
 from attn_core import Fields, Operands
-from attn_core.pairs import positions as positions_of
+from attn_core.masking import positions as positions_of
 from torch import Tensor
 
 from attn_variants.layer import SpecLayer

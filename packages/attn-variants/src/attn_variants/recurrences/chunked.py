@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 from torch.nn.functional import pad
 

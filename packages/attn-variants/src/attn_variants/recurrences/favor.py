@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core import RecurrencePlan, Steps
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 
 from attn_variants.recurrences.parallel import effective_weights

@@ -6,9 +6,11 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch, RecurrencePlan, Steps
+from attn_core import Heads, LayerState, RaggedBatch
 from attn_core.errors import InvalidValue
-from attn_core.pairs import wide
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
 from torch import Tensor, nn
 
 from attn_variants.recurrences.convolution import ShortConvolution

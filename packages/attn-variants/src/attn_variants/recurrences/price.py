@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attn_core import Heads
-from attn_core.recurrence import Decay
+from attn_core.kernels.recurrence import Decay
 
 
 class Update(NamedTuple):

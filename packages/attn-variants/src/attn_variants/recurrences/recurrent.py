@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 
 

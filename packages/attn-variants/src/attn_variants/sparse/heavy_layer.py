@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
-from attn_core.pairs import of_query_heads, shares, wide
+from attn_core.masking import of_query_heads, shares, wide
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
-from attn_core.pairs import positions
+from attn_core.masking import positions
 from torch import Tensor
 
 from attn_variants.compute.plain import attention_weights

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import AttentionSpec, DeclaredMechanism, Hard, InnerAttention, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, InnerAttention, MechanismConfig, Paper
+from attn_core.distributions import Hard
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.capabilities import CHOOSING

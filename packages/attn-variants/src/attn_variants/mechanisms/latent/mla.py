@@ -19,7 +19,7 @@ from attn_core import (
     StateSpecs,
 )
 from attn_core.errors import InvalidValue
-from attn_core.paged import LATENT
+from attn_core.kernels.paged import LATENT
 
 from attn_variants.latent.sizes import LatentShape, LatentSizes
 from attn_variants.mechanisms.capabilities import SELF

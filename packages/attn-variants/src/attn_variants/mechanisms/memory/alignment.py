@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from attn_core import (
-    Additive,
-    AttentionSpec,
-    Capability,
-    DeclaredMechanism,
-    Distribution,
-    MechanismConfig,
-    Paper,
-    Softmax,
-)
+from attn_core import AttentionSpec, Capability, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.distributions import Distribution, Softmax
 from attn_core.errors import Incompatible
+from attn_core.scores import Additive
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.hidden import HiddenConfig

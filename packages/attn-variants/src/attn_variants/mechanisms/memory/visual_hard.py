@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attn_core import Capability, Hard, MechanismConfig
+from attn_core import Capability, MechanismConfig
+from attn_core.distributions import Hard
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.hidden import HiddenConfig

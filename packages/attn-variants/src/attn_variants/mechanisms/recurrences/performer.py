@@ -7,8 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, Cost, Field, Heads, MechanismConfig, Paper, RecurrenceSpec, Shape, Slot, StateSpecs
+from attn_core import Capability, Cost, Field, Heads, MechanismConfig, Paper, Shape, Slot, StateSpecs
 from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.recurrences.recurrence import Extra, Recurrence, RecurrenceConfig

@@ -6,19 +6,9 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from attn_core import (
-    Capability,
-    ComputedMechanism,
-    Cost,
-    Field,
-    Heads,
-    MechanismConfig,
-    RecurrenceSpec,
-    Shape,
-    Slot,
-    StateSpecs,
-)
+from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Shape, Slot, StateSpecs
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.recurrences.price import Update, chunked_flops, least_flops

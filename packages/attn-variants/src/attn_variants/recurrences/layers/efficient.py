@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from attn_core import Heads
 from attn_core.errors import InvalidValue
-from attn_core.pairs import wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 
 from attn_variants.recurrences.numbers import by_heads, fresh_linear

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads, Steps
-from attn_core.pairs import wide
+from attn_core import Heads
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, silu
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch, Steps
+from attn_core import Heads, LayerState, RaggedBatch
 from attn_core.errors import WrongState
-from attn_core.pairs import wide
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
 from torch import Generator, Tensor
 from torch.nn.functional import relu
 

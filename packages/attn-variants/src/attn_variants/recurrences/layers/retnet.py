@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Heads, Rotary, Steps
-from attn_core.pairs import wide
+from attn_core import Heads, Rotary
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
 from torch import Tensor
 from torch.nn.functional import pad, silu
 
