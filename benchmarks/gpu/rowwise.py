@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attention import said_of
 from attn_core import Rotary, Targets
-from attn_kernels_triton.kernels.rowwise import TritonCrossEntropy
+from attn_kernels_triton.backends.rowwise import TritonCrossEntropy
 from attn_kernels_triton.rowwise.gate import gated
 from attn_kernels_triton.rowwise.norm import rms_norm, rms_norm_sum
 from attn_kernels_triton.rowwise.rotary import rotate

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import rowwise
-from attn_kernels_triton.kernels import rowwise as kernels
+from attn_kernels_triton.backends import rowwise as kernels
 from attn_models import losses
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
