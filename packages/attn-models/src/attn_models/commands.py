@@ -117,13 +117,13 @@ def heads(
     Example: `attn convert heads smollm2-135m-instruct smaller --kv-heads 1 --text play.txt`
     """
     from attn_models.conversion import HeadMap, convert_heads
-    from attn_models.sources.store import Shelf
+    from attn_models.sources.store import ModelStore
 
     if (kv_heads is None) == (groups is None):
         raise InvalidValue("--kv-heads, --groups: exactly one of them is needed", field="kv_heads")
     wanted = kv_heads if groups is None else HeadMap(_numbers(groups))
     with shown_progress() as report:
-        done = convert_heads(Shelf().find(model), target, wanted, method, text=_read(text), report=report)  # type: ignore[arg-type]
+        done = convert_heads(ModelStore().find(model), target, wanted, method, text=_read(text), report=report)  # type: ignore[arg-type]
     _answer_converted(done, json)
 
 
@@ -144,10 +144,10 @@ def latent(
     Example: `attn convert latent smollm2-135m-instruct smaller --latent 128 --text play.txt`
     """
     from attn_models.conversion import convert_latent
-    from attn_models.sources.store import Shelf
+    from attn_models.sources.store import ModelStore
 
     with shown_progress() as report:
-        done = convert_latent(Shelf().find(model), target, size, text=_read(text), report=report)
+        done = convert_latent(ModelStore().find(model), target, size, text=_read(text), report=report)
     _answer_converted(done, json)
 
 

@@ -155,7 +155,7 @@ def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[b
     return choose(installed().kernels, problem, None)
 
 
-def whole_mask(*arguments: Any, **words: Any) -> Tensor:
+def materialised_mask(*arguments: Any, **words: Any) -> Tensor:
     """The mask [batch, 1, query, key], bool, True where a query sees a key; never left out, whatever it allows."""
     from transformers.masking_utils import sdpa_mask
 
@@ -226,5 +226,5 @@ def register_mechanism(mechanism: str, options: Mapping[str, Any] | None = None,
     if "/" in chosen or "|" in chosen or not chosen:
         raise Incompatible(f"{chosen!r} cannot name an implementation: transformers would look for it on its hub")
     AttentionInterface.register(chosen, attention)
-    AttentionMaskInterface.register(chosen, whole_mask)
+    AttentionMaskInterface.register(chosen, materialised_mask)
     return chosen

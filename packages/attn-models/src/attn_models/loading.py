@@ -17,19 +17,19 @@ from torch import nn
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.adapter import Door, needed
-from attn_models.families.hf_config import say_unread
-from attn_models.families.native import OwnDoor, require_installed
-from attn_models.families.registry import door_of
+from attn_models.families.adapter import StateDictAdapter, needed
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.native import NativeAdapter, require_installed
+from attn_models.families.registry import decoder_adapter
 from attn_models.families.state_dict import (
-    fill_constants,
+    check_config_fits,
+    fill_buffers,
+    init_empty_weights,
     read_parameters,
-    refuse_giants,
     stored_tensors,
     stored_type,
-    weightless,
 )
-from attn_models.quantization.quantize import pack_lossless, pack_weights, require_unpacked
+from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 
@@ -55,12 +55,12 @@ def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
         config = family.configure(values)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
-    refuse_giants(checkpoint, config)
-    with weightless():
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
         model = family.build(config)
-    model.load_state_dict(read_parameters(checkpoint, OwnDoor(), model.state_dict(), dtype), assign=True)
+    model.load_state_dict(read_parameters(checkpoint, NativeAdapter(), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
-        fill_constants(model, family.build(config))
+        fill_buffers(model, family.build(config))
     return model
 
 
@@ -132,12 +132,12 @@ def load_model(
 
     Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
     folder is checked against its manifest, if it has one. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs the
-    weights of linear layers for serving; `dtype` is what everything else is computed in (see `pack_weights`). `auto`
-    packs them as they are stored, and a model in float32 alone (see `pack_lossless`); None means `unpacked`.
+    weights of linear layers for serving; `dtype` is what everything else is computed in (see `quantize_model`). `auto`
+    packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `unpacked`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
-    `weights`, what `pack_weights` raises.
+    `weights`, what `quantize_model` raises.
     """
     name = dtype_name(dtype)
     if name not in FLOATS:
@@ -155,9 +155,9 @@ def load_model(
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
     if weights == "auto":
-        pack_lossless(model, read_as)
+        prepack_model(model, read_as)
     elif weights is not None:
-        pack_weights(model, weights, getattr(torch, name))
+        quantize_model(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocabulary > model.vocabulary:
         rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {model.vocabulary} rows in the embedding"
@@ -177,7 +177,7 @@ def save_model(
     model: Any,
     tokenizer: Tokenizer | None = None,
     *,
-    layout: str = OwnDoor.model_type,
+    layout: str = NativeAdapter.model_type,
     generation: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
@@ -188,12 +188,15 @@ def save_model(
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
     """
-    require_unpacked(model, "weights packed as {} cannot be written; load the model without packing")
+    require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     if isinstance(model, Decoder):
-        door = door_of(layout)
-        if model.config.lenders and layout != OwnDoor.model_type:
+        adapter = decoder_adapter(layout)
+        if model.config.lenders and layout != NativeAdapter.model_type:
             raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
-        described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door.layout(model.config))
+        described, tensors = (
+            adapter.describe(model.config),
+            stored_tensors(model.state_dict(), adapter.layout(model.config)),
+        )
     else:
         described, tensors = hf_config_of(model), dict(model.state_dict())
     described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
@@ -204,25 +207,25 @@ def save_model(
 
 
 def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
-    door = door_of(checkpoint.config.get("model_type"))
-    config = _configured(checkpoint, door)
-    with weightless():
+    adapter = decoder_adapter(checkpoint.config.get("model_type"))
+    config = _configured(checkpoint, adapter)
+    with init_empty_weights():
         model = Decoder(config)
-    model.load_state_dict(read_parameters(checkpoint, door.layout(config), model.state_dict(), dtype), assign=True)
+    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
     _compute_constants(model, config)
     return model
 
 
-def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
+def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> DecoderConfig:
     """The config, refused before anything is built if it is larger than the file could fill."""
     path = checkpoint.path / "config.json"
     try:
-        say_unread(checkpoint.config, door.reads, path)
-        config = door.configure(checkpoint.config)
+        check_unread_keys(checkpoint.config, adapter.reads, path)
+        config = adapter.configure(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
     entries = checkpoint.tensors.entries
-    config = door.filled(config, entries)
+    config = adapter.filled(config, entries)
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
     limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
     for field, limit in limits.items():

@@ -38,7 +38,7 @@ def losses(logits: Tensor, ids: Tensor, targets: Targets) -> Tensor:
     )
 
 
-def judged(logits: Tensor, ids: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+def row_losses_and_gradients(logits: Tensor, ids: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """The same, and the gradient of each row's loss [rows, vocabulary] in the type of the logits."""
     bounded = capped(wide(logits), targets.cap)
     counts = ids != targets.ignored
@@ -109,7 +109,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.promote_types(rows.dtype, torch.float32), device=rows.device)
         with torch.autocast(rows.device.type, enabled=False):
             for some in (slice(start, start + length) for start in range(0, rows.shape[0], length)):
-                found, change = judge(rows[some] @ weight.T, ids[some], targets, gradients=any(wanted))
+                found, change = chunk_losses(rows[some] @ weight.T, ids[some], targets, gradients=any(wanted))
                 total += found.sum()
                 if changed is not None and change is not None:
                     torch.mm(change, weight, out=changed[some])
@@ -144,10 +144,10 @@ class Summed:
             self.total += change.T @ rows
 
 
-def judge(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> tuple[Tensor, Tensor | None]:
+def chunk_losses(logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> tuple[Tensor, Tensor | None]:
     """Losses [rows] of logits [rows, vocabulary], which may be overwritten, and their gradients where wanted."""
     kernel = row_kernel(CrossEntropyKernel, "plain", logits)
     if kernel is not None:
         found = kernel.losses(logits, ids, targets, gradients=gradients)
         return found, logits if gradients else None
-    return judged(logits, ids, targets) if gradients else (losses(logits, ids, targets), None)
+    return row_losses_and_gradients(logits, ids, targets) if gradients else (losses(logits, ids, targets), None)

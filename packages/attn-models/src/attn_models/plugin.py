@@ -10,11 +10,11 @@ def attn_models() -> list[ModelFamily]:
     """Decoders, models that read a source, recurrent language models, encoders with a head, and of images."""
     from attn_models.decoder.families import DecoderFamily, named_decoders
     from attn_models.encoder.families import VitFamily, encoder_families
-    from attn_models.encoder_decoder.families import source_families
+    from attn_models.encoder_decoder.families import encoder_decoder_families
     from attn_models.recurrent.families import recurrent_families
 
     decoders = [DecoderFamily(), *named_decoders(), *recurrent_families()]
-    return [*decoders, *source_families(), *encoder_families(), VitFamily()]
+    return [*decoders, *encoder_decoder_families(), *encoder_families(), VitFamily()]
 
 
 @hookimpl

@@ -23,7 +23,7 @@ from attn_models.decoder.layers import (
 from attn_models.decoder.mixture_of_experts import MixtureOfExperts
 
 
-def require_rows(given: Tensor, like: Tensor) -> Tensor:
+def require_same_shape(given: Tensor, like: Tensor) -> Tensor:
     """`given`, if its shape is that of `like`; one that is not could be broadcast and be wrong in silence.
 
     Raises `InternalError` with both shapes.
@@ -97,7 +97,7 @@ class Block(nn.Module):
             attended = self.attention.step(entering, batch, state)
         else:
             attended = replay_step(self.attention, entering, batch, state)
-        return self._around(hidden, require_rows(attended, hidden))
+        return self._around(hidden, require_same_shape(attended, hidden))
 
     def parts(self) -> BlockParts | None:
         """What a packed block is made of; None where a kernel of whole blocks has no words for it."""
@@ -146,7 +146,7 @@ def given(borrowed: Fields | None) -> dict[str, Fields]:
     return {} if borrowed is None else {"borrowed": borrowed}
 
 
-class Loans:
+class SharedKeyValues:
     """Keys and values of the blocks that others borrow from, made once; `lenders` has one entry a block."""
 
     def __init__(self, lenders: Sequence[int]) -> None:

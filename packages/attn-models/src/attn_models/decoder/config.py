@@ -64,7 +64,7 @@ class Experts:
     balance: float = 0.0
 
 
-def experts_of(config: DecoderConfig) -> Experts | None:
+def experts_config(config: DecoderConfig) -> Experts | None:
     """The experts of every layer after the dense ones; None where each has one feed-forward for all tokens.
 
     Raises `InvalidValue` for fields that contradict each other.
@@ -298,7 +298,7 @@ class DecoderConfig:
     @property
     def mixture(self) -> Experts | None:
         """The experts of every layer after the dense ones; None where each has one feed-forward for all tokens."""
-        return experts_of(self)
+        return experts_config(self)
 
     def experts_in(self, layer: int) -> Experts | None:
         """The experts of one layer; None where it has one feed-forward for all tokens."""

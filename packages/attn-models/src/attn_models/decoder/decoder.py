@@ -15,7 +15,7 @@ from attn_core.likeliest import FindsLargest
 from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, layer_attentions
-from attn_models.decoder.block import Block, Loans
+from attn_models.decoder.block import Block, SharedKeyValues
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.layers import build_norm, initialise
 from attn_models.losses import capped, linear_cross_entropy, mean_loss
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens: Tensor) -> Tensor:
         """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits."""
         hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        loans = Loans(self._lenders)
+        loans = SharedKeyValues(self._lenders)
         for index, block in enumerate(self._blocks()):
             hidden = block(hidden, loans.of(index, block, hidden))
         normed: Tensor = self.norm(hidden)
@@ -166,7 +166,7 @@ class Decoder(nn.Module):
                 raise InvalidValue.of("layers", layer, f"0 to {len(self.blocks) - 1}")
         maps = {}
         hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
-        loans = Loans(self._lenders)
+        loans = SharedKeyValues(self._lenders)
         for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
             borrowed = loans.of(index, block, hidden)
             if index in layers:

@@ -16,7 +16,7 @@ from attn_models.attention import LayerAttention
 from attn_models.decoder.config import DecoderConfig
 
 
-class WideRMSNorm(nn.RMSNorm):
+class MixedPrecisionRMSNorm(nn.RMSNorm):
     """RMSNorm whose gain may be of a wider type than its rows, as Gemma's is; then it is computed in that type."""
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class WideRMSNorm(nn.RMSNorm):
 
 def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
     """`rows` + `added`, and that through a norm."""
-    if isinstance(norm, WideRMSNorm):
+    if isinstance(norm, MixedPrecisionRMSNorm):
         return norm.of_sum(rows, added)
     total = rows + added
     return total, norm(total)
@@ -53,7 +53,7 @@ def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Te
 def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
     """LayerNorm (arXiv 1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) over the width."""
     if config.norm == "rms":
-        return WideRMSNorm(config.width, eps=config.norm_eps)
+        return MixedPrecisionRMSNorm(config.width, eps=config.norm_eps)
     return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
 
 

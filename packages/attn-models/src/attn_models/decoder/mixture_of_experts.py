@@ -104,7 +104,7 @@ def fractions(chosen: Tensor, like: Tensor) -> Tensor:
     return counts.to(like.dtype) / max(chosen.numel(), 1)
 
 
-def balance_loss(model: nn.Module) -> Tensor | float:
+def router_aux_loss(model: nn.Module) -> Tensor | float:
     """The sum of `balance` times the imbalance of every router in the last training pass; 0 where there is none.
 
     To be added to the loss of that pass, before its gradients are taken, once.
@@ -210,7 +210,7 @@ class DeepseekV3Router(GroupedRouter):
             self.correction += self.rate * (load.mean() - load).sign()
 
 
-def level_experts(model: nn.Module) -> None:
+def update_router_biases(model: nn.Module) -> None:
     """After an update of the weights: move the biases of every router that has some (`DeepseekV3Router.level`)."""
     for module in model.modules():
         if isinstance(module, DeepseekV3Router):

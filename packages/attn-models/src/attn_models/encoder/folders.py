@@ -12,13 +12,19 @@ from torch import Tensor, nn
 
 from attn_models.encoder.config import ReformerConfig, TaggerConfig
 from attn_models.encoder.encoder import MaskedLanguageModel, Tagger
-from attn_models.families.adapter import EncoderDoor
-from attn_models.families.hf_config import say_unread
-from attn_models.families.native import OwnEncoderDoor
-from attn_models.families.registry import ENCODER_DOORS, encoder_door_of
-from attn_models.families.state_dict import fill_constants, read_parameters, refuse_giants, stored_tensors, weightless
+from attn_models.families.adapter import EncoderAdapter
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.native import NativeEncoderAdapter
+from attn_models.families.registry import ENCODER_ADAPTERS, encoder_adapter
+from attn_models.families.state_dict import (
+    check_config_fits,
+    fill_buffers,
+    init_empty_weights,
+    read_parameters,
+    stored_tensors,
+)
 from attn_models.families.vit import labels_of
-from attn_models.quantization.quantize import require_unpacked
+from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
 from attn_models.weights.safe_files import read_config
@@ -26,7 +32,7 @@ from attn_models.weights.safe_files import read_config
 
 def is_encoder(folder: Path) -> bool:
     """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
-    return read_config(folder / "config.json").get("model_type") in ENCODER_DOORS
+    return read_config(folder / "config.json").get("model_type") in ENCODER_ADAPTERS
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -36,23 +42,23 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     misshaped; `UnknownName` for another kind of model. Keys of its config.json that are not known are said.
     """
     path = checkpoint.path / "config.json"
-    door = encoder_door_of(checkpoint.config.get("model_type"))
+    adapter = encoder_adapter(checkpoint.config.get("model_type"))
     try:
-        say_unread(checkpoint.config, door.reads, path)
-        config = door.configure(checkpoint.config)
+        check_unread_keys(checkpoint.config, adapter.reads, path)
+        config = adapter.configure(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
-    refuse_giants(checkpoint, config)
-    with weightless():
-        model = door.build(config)
-    model.load_state_dict(read_parameters(checkpoint, door.layout(config), model.state_dict(), dtype), assign=True)
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = adapter.build(config)
+    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
-        fill_constants(model, door.build(config))
+        fill_buffers(model, adapter.build(config))
     return model
 
 
 def save_encoder(
-    folder: str | Path, model: Any, tokenizer: Tokenizer | None = None, *, layout: str = OwnEncoderDoor.model_type
+    folder: str | Path, model: Any, tokenizer: Tokenizer | None = None, *, layout: str = NativeEncoderAdapter.model_type
 ) -> Path:
     """Write an encoder as a checkpoint folder, replacing one already there, whole or not at all.
 
@@ -60,11 +66,11 @@ def save_encoder(
     `Incompatible` for an encoder that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails, `WrongState` for one whose weights are packed.
     """
-    require_unpacked(model, "weights packed as {} cannot be written; load the model without packing")
-    door = encoder_door_of(layout)
-    described = door.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
+    adapter = encoder_adapter(layout)
+    described = adapter.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
-    return write_folder(folder, described, stored_tensors(model.state_dict(), door.layout(model.config)), files)
+    return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
 
 
 GUESS = {
@@ -79,19 +85,19 @@ TAG = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.
 BERT, REFORMER = "bert", "reformer"
 
 
-def door_for(config: Any) -> EncoderDoor:
+def adapter_for(config: Any) -> EncoderAdapter:
     """The layout in which an encoder with a head is kept: BERT's where that can say it, else ours; the Reformer's own.
 
     Raises `Incompatible` for a Reformer that its layout cannot say.
     """
     if isinstance(config, ReformerConfig):
-        ENCODER_DOORS[REFORMER].describe(config)
-        return ENCODER_DOORS[REFORMER]
+        ENCODER_ADAPTERS[REFORMER].describe(config)
+        return ENCODER_ADAPTERS[REFORMER]
     try:
-        ENCODER_DOORS[BERT].describe(config)
+        ENCODER_ADAPTERS[BERT].describe(config)
     except Incompatible:
-        return ENCODER_DOORS[OwnEncoderDoor.model_type]
-    return ENCODER_DOORS[BERT]
+        return ENCODER_ADAPTERS[NativeEncoderAdapter.model_type]
+    return ENCODER_ADAPTERS[BERT]
 
 
 def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
@@ -134,12 +140,12 @@ def load_tagger(folder: str | Path, *, verify: Verify = "hashes") -> tuple[Tagge
 
 def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[str, Any], tokenizer: Tokenizer) -> Path:
     encoder, own = model.encoder, model.state_dict()
-    door = door_for(encoder.config)
+    adapter = adapter_for(encoder.config)
     # Only BERT's architectures with a head are those of this head.
-    described = (said | door.describe(encoder.config)) | (said if door.model_type == BERT else {})
+    described = (said | adapter.describe(encoder.config)) | (said if adapter.model_type == BERT else {})
     described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
-    body = stored_tensors(encoder.state_dict(), door.layout(encoder.config))
-    tensors = {f"{door.prefix}{name}": tensor for name, tensor in body.items()}
+    body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
+    tensors = {f"{adapter.prefix}{name}": tensor for name, tensor in body.items()}
     tensors |= {theirs: own[ours] for ours, theirs in head.items()}
     return write_folder(folder, described, tensors, dict(tokenizer.files()))
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from attn_models.decoder.layers import STANDARD, build_norm
 from attn_models.encoder.config import VisionConfig
 from attn_models.encoder.encoder import PreNormBlock
-from attn_models.families.native import layout_for, vit_layout_of
-from attn_models.families.state_dict import read_parameters, refuse_giants, stored_tensors, weightless
+from attn_models.families.native import vit_adapter, vit_adapter_for
+from attn_models.families.state_dict import check_config_fits, init_empty_weights, read_parameters, stored_tensors
 from attn_models.families.vit import labels_of
 from attn_models.weights import Verify, read_folder, write_folder
 
@@ -70,7 +70,7 @@ class ImageClassifier:
 
     def save(self, folder: Path) -> Path:
         """Write the folder, which transformers reads too where it has words for the attention; returns it."""
-        layout = layout_for(self.model.config)
+        layout = vit_adapter_for(self.model.config)
         described = layout.describe(self.model.config, self.labels) | {"dtype": "float32"}
         return write_folder(folder, described, layout.headed(stored_tensors(self.model.state_dict(), layout)))
 
@@ -83,10 +83,10 @@ def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify:
     """
     checkpoint = read_folder(folder, verify=verify)
     path = checkpoint.path / "config.json"
-    layout = vit_layout_of(checkpoint.config.get("model_type"))
+    layout = vit_adapter(checkpoint.config.get("model_type"))
     config = layout.configure(checkpoint.config, path)
-    refuse_giants(checkpoint, config)
-    with weightless():
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
         model = VisionTransformer(config)
     parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))
     model.load_state_dict(parameters, assign=True)

@@ -13,7 +13,7 @@ from attn_models.plain_config import PlainConfig, require_choice, require_word
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig(PlainConfig):
+class EncoderDecoderConfig(PlainConfig):
     """What all of them have: one vocabulary for source and target, and the longest of each in tokens.
 
     `width` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for
@@ -28,7 +28,7 @@ class SourceConfig(PlainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottleneckConfig(SourceConfig):
+class BottleneckConfig(EncoderDecoderConfig):
     """Two stacks of `layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
 
     `reverse_source` reads the source from its end.
@@ -40,7 +40,7 @@ class BottleneckConfig(SourceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RnnsearchConfig(SourceConfig):
+class RnnsearchConfig(EncoderDecoderConfig):
     """RNNsearch (Bahdanau et al. 2015): `width` n of a state, `embedding` m, `maxout` l units before the vocabulary.
 
     Annotations have 2 n numbers; `mechanism` attends to them, with `heads` heads and its own `options`.
@@ -75,7 +75,7 @@ class LuongConfig(BottleneckConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowAttendTellConfig(SourceConfig):
+class ShowAttendTellConfig(EncoderDecoderConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
     `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `heads` heads and
@@ -110,7 +110,7 @@ NORM_PLACES = ("post", "pre")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig(SourceConfig):
+class TransformerConfig(EncoderDecoderConfig):
     """`layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); one embedding is used thrice.
 
     `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`. `hidden`

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-def source_lengths(source: Tensor | None, keep: Tensor | None, longest: int) -> tuple[Tensor, list[int]]:
+def encoder_input_lengths(source: Tensor | None, keep: Tensor | None, longest: int) -> tuple[Tensor, list[int]]:
     """The source [batch, source] and its lengths.
 
     Raises `InvalidValue` where there is none, it is longer than `longest`, a sequence is empty, or padding does not
@@ -30,7 +30,7 @@ def source_lengths(source: Tensor | None, keep: Tensor | None, longest: int) -> 
     return source, [int(count) for count in counts]
 
 
-def reversed_rows(rows: Tensor, lengths: Sequence[int]) -> Tensor:
+def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
     """Rows [batch, source, ...] with the real ones of each sequence turned round; padding stays at the end."""
     counts = torch.tensor(lengths, device=rows.device)[:, None]
     places = torch.arange(rows.shape[1], device=rows.device)[None]
@@ -39,7 +39,7 @@ def reversed_rows(rows: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldSource:
+class PaddedEncoderStates:
     """A `SourceView` of rows that lie in memory already."""
 
     held: Rows
@@ -57,7 +57,7 @@ class HeldSource:
 
 
 @dataclass(frozen=True, eq=False)
-class SomeSources:
+class SelectedRequests:
     """A `SourceView` of some of the requests of another."""
 
     view: SourceView
@@ -68,12 +68,12 @@ class SomeSources:
         return self.view.rows([self.chosen[request] for request in requests])
 
 
-def encoded(attention: Any, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, HeldSource]:
+def encode_each(attention: Any, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, PaddedEncoderStates]:
     """The source states that `attention.encode` gives for each source of memory [batch, source, width]."""
     each: list[Mapping[str, Fields]] = [
         attention.encode(rows[:length]) for rows, length in zip(memory, lengths, strict=True)
     ]
-    return {state: HeldSource(_padded([states[state] for states in each])) for state in each[0]}
+    return {state: PaddedEncoderStates(_padded([states[state] for states in each])) for state in each[0]}
 
 
 def _padded(sources: Sequence[Fields]) -> Rows:

@@ -11,21 +11,21 @@ from attn_core import ModelFamily
 from attn_models.attention import cross_attention, decoder_attention, encoder_attention, stepped_attention
 from attn_models.encoder_decoder.config import (
     BottleneckConfig,
+    EncoderDecoderConfig,
     LuongConfig,
     RnnsearchConfig,
     ShowAttendTellConfig,
-    SourceConfig,
     TransformerConfig,
 )
 
 
-class SourceFamily(ModelFamily):
+class EncoderDecoderFamily(ModelFamily):
     """A family with a `Config`, and the module and class that build it."""
 
-    Config: ClassVar[type[SourceConfig]]
+    Config: ClassVar[type[EncoderDecoderConfig]]
     built_by: ClassVar[tuple[str, str]]
 
-    def configure(self, values: Mapping[str, Any]) -> SourceConfig:
+    def configure(self, values: Mapping[str, Any]) -> EncoderDecoderConfig:
         """The config of plain values, asked of the mechanisms it names too."""
         config = self.Config.from_plain(values)
         self.check(config)
@@ -40,7 +40,7 @@ class SourceFamily(ModelFamily):
         return getattr(import_module(module), name)(config)
 
 
-class BottleneckFamily(SourceFamily):
+class BottleneckFamily(EncoderDecoderFamily):
     """Two LSTMs and one vector."""
 
     name = "bottleneck"
@@ -49,7 +49,7 @@ class BottleneckFamily(SourceFamily):
     built_by = ("attn_models.encoder_decoder.translation", "Bottleneck")
 
 
-class RnnsearchFamily(SourceFamily):
+class RnnsearchFamily(EncoderDecoderFamily):
     """Bidirectional encoder and soft search."""
 
     name = "rnnsearch"
@@ -62,7 +62,7 @@ class RnnsearchFamily(SourceFamily):
         stepped_attention(config.mechanism, config.options, width=2 * config.width, heads=config.heads)
 
 
-class LuongFamily(SourceFamily):
+class LuongFamily(EncoderDecoderFamily):
     """LSTMs with global or local attention."""
 
     name = "luong"
@@ -75,7 +75,7 @@ class LuongFamily(SourceFamily):
         stepped_attention(config.mechanism, config.options, width=config.width, heads=config.heads)
 
 
-class TransformerFamily(SourceFamily):
+class TransformerFamily(EncoderDecoderFamily):
     """Encoder and decoder blocks."""
 
     name = "transformer"
@@ -91,7 +91,7 @@ class TransformerFamily(SourceFamily):
         cross_attention(config.cross, config.cross_options, **sizes, context=config.source_context)
 
 
-class ShowAttendTellFamily(SourceFamily):
+class ShowAttendTellFamily(EncoderDecoderFamily):
     """Convolutions and an LSTM that looks at their grid."""
 
     name = "show_attend_tell"
@@ -104,6 +104,6 @@ class ShowAttendTellFamily(SourceFamily):
         stepped_attention(config.mechanism, config.options, width=config.features, heads=config.heads)
 
 
-def source_families() -> list[ModelFamily]:
+def encoder_decoder_families() -> list[ModelFamily]:
     """One of each."""
     return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily(), ShowAttendTellFamily()]

@@ -14,10 +14,10 @@ from attn_core.likeliest import FindsLargest
 from torch import Tensor, nn
 
 from attn_models.attention import LayerAttention, cross_attention, decoder_attention, encoder_attention
-from attn_models.decoder.block import replay_step, require_rows
+from attn_models.decoder.block import replay_step, require_same_shape
 from attn_models.decoder.layers import build_feed_forward, build_norm, initialise
 from attn_models.encoder_decoder.config import TransformerConfig
-from attn_models.encoder_decoder.encoder_input import source_lengths
+from attn_models.encoder_decoder.encoder_input import encoder_input_lengths
 
 Inner = Callable[[Tensor], Tensor]
 
@@ -84,11 +84,11 @@ class DecoderBlock(nn.Module):
 
         def attend(rows: Tensor) -> Tensor:
             if self.incremental:
-                return require_rows(self.attention.step(rows, batch, own), rows)
-            return require_rows(replay_step(self.attention, rows, batch, own), rows)
+                return require_same_shape(self.attention.step(rows, batch, own), rows)
+            return require_same_shape(replay_step(self.attention, rows, batch, own), rows)
 
         def look(rows: Tensor) -> Tensor:
-            return require_rows(self.cross.step(rows, batch, source), rows)
+            return require_same_shape(self.cross.step(rows, batch, source), rows)
 
         return self._through(hidden, attend, look)
 
@@ -201,7 +201,7 @@ class Transformer(nn.Module):
         return maps
 
     def _read(self, source: Tensor | None, keep: Tensor | None) -> Tensor:
-        given, _ = source_lengths(source, keep, self.source_context)
+        given, _ = encoder_input_lengths(source, keep, self.source_context)
         hidden = self._embed(given, torch.arange(given.shape[1], device=given.device))
         for block in self.encoder:
             hidden = block(hidden, keep)

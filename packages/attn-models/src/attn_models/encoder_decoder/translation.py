@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
-from attn_models.encoder_decoder.encoder_input import reversed_rows
+from attn_models.encoder_decoder.encoder_input import reverse_sequences
 from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
-from attn_models.recurrent.cells import GatedCell, lstm_fields, lstm_moment, lstm_stack, lstm_state, read_padded
+from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
 
 
 class Bottleneck(RecurrentModel):
@@ -30,13 +30,13 @@ class Bottleneck(RecurrentModel):
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """Encode sources [batch, source], from their end where so configured."""
-        tokens = reversed_rows(source, lengths) if self.reverse else source
-        rows, last = read_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
+        tokens = reverse_sequences(source, lengths) if self.reverse else source
+        rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
         return Reading(rows, lstm_state(last))
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:  # noqa: ARG002 -- none here
         """One moment of the decoder."""
-        return lstm_moment(self.decoder, self.dropout(inputs), held)
+        return lstm_step(self.decoder, self.dropout(inputs), held)
 
     def _run(self, tokens: Tensor, reading: Reading, *_: object) -> Tensor:
         """The same for whole sequences at once: nothing a word needs waits for an attention."""
@@ -77,7 +77,7 @@ class Rnnsearch(RecurrentModel):
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """The annotations [batch, source, 2 width] of sources [batch, source], and s_0."""
-        rows, _ = read_padded(self.encoder, self.dropout(self.source_embedding(source)), lengths)
+        rows, _ = encode_padded(self.encoder, self.dropout(self.source_embedding(source)), lengths)
         return Reading(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.width :]))})
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
@@ -121,16 +121,16 @@ class Luong(RecurrentModel):
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """The states h̄ of sources [batch, source] in the source's order; the decoder begins with the last."""
-        tokens = reversed_rows(source, lengths) if self.reverse else source
-        rows, last = read_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
-        return Reading(reversed_rows(rows, lengths) if self.reverse else rows, lstm_state(last))
+        tokens = reverse_sequences(source, lengths) if self.reverse else source
+        rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
+        return Reading(reverse_sequences(rows, lengths) if self.reverse else rows, lstm_state(last))
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
         """h_t from y_{t-1} and h̃_{t-1}; then h̃_t."""
         entering = self.dropout(inputs)
         if self.feeds:
             entering = torch.cat([entering, held["fed"]], dim=-1)
-        hidden, fresh = lstm_moment(self.decoder, entering, held)
+        hidden, fresh = lstm_step(self.decoder, entering, held)
         attentional = torch.tanh(self.joined(torch.cat([attend(hidden), hidden], dim=-1)))
         return attentional, fresh | ({"fed": attentional} if self.feeds else {})
 

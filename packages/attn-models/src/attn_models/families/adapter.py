@@ -60,7 +60,7 @@ class Layout(ABC):
         return bool(self.derived.search(name))
 
 
-class Door(Layout):
+class StateDictAdapter(Layout):
     """A layout of the checkpoints of decoders. `reads` are the keys of its config.json that `configure` knows."""
 
     reads: ClassVar[frozenset[str]]
@@ -90,7 +90,7 @@ def needed(values: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def counted(values: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+def required_count(values: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     """The whole number at `key`; raises `InvalidValue` for any other value, or if it is missing without a default."""
     value = whole(needed(values, key) if default is None else values.get(key, default))
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -111,7 +111,7 @@ def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], 
     return given
 
 
-def refuse_others(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
+def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises `InvalidValue` for a key of `allowed` whose value is given and not one of those allowed.
 
     What a checkpoint asks for and the decoder does not compute must stop it, not be passed over.
@@ -127,7 +127,7 @@ THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items
 HEADS = re.compile(r"^(pooler|cls|lm_head|classifier|qa_outputs|sequence_summary)\.|position_ids$")
 
 
-class EncoderDoor(Layout):
+class EncoderAdapter(Layout):
     """A layout of the checkpoints of encoders; the heads that stand on them are left where they are.
 
     `prefix` begins the names of the encoder's tensors where it was saved with a head. `reads` are the keys of its

@@ -14,11 +14,11 @@ from attn_models.encoder.encoder import Encoder
 from attn_models.families.adapter import (
     ACTIVATIONS,
     THEIR_ACTIVATIONS,
-    EncoderDoor,
+    EncoderAdapter,
     Stored,
-    counted,
     needed,
-    refuse_others,
+    require_allowed,
+    required_count,
 )
 
 SIZES = {
@@ -59,7 +59,7 @@ READS = frozenset(
 )
 
 
-class BertDoor(EncoderDoor):
+class BertAdapter(EncoderAdapter):
     """Post-norm blocks that see everything (Devlin et al. 2019, arXiv 1810.04805)."""
 
     model_type = "bert"
@@ -77,7 +77,7 @@ class BertDoor(EncoderDoor):
 
     def configure(self, values: Mapping[str, Any]) -> EncoderConfig:
         """The encoder of a BertConfig."""
-        refuse_others(values, self.said)
+        require_allowed(values, self.said)
         sizes = {ours: needed(values, theirs) for ours, theirs in SIZES.items()}
         return EncoderConfig(
             **sizes,
@@ -155,7 +155,7 @@ BIGBIRD = "bigbird"
 OWN = {"attention_type", "block_size", "num_random_blocks", "use_bias", "rescale_embeddings"}
 
 
-class BigBirdDoor(BertDoor):
+class BigBirdAdapter(BertAdapter):
     """BERT whose blocks of tokens see neighbours, the first, the last, and random ones (Zaheer et al. 2020,
     arXiv 2007.14062).
 
@@ -168,7 +168,7 @@ class BigBirdDoor(BertDoor):
     activation = "gelu_new"
     reads = READS | OWN
     said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **BertDoor.said,
+        **BertAdapter.said,
         "attention_type": ("block_sparse", "original_full"),
         "use_bias": (True,),
         "rescale_embeddings": (False,),
@@ -200,7 +200,7 @@ GLOBAL = "global_positions"
 """A key of ours, which transformers keeps and does not read: there, global tokens are an argument of every call."""
 
 
-class LongformerDoor(BertDoor):
+class LongformerAdapter(BertAdapter):
     """RoBERTa with a window in every layer, and other projections for global tokens (Beltagy et al. 2020,
     arXiv 2004.05150).
 
@@ -215,7 +215,10 @@ class LongformerDoor(BertDoor):
 
     def places(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Real tokens are numbered from behind the padding token's number, as RoBERTa's."""
-        first, rows = counted(values, "pad_token_id", 1, least=0) + 1, counted(values, "max_position_embeddings")
+        first, rows = (
+            required_count(values, "pad_token_id", 1, least=0) + 1,
+            required_count(values, "max_position_embeddings"),
+        )
         if rows <= first:
             raise InvalidValue.of("max_position_embeddings", rows, f"more than {first}: positions begin there")
         return {"context": rows - first, "positions": "real", "first_position": first}

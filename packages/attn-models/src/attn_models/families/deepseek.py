@@ -12,10 +12,10 @@ from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import DecoderConfig, Experts
-from attn_models.families.adapter import Layout, Stored, counted, needed, refuse_others
+from attn_models.families.adapter import Layout, Stored, needed, require_allowed, required_count
 from attn_models.families.hf_config import Rope, mscale, rope_parameters
-from attn_models.families.hf_export import require_fields, sizes_of
-from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaDoor
+from attn_models.families.hf_export import common_hf_config, require_fields
+from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 
 # Parts that lie in one matrix of theirs, by its name.
 JOINED = {
@@ -129,7 +129,7 @@ DENSE = {
 }
 
 
-class DeepseekDoor(LlamaDoor):
+class DeepseekAdapter(LlamaAdapter):
     """Latent attention, and after the first layers small experts, some of which all tokens share."""
 
     architecture: ClassVar[str]
@@ -148,10 +148,12 @@ class DeepseekDoor(LlamaDoor):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of their config."""
-        refuse_others(values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)})
-        refuse_others(values, self.said)
+        require_allowed(
+            values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)}
+        )
+        require_allowed(values, self.said)
         heads = needed(values, "num_attention_heads")
-        refuse_others(values, {"num_key_value_heads": (heads, None)})
+        require_allowed(values, {"num_key_value_heads": (heads, None)})
         if "q_lora_rank" not in values:
             raise InvalidValue("q_lora_rank: is missing; null says that queries have no latent", field="q_lora_rank")
         own = {"num_key_value_heads": heads, "head_dim": needed(values, "qk_nope_head_dim"), "mlp_bias": False}
@@ -176,7 +178,7 @@ class DeepseekDoor(LlamaDoor):
         require_fields(config, self.fixed, self.model_type)
         options = self._options(config)
         return {
-            **sizes_of(config, self.model_type, self.architecture),
+            **common_hf_config(config, self.model_type, self.architecture),
             **{theirs: options[ours] for theirs, ours in SIZES.items()},
             "num_key_value_heads": config.heads,
             "head_dim": options["rotary_size"],
@@ -202,7 +204,7 @@ class DeepseekDoor(LlamaDoor):
         return {"expert_groups": values.get("n_group"), "groups_per_token": values.get("topk_group")}
 
     def _experts(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        dense = counted(values, "first_k_dense_replace", 0, least=0)
+        dense = required_count(values, "first_k_dense_replace", 0, least=0)
         if dense >= layers:
             return {}
         return {
@@ -257,13 +259,13 @@ class DeepseekDoor(LlamaDoor):
         }
 
 
-class DeepseekV2Door(DeepseekDoor):
+class DeepseekV2Adapter(DeepseekAdapter):
     """Softmax scores; a group of experts is as good as its best (DeepSeek-V2, arXiv 2405.04434)."""
 
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
-    fixed = DeepseekDoor.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
+    fixed = DeepseekAdapter.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
     said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rope_interleave": (True, None),
         "scoring_func": ("softmax", None),
@@ -282,7 +284,7 @@ class DeepseekV2Door(DeepseekDoor):
         return super().groups(values) if values.get("topk_method") == "group_limited_greedy" else {}
 
 
-class DeepseekV3Door(DeepseekDoor):
+class DeepseekV3Adapter(DeepseekAdapter):
     """Sigmoid scores and a bias for each expert; a group is as good as its best two (DeepSeek-V3, arXiv 2412.19437)."""
 
     model_type = "deepseek_v3"

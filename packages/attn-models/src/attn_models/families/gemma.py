@@ -12,10 +12,10 @@ from attn_core.score import ScaledDot
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
-from attn_models.families.adapter import Stored, counted, layer_kinds, refuse_others
+from attn_models.families.adapter import Stored, layer_kinds, require_allowed, required_count
 from attn_models.families.hf_config import Rope, read_rope, rope_of, rope_parameters
-from attn_models.families.hf_export import require_fields, sizes_of
-from attn_models.families.llama import BLOCK, READS, LlamaDoor
+from attn_models.families.hf_export import common_hf_config, require_fields
+from attn_models.families.llama import BLOCK, READS, LlamaAdapter
 
 MECHANISM = "gemma"
 
@@ -92,7 +92,7 @@ OWN = {
 NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
 
 
-class Gemma2Door(LlamaDoor):
+class Gemma2Adapter(LlamaAdapter):
     """Norms before and after each sublayer, GEGLU, capped scores and logits, every other layer a window
     (arXiv 2408.00118)."""
 
@@ -111,7 +111,7 @@ class Gemma2Door(LlamaDoor):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Gemma2Config."""
-        refuse_others(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
+        require_allowed(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
         llama = {"head_dim": 256, "tie_word_embeddings": True, "mlp_bias": values.get("attention_bias", False)}
         plain = super().configure(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
         ropes = self.ropes(values)
@@ -142,7 +142,7 @@ class Gemma2Door(LlamaDoor):
         norm_eps, cap, scale = common.pop()
         if norm_eps != self.norm_eps(config.norm_eps):
             raise Incompatible(f"query and key norms of eps {norm_eps} cannot be said in a {self.model_type}")
-        sizes = sizes_of(config, self.model_type, self.architecture)
+        sizes = common_hf_config(config, self.model_type, self.architecture)
         return sizes | {
             "hidden_activation": ACTIVATION,
             "attention_bias": config.bias,
@@ -187,8 +187,8 @@ class Gemma2Door(LlamaDoor):
         return cap
 
     def _layer_types(self, values: Mapping[str, Any]) -> list[str]:
-        period = counted(values, "sliding_window_pattern", self.period)
-        return layer_kinds(values, counted(values, "num_hidden_layers"), (SLIDING, FULL), period)
+        period = required_count(values, "sliding_window_pattern", self.period)
+        return layer_kinds(values, required_count(values, "num_hidden_layers"), (SLIDING, FULL), period)
 
     def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
         rope = ropes[kind]
@@ -196,7 +196,7 @@ class Gemma2Door(LlamaDoor):
             "norm_eps": self.norm_eps(values.get("rms_norm_eps", 1e-6)),
             "cap": self._cap(values, "attn_logit_softcapping"),
             "window": values.get("sliding_window", 4096) if kind == SLIDING else None,
-            "scale": counted(values, "query_pre_attn_scalar", 256) ** -0.5,
+            "scale": required_count(values, "query_pre_attn_scalar", 256) ** -0.5,
         }
         if rope.base != ropes[FULL].base:
             options["base"] = rope.base
@@ -205,7 +205,7 @@ class Gemma2Door(LlamaDoor):
         return AttentionChoice(mechanism=MECHANISM, options=options)
 
 
-class Gemma3Door(Gemma2Door):
+class Gemma3Adapter(Gemma2Adapter):
     """Norms of queries and keys in place of caps, five windows to one full layer, each kind with angles of its own
     (arXiv 2503.19786). The text model alone."""
 
@@ -216,7 +216,7 @@ class Gemma3Door(Gemma2Door):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Gemma3TextConfig."""
-        refuse_others(values, {"attn_logit_softcapping": (None,)})
+        require_allowed(values, {"attn_logit_softcapping": (None,)})
         return super().configure(values)
 
     def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:

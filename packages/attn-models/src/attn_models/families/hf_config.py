@@ -12,7 +12,7 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 
-from attn_models.families.adapter import refuse_others
+from attn_models.families.adapter import require_allowed
 
 log = logging.getLogger(__name__)
 
@@ -57,13 +57,13 @@ CHANGING: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def say_unread(values: Mapping[str, Any], read: Collection[str], path: Path) -> None:
+def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Path) -> None:
     """Raises `InvalidValue` for a key outside `read` that would change what is computed, and warns of unknown ones."""
     unread = {key: value for key, value in values.items() if key not in read}
-    refuse_others(unread, CHANGING)
+    require_allowed(unread, CHANGING)
     layers = unread.get("layer_types")
     if layers is not None and not (isinstance(layers, list) and all(kind == FULL for kind in layers)):
-        refuse_others({"layer_types": layers}, {"layer_types": (f"{FULL!r} for every layer",)})
+        require_allowed({"layer_types": layers}, {"layer_types": (f"{FULL!r} for every layer",)})
     unknown = sorted(key for key in unread if key not in {*CHANGING, "layer_types"} and not HARMLESS.fullmatch(key))
     if unknown:
         log.warning("%s: unknown keys, which change nothing here: %s", path, ", ".join(unknown))

@@ -37,7 +37,7 @@ def softmax_heads(config: DecoderConfig, mask: Mask, layout: str) -> Heads:
     return heads[0]
 
 
-def sizes_of(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
+def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
     """The keys that Llama's config.json and those made after it have in common."""
     return {
         "architectures": [architecture],
@@ -56,7 +56,7 @@ def sizes_of(config: DecoderConfig, model_type: str, architecture: str) -> dict[
     }
 
 
-def rope_of_all(config: DecoderConfig) -> dict[str, Any]:
+def hf_rope_parameters(config: DecoderConfig) -> dict[str, Any]:
     """The rotary positions that every layer is given, as version 5 says them."""
     return rope_parameters(
         Rope(base=config.rotary_base, fraction=config.rotary_fraction, scaling=config.rotary_scaling)

@@ -11,9 +11,9 @@ from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 
 from attn_models.decoder.config import DecoderConfig
-from attn_models.families.adapter import Door, Stored, needed, refuse_others
+from attn_models.families.adapter import StateDictAdapter, Stored, needed, require_allowed
 from attn_models.families.hf_config import read_rope
-from attn_models.families.hf_export import require_fields, rope_of_all, sizes_of, softmax_heads
+from attn_models.families.hf_export import common_hf_config, hf_rope_parameters, require_fields, softmax_heads
 
 BLOCK = {
     "attention_norm": "input_layernorm",
@@ -67,7 +67,7 @@ READS = frozenset(
 )
 
 
-class LlamaDoor(Door):
+class LlamaAdapter(StateDictAdapter):
     """Pre-norm with RMSNorm, SwiGLU, rotary positions in halves, grouped heads (arXiv 2302.13971, 2307.09288)."""
 
     model_type = "llama"
@@ -80,7 +80,7 @@ class LlamaDoor(Door):
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
         bias = bool(values.get("attention_bias", False))
-        refuse_others(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
+        require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
         heads = needed(values, "num_attention_heads")
         key_value_heads = values.get("num_key_value_heads") or heads
         rope = read_rope(values)
@@ -110,11 +110,11 @@ class LlamaDoor(Door):
         """A LlamaConfig that transformers 5 reads."""
         require_fields(config, self.fixed, self.model_type)
         heads = softmax_heads(config, self.mask(config), self.model_type)
-        return sizes_of(config, self.model_type, "LlamaForCausalLM") | {
+        return common_hf_config(config, self.model_type, "LlamaForCausalLM") | {
             "num_key_value_heads": heads.key_value,
             "head_dim": heads.key_size,
             "hidden_act": "silu",
-            "rope_parameters": rope_of_all(config),
+            "rope_parameters": hf_rope_parameters(config),
             "attention_bias": config.bias,
             "mlp_bias": config.bias,
         }
@@ -137,7 +137,7 @@ class LlamaDoor(Door):
         return Causal()
 
 
-class MistralDoor(LlamaDoor):
+class MistralAdapter(LlamaAdapter):
     """Llama with a window of w tokens, the query's own among them (Jiang et al. 2023, arXiv 2310.06825)."""
 
     model_type = "mistral"
@@ -173,7 +173,7 @@ EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(gate|up|down)\.weight")
 MATRIX = {"gate": "w1", "up": "w3", "down": "w2"}
 
 
-class MixtralDoor(MistralDoor):
+class MixtralAdapter(MistralAdapter):
     """Mistral whose layers send each token to k of E feed-forwards (Jiang et al. 2024, arXiv 2401.04088).
 
     Their weight of the balance loss is not taken over: it is of another sum, over all layers together.
@@ -182,13 +182,13 @@ class MixtralDoor(MistralDoor):
     model_type = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     defaults = DEFAULTS
-    reads = MistralDoor.reads | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
+    reads = MistralAdapter.reads | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
     fixed = {key: value for key, value in FIXED.items() if key != "experts"} | {"routing": "mixtral", "bias": False}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a MixtralConfig."""
-        refuse_others(values, {"router_jitter_noise": (0.0, None), "attention_bias": (False, None)})
+        require_allowed(values, {"router_jitter_noise": (0.0, None), "attention_bias": (False, None)})
         plain = super().configure(values)
         return dataclasses.replace(
             plain,

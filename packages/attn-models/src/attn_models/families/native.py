@@ -14,9 +14,9 @@ from torch import Tensor
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.encoder.config import EncoderConfig, EncoderShape, VisionConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.adapter import Door, EncoderDoor, Stored, needed
+from attn_models.families.adapter import EncoderAdapter, StateDictAdapter, Stored, needed
 from attn_models.families.deepseek import CORRECTION
-from attn_models.families.vit import VitLayout, labels_of
+from attn_models.families.vit import VitAdapter, labels_of
 
 OURS = ("attn-core", "attn-models")
 
@@ -24,7 +24,7 @@ OURS = ("attn-core", "attn-models")
 Attending = TypeVar("Attending", DecoderConfig, EncoderConfig, VisionConfig)
 
 
-class OwnDoor(Door):
+class NativeAdapter(StateDictAdapter):
     """The layout in which our trained decoders are kept; tensors have the names of the parameters."""
 
     model_type = "attn_decoder"
@@ -86,7 +86,7 @@ def require_installed(name: str, requires: Any) -> None:
         raise UnknownName(message, kind="mechanism", name=short, package=owner) from error
 
 
-class OwnEncoderDoor(EncoderDoor):
+class NativeEncoderAdapter(EncoderAdapter):
     """The layout that has words for every mechanism; tensors have the names of the parameters."""
 
     model_type = "attn_encoder"
@@ -109,7 +109,7 @@ class OwnEncoderDoor(EncoderDoor):
         return [Stored(name, (name,)) for name in parameters]
 
 
-class OwnVitLayout(VitLayout):
+class NativeVitAdapter(VitAdapter):
     """The layout that has words for every mechanism; tensors have the names of the parameters."""
 
     model_type = "attn_vit"
@@ -140,20 +140,20 @@ class OwnVitLayout(VitLayout):
         return dict(tensors)
 
 
-VIT_LAYOUTS: dict[str, VitLayout] = {layout.model_type: layout for layout in (VitLayout(), OwnVitLayout())}
+VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (VitAdapter(), NativeVitAdapter())}
 
 
-def vit_layout_of(model_type: object) -> VitLayout:
+def vit_adapter(model_type: object) -> VitAdapter:
     """The layout of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in VIT_LAYOUTS:
-        raise UnknownName.of("model_type of a model of images", str(model_type), VIT_LAYOUTS)
-    return VIT_LAYOUTS[model_type]
+    if not isinstance(model_type, str) or model_type not in VIT_ADAPTERS:
+        raise UnknownName.of("model_type of a model of images", str(model_type), VIT_ADAPTERS)
+    return VIT_ADAPTERS[model_type]
 
 
-def layout_for(config: VisionConfig) -> VitLayout:
+def vit_adapter_for(config: VisionConfig) -> VitAdapter:
     """transformers' layout where it can say the model, else ours."""
     try:
-        VIT_LAYOUTS[VitLayout.model_type].describe(config, ())
+        VIT_ADAPTERS[VitAdapter.model_type].describe(config, ())
     except Incompatible:
-        return VIT_LAYOUTS[OwnVitLayout.model_type]
-    return VIT_LAYOUTS[VitLayout.model_type]
+        return VIT_ADAPTERS[NativeVitAdapter.model_type]
+    return VIT_ADAPTERS[VitAdapter.model_type]

@@ -12,10 +12,10 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig, Experts
-from attn_models.families.adapter import Layout, Stored, counted, layer_kinds, needed, refuse_others
-from attn_models.families.gemma import MECHANISM, Gemma2Door, gemma_options
-from attn_models.families.hf_export import require_fields, rope_of_all, sizes_of
-from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaDoor
+from attn_models.families.adapter import Layout, Stored, layer_kinds, needed, require_allowed, required_count
+from attn_models.families.gemma import MECHANISM, Gemma2Adapter, gemma_options
+from attn_models.families.hf_export import common_hf_config, hf_rope_parameters, require_fields
+from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 
 
 def require_mechanism(name: str, package: str, layout: str) -> None:
@@ -27,17 +27,17 @@ def require_mechanism(name: str, package: str, layout: str) -> None:
         raise UnknownName(message, kind="mechanism", name=name, package=package) from error
 
 
-class Qwen3Door(LlamaDoor):
+class Qwen3Adapter(LlamaAdapter):
     """Llama with RMSNorm on the queries and keys of every head (Yang et al. 2025, arXiv 2505.09388)."""
 
     model_type = "qwen3"
     reads = READS | {"use_sliding_window", "sliding_window"}
-    block = BLOCK | {name: theirs for name, theirs in Gemma2Door.block.items() if name.startswith("attention.norm.")}
+    block = BLOCK | {name: theirs for name, theirs in Gemma2Adapter.block.items() if name.startswith("attention.norm.")}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3Config."""
         bias = values.get("attention_bias", False)
-        refuse_others(values, {"use_sliding_window": (False, None), "attention_bias": (False,)})
+        require_allowed(values, {"use_sliding_window": (False, None), "attention_bias": (False,)})
         plain = super().configure({"head_dim": 128} | dict(values) | {"mlp_bias": bias})
         return dataclasses.replace(plain, mechanism=MECHANISM, options={"norm_eps": plain.norm_eps})
 
@@ -48,9 +48,9 @@ class Qwen3Door(LlamaDoor):
         for attention in layer_attentions(config):
             if gemma_options(attention, self.model_type) != plain:
                 raise Incompatible(f"windows, caps and scales cannot be said in a {self.model_type} config.json")
-        return sizes_of(config, self.model_type, "Qwen3ForCausalLM") | {
+        return common_hf_config(config, self.model_type, "Qwen3ForCausalLM") | {
             "hidden_act": "silu",
-            "rope_parameters": rope_of_all(config),
+            "rope_parameters": hf_rope_parameters(config),
             "attention_bias": False,
             "use_sliding_window": False,
         }
@@ -169,7 +169,7 @@ LAYERS = {"layer_types", "full_attention_interval", "decoder_sparse_step", "mlp_
 ROUTING = {True: "mixtral", False: "switch"}
 
 
-class Qwen3NextDoor(LlamaDoor):
+class Qwen3NextAdapter(LlamaAdapter):
     """Gated DeltaNet in most layers, gated attention with normed queries and keys in every fourth, and a mixture of
     experts one of which all tokens share (Qwen team 2025; arXiv 2412.06464, 2505.06708)."""
 
@@ -179,12 +179,12 @@ class Qwen3NextDoor(LlamaDoor):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3NextConfig; without its mechanisms raises `UnknownName` that says what to install."""
-        refuse_others(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
+        require_allowed(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
         values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
         if isinstance(values.get("rope_parameters"), Mapping):
             values["rope_parameters"] = {"partial_rotary_factor": ROTATED} | dict(values["rope_parameters"])
         plain = super().configure(values | {"attention_bias": False, "mlp_bias": False})
-        period = counted(values, "full_attention_interval", PERIOD)
+        period = required_count(values, "full_attention_interval", PERIOD)
         kinds = layer_kinds(values, plain.layers, (LINEAR, FULL), period)
         for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
             require_mechanism(name, PACKAGES[name], self.model_type)
@@ -212,9 +212,9 @@ class Qwen3NextDoor(LlamaDoor):
             if kind == FULL:
                 self._require_softmax(attention, config)
         return {
-            **sizes_of(config, self.model_type, "Qwen3NextForCausalLM"),
+            **common_hf_config(config, self.model_type, "Qwen3NextForCausalLM"),
             "hidden_act": "silu",
-            "rope_parameters": rope_of_all(config),
+            "rope_parameters": hf_rope_parameters(config),
             "attention_bias": False,
             "layer_types": kinds,
             **self._delta_sizes([a for a, kind in zip(attentions, kinds, strict=True) if kind == LINEAR], config),
@@ -261,7 +261,10 @@ def _experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap")
     if not values["num_experts"] or len(dense) == layers:
         return {}
-    hidden, shared = counted(values, "moe_intermediate_size"), counted(values, "shared_expert_intermediate_size")
+    hidden, shared = (
+        required_count(values, "moe_intermediate_size"),
+        required_count(values, "shared_expert_intermediate_size"),
+    )
     if shared % hidden:
         allowed = f"a multiple of the moe_intermediate_size {hidden}"
         raise InvalidValue.of("shared_expert_intermediate_size", shared, allowed)

@@ -4,48 +4,49 @@ from __future__ import annotations
 
 from attn_core.errors import UnknownName
 
-from attn_models.families.adapter import Door, EncoderDoor
-from attn_models.families.bert import BertDoor, BigBirdDoor, LongformerDoor
-from attn_models.families.deepseek import DeepseekV2Door, DeepseekV3Door
-from attn_models.families.gemma import Gemma2Door, Gemma3Door
-from attn_models.families.gpt2 import Gpt2Door
-from attn_models.families.llama import LlamaDoor, MistralDoor, MixtralDoor
-from attn_models.families.native import OwnDoor, OwnEncoderDoor
-from attn_models.families.qwen3 import Qwen3Door, Qwen3NextDoor
-from attn_models.families.reformer import ReformerDoor
+from attn_models.families.adapter import EncoderAdapter, StateDictAdapter
+from attn_models.families.bert import BertAdapter, BigBirdAdapter, LongformerAdapter
+from attn_models.families.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
+from attn_models.families.gemma import Gemma2Adapter, Gemma3Adapter
+from attn_models.families.gpt2 import Gpt2Adapter
+from attn_models.families.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
+from attn_models.families.native import NativeAdapter, NativeEncoderAdapter
+from attn_models.families.qwen3 import Qwen3Adapter, Qwen3NextAdapter
+from attn_models.families.reformer import ReformerAdapter
 
-DOORS: dict[str, Door] = {
-    door.model_type: door
-    for door in (
-        OwnDoor(),
-        LlamaDoor(),
-        MistralDoor(),
-        MixtralDoor(),
-        Gpt2Door(),
-        Qwen3Door(),
-        Qwen3NextDoor(),
-        Gemma2Door(),
-        Gemma3Door(),
-        DeepseekV2Door(),
-        DeepseekV3Door(),
+ADAPTERS: dict[str, StateDictAdapter] = {
+    adapter.model_type: adapter
+    for adapter in (
+        NativeAdapter(),
+        LlamaAdapter(),
+        MistralAdapter(),
+        MixtralAdapter(),
+        Gpt2Adapter(),
+        Qwen3Adapter(),
+        Qwen3NextAdapter(),
+        Gemma2Adapter(),
+        Gemma3Adapter(),
+        DeepseekV2Adapter(),
+        DeepseekV3Adapter(),
     )
 }
 
 
-def door_of(model_type: object) -> Door:
-    """The door of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in DOORS:
-        raise UnknownName.of("model_type of a config.json", str(model_type), DOORS)
-    return DOORS[model_type]
+def decoder_adapter(model_type: object) -> StateDictAdapter:
+    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
+    if not isinstance(model_type, str) or model_type not in ADAPTERS:
+        raise UnknownName.of("model_type of a config.json", str(model_type), ADAPTERS)
+    return ADAPTERS[model_type]
 
 
-ENCODER_DOORS: dict[str, EncoderDoor] = {
-    door.model_type: door for door in (OwnEncoderDoor(), BertDoor(), LongformerDoor(), BigBirdDoor(), ReformerDoor())
+ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
+    adapter.model_type: adapter
+    for adapter in (NativeEncoderAdapter(), BertAdapter(), LongformerAdapter(), BigBirdAdapter(), ReformerAdapter())
 }
 
 
-def encoder_door_of(model_type: object) -> EncoderDoor:
-    """The door of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in ENCODER_DOORS:
-        raise UnknownName.of("model_type of an encoder", str(model_type), ENCODER_DOORS)
-    return ENCODER_DOORS[model_type]
+def encoder_adapter(model_type: object) -> EncoderAdapter:
+    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
+    if not isinstance(model_type, str) or model_type not in ENCODER_ADAPTERS:
+        raise UnknownName.of("model_type of an encoder", str(model_type), ENCODER_ADAPTERS)
+    return ENCODER_ADAPTERS[model_type]

@@ -18,13 +18,13 @@ DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "k
 
 
 @contextmanager
-def weightless() -> Iterator[None]:
+def init_empty_weights() -> Iterator[None]:
     """Modules built inside have parameters and buffers with shapes and types, but no memory (device "meta")."""
-    with torch.device("meta"), _NothingDrawn():
+    with torch.device("meta"), _SkipRandomInit():
         yield
 
 
-class _NothingDrawn(TorchFunctionMode):
+class _SkipRandomInit(TorchFunctionMode):
     """Leaves out drawing random weights: on "meta" it has no effect, but torch imports its compiler for it (2 s)."""
 
     def __torch_function__(
@@ -37,7 +37,7 @@ class _NothingDrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def refuse_giants(checkpoint: CheckpointFolder, config: Any) -> None:
+def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
     """A config larger than the file could fill must not take memory or time; raises `CheckpointInvalid`."""
     entries = checkpoint.tensors.entries
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
@@ -49,7 +49,7 @@ def refuse_giants(checkpoint: CheckpointFolder, config: Any) -> None:
             raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
 
 
-def fill_constants(model: nn.Module, fresh: nn.Module) -> None:
+def fill_buffers(model: nn.Module, fresh: nn.Module) -> None:
     """Give values to buffers that no checkpoint holds, from a model of the same config that was built with memory."""
     values = dict(fresh.named_buffers())
     for name, buffer in list(model.named_buffers()):
@@ -62,15 +62,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def read_parameters(
-    folder: CheckpointFolder, door: Layout, wanted: Mapping[str, Tensor], dtype: torch.dtype
+    folder: CheckpointFolder, adapter: Layout, wanted: Mapping[str, Tensor], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`.
 
     Raises `CheckpointInvalid` naming every missing, extra and misshaped tensor before one is read.
     """
-    stored = door.stored(list(wanted))
-    actual = door.canonical(folder.tensors)
-    _require_match(folder, door, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    stored = adapter.stored(list(wanted))
+    actual = adapter.canonical(folder.tensors)
+    _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     parameters: dict[str, Tensor] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
@@ -87,10 +87,10 @@ def read_parameters(
     return parameters
 
 
-def stored_tensors(parameters: Mapping[str, Tensor], door: Layout) -> dict[str, Tensor]:
+def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
     """The checkpoint's tensors of a decoder's parameters."""
     tensors = {}
-    for item in door.stored(list(parameters)):
+    for item in adapter.stored(list(parameters)):
         parts = [parameters[part].detach() for part in item.parts]
         whole = _joined(parts, item.groups)
         whole = whole - item.below if item.below else whole
@@ -115,14 +115,14 @@ def _joined(parts: list[Tensor], groups: int) -> Tensor:
     return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
 
 
-def _require_match(folder: CheckpointFolder, door: Layout, stored: list[Stored], shapes: Shapes) -> None:
+def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Stored], shapes: Shapes) -> None:
     entries = folder.tensors.entries
-    actual = door.canonical(entries)
+    actual = adapter.canonical(entries)
     expected = {item.name: _shape(item, shapes) for item in stored}
     problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
     for name, own in actual.items():
         if name not in expected:
-            if name != door.head and not door.derives(name):
+            if name != adapter.head and not adapter.derives(name):
                 problems.append(f"tensor {own!r} has no place in the model")
         elif entries[own].shape != expected[name]:
             given, needed = list(entries[own].shape), list(expected[name])

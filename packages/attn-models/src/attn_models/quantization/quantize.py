@@ -20,7 +20,7 @@ PARTS = ("attention", "cross", "feed_forward", "cell")
 """What a model or a block of its calls the parts that may have a method `pack`."""
 
 
-def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> None:
+def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> None:
     """Keep the weights of the model's linear layers in the format `weights` from now on, and compute in `dtype`.
 
     Feed-forwards, the unembedding (a tied one too) and those attentions and cells that have a method `pack` are packed,
@@ -32,7 +32,7 @@ def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, k
     Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
     model that is packed already, `Incompatible` for one of which nothing can be packed.
     """
-    require_unpacked(model, "the model's weights are packed already, as {}")
+    require_not_quantized(model, "the model's weights are packed already, as {}")
 
     def pack(layers: Sequence[nn.Linear], form: str = weights) -> nn.Module:
         matrices = [layer.weight.detach() for layer in layers]
@@ -48,7 +48,7 @@ def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, k
         return packed
 
     parts = _parts(model)
-    if not packable(model):
+    if not can_quantize(model):
         raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with weights=unpacked")
     with torch.no_grad():
         for part in parts:
@@ -67,14 +67,14 @@ def pack_weights(model: Any, weights: str, dtype: torch.dtype = torch.float32, k
     model.weights = weights
 
 
-def require_unpacked(model: Any, said: str) -> None:
+def require_not_quantized(model: Any, said: str) -> None:
     """Raises `WrongState`, saying how the model is packed where `said` has a pair of braces."""
     packed = getattr(model, "weights", None)
     if packed is not None:
         raise WrongState(said.format(packed))
 
 
-def packable(model: Any) -> bool:
+def can_quantize(model: Any) -> bool:
     """Whether anything of a model can be packed."""
     return hasattr(model, "unembedding") or bool(_parts(model))
 
@@ -116,14 +116,14 @@ def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
 log = logging.getLogger(__name__)
 
 
-def pack_lossless(model: Any, stored: torch.dtype) -> None:
+def prepack_model(model: Any, stored: torch.dtype) -> None:
     """Pack the weights of a model in the type that they are `stored` in, and compute in float32.
 
     Only a kernel that loses nothing is taken: one that widens weights to float32 and gives each row the same bits alone
     and in a crowd. Where there is none all weights become float32, unpacked, and a warning says why; so do those of a
     model of which nothing can be packed, unsaid.
     """
-    if not packable(model):
+    if not can_quantize(model):
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
@@ -132,7 +132,7 @@ def pack_lossless(model: Any, stored: torch.dtype) -> None:
     reasons = {kernel: kernel.available() or kernel.refuses(shape) for kernel in kernels}
     able = [kernel for kernel, reason in reasons.items() if reason is None]
     if able:
-        pack_weights(model, form, kernel=min(able, key=lambda kernel: kernel.cost()).name)
+        quantize_model(model, form, kernel=min(able, key=lambda kernel: kernel.cost()).name)
         return
     model.float()
     said = "; ".join(f"{kernel.name}: {reason}" for kernel, reason in reasons.items())

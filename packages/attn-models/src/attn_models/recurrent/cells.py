@@ -17,7 +17,7 @@ State = tuple[Tensor, ...]
 """What a layer remembers, [batch, width] each; what it gives out comes first."""
 
 
-class PackedStack(nn.Module):
+class PrepackedRnn(nn.Module):
     """What `torch.nn.LSTM` or `torch.nn.GRU` computes of [batch, tokens, inputs] without dropout, by packed matrices.
 
     Each sequence gets the same bits alone and in a crowd, as long as the packed layers promise it: gates are computed
@@ -86,7 +86,7 @@ class PackedStack(nn.Module):
         return torch.stack(rows, dim=1), state
 
 
-class PackedLstm(PackedStack):
+class PrepackedLstm(PrepackedRnn):
     """i, f, o = σ(W x + U h + b), g = tanh(W x + U h + b); c' = f ∘ c + i ∘ g, h' = o ∘ tanh(c'); gates i, f, g, o."""
 
     def biases(self, inward: Tensor, recurrent: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -105,7 +105,7 @@ class PackedLstm(PackedStack):
         return show.sigmoid_() * cell.tanh(), cell
 
 
-class PackedGru(PackedStack):
+class PrepackedGru(PrepackedRnn):
     """r, z = σ(W x + U h + b); n = tanh(W x + b + r ∘ (U h + b)); h' = (1 - z) ∘ n + z ∘ h; gates r, z, n."""
 
     def biases(self, inward: Tensor, recurrent: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -124,9 +124,9 @@ class PackedGru(PackedStack):
         return ((state[0] - new).mul_(kept).add_(new),)
 
 
-def packed_stack(stack: nn.LSTM | nn.GRU, pack: Pack) -> PackedStack:
+def prepack_rnn(stack: nn.LSTM | nn.GRU, pack: Pack) -> PrepackedRnn:
     """The stack with packed matrices."""
-    return (PackedLstm if isinstance(stack, nn.LSTM) else PackedGru)(stack, pack)
+    return (PrepackedLstm if isinstance(stack, nn.LSTM) else PrepackedGru)(stack, pack)
 
 
 RANGE = 0.1
@@ -146,9 +146,9 @@ def lstm_fields(width: int, layers: int) -> Mapping[str, Field]:
     return {"hidden": Field((layers, width)), "cell": Field((layers, width))}
 
 
-def read_padded(stack: nn.Module, inputs: Tensor, lengths: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def encode_padded(stack: nn.Module, inputs: Tensor, lengths: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs [batch, source, ...] of padded inputs [batch, source, ...] and the last states, as if each were alone."""
-    if isinstance(stack, PackedStack):
+    if isinstance(stack, PrepackedRnn):
         rows, last = stack.read(inputs, lengths)
         return rows, last if isinstance(last, tuple) else (last,)
     packed = pack_padded_sequence(inputs, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
@@ -162,8 +162,8 @@ def lstm_state(last: tuple[Tensor, ...]) -> dict[str, Tensor]:
     return {"hidden": last[0].transpose(0, 1), "cell": last[1].transpose(0, 1)}
 
 
-def lstm_moment(
-    stack: nn.LSTM | PackedStack, inputs: Tensor, held: Mapping[str, Tensor]
+def lstm_step(
+    stack: nn.LSTM | PrepackedRnn, inputs: Tensor, held: Mapping[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The last layer's outputs [batch, width] of inputs [batch, inputs], and the new fields."""
     last = tuple(held[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))

@@ -34,7 +34,7 @@ def text_file(name: str, home: Path) -> Path:
 CONFIG = "config.json"
 
 
-class Shelf:
+class ModelStore:
     """The model folders under `home`, by default where `attn pull` and `attn train` leave them."""
 
     def __init__(self, home: Path | None = None) -> None:

@@ -42,14 +42,14 @@ PRIVATE_USE = range(0xF0000, 0xFFFFE)
 
 
 @dataclass(frozen=True)
-class StandIns:
+class ControlTokenPlaceholders:
     """`spelled[c]` is the control token that the character c stands for; `messages` hold c in its place."""
 
     messages: list[dict[str, str]]
     spelled: Mapping[str, str]
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]], control: Sequence[str]) -> StandIns:
+    def of(cls, messages: Sequence[Mapping[str, str]], control: Sequence[str]) -> ControlTokenPlaceholders:
         """The messages with every control token spelled in a role or a content replaced by one character.
 
         Raises InvalidValue when the messages leave too few characters of the private plane unused.

@@ -9,22 +9,22 @@ from attn_core.errors import InvalidValue, UserError
 from attn_models.tokenizers.tokenizer import Tokenizer
 
 
-def source_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def encoder_input_ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     """The tokens of a source and the token that ends it; raises `InvalidValue` for a text without any."""
     ids = tokenizer.encode(text, add_special=False)
     if not ids:
         raise InvalidValue.of("source", text, "at least one token")
-    return (*ids, end_id(tokenizer))
+    return (*ids, eos_id(tokenizer))
 
 
-def begun(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[int, ...]:
+def decoder_start_ids(tokenizer: Tokenizer, ids: Sequence[int] = ()) -> tuple[int, ...]:
     """The token that begins a target, and what is given of it already."""
     if tokenizer.bos_id is None:
         raise UserError("the tokenizer has no token to begin with, which a model with a source needs")
     return (tokenizer.bos_id, *ids)
 
 
-def end_id(tokenizer: Tokenizer) -> int:
+def eos_id(tokenizer: Tokenizer) -> int:
     """The token that ends sources and targets."""
     if not tokenizer.end_ids:
         raise UserError("the tokenizer has no token to end with, which a model with a source needs")

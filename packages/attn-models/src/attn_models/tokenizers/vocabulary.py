@@ -37,7 +37,7 @@ def piece_bytes(piece: str) -> bytes:
     return piece.replace(BLANK, " ").encode("utf-8")
 
 
-class ByteTexts(dict[int, bytes]):
+class ByteDecoder(dict[int, bytes]):
     """The bytes that each token adds to a text, none for the `skipped` ones; known once they were asked for."""
 
     def __init__(self, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> None:
@@ -45,7 +45,7 @@ class ByteTexts(dict[int, bytes]):
         self._backend = backend
 
     @classmethod
-    def of(cls, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> ByteTexts | None:
+    def of(cls, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> ByteDecoder | None:
         """None where the library does not decode bytes alone."""
         return cls(backend, skipped) if isinstance(backend.decoder, decoders.ByteLevel) else None
 

@@ -11,8 +11,8 @@ from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.folders import save_encoder
 from attn_models.encoder.sentences import load_sentence_encoder
 from attn_models.loading import load_model, save_model
-from attn_models.quantization.quantize import pack_weights
-from attn_models.recurrent.cells import PackedStack
+from attn_models.quantization.quantize import quantize_model
+from attn_models.recurrent.cells import PrepackedRnn
 from attn_models.tokenizers import character_tokenizer
 
 SIZES = {"vocabulary": 23, "context": 20, "width": 32}
@@ -65,7 +65,7 @@ def sentences(tmp_path):
 @pytest.mark.parametrize("weights", ROUNDING)
 def test_packed_weights_round_and_do_nothing_else(kind, weights):
     plain, packed = built(kind), built(kind)
-    pack_weights(packed, weights)
+    quantize_model(packed, weights)
     expected, found = logits(plain), logits(packed)
     assert not torch.equal(found, expected) or weights == "float32"
     assert (found - expected).norm() / expected.norm() < ROUNDING[weights]
@@ -85,8 +85,8 @@ def test_packed_weights_round_and_do_nothing_else(kind, weights):
 )
 def test_stacks_are_packed_but_for_narrow_ones_that_read_sources(kind, stack, width, packs):
     model = built(kind, width=width)
-    pack_weights(model, "float32")
-    assert isinstance(getattr(model, stack), PackedStack) == packs
+    quantize_model(model, "float32")
+    assert isinstance(getattr(model, stack), PrepackedRnn) == packs
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -108,9 +108,9 @@ def test_vectors_of_a_packed_encoder_point_where_they_pointed(sentences, weights
 
 def test_what_is_packed_is_neither_packed_again_nor_saved(sentences, tmp_path):
     encoder, model = load_sentence_encoder(sentences, weights="int8").model, built("rnnsearch")
-    pack_weights(model, "int8")
+    quantize_model(model, "int8")
     with pytest.raises(WrongState, match="packed already, as int8"):
-        pack_weights(model, "bfloat16")
+        quantize_model(model, "bfloat16")
     with pytest.raises(WrongState, match="int8"):
         save_model(tmp_path / "model", model)
     with pytest.raises(WrongState, match="int8"):
@@ -124,4 +124,4 @@ def test_a_format_that_cannot_be_is_refused_before_anything_is_read(sentences):
     family = installed().models.get("rnnsearch")
     odd = family.build(family.configure(SOURCE | {"embedding": 33, "maxout": 32}))
     with pytest.raises(KernelRefused, match="inputs are not a multiple of 32"):
-        pack_weights(odd, "int4")
+        quantize_model(odd, "int4")

@@ -10,7 +10,7 @@ from attn_core import WEIGHT_FORMATS, installed
 from attn_core.errors import InvalidValue, KernelRefused, WrongState
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
-from attn_models.quantization.quantize import pack_weights
+from attn_models.quantization.quantize import quantize_model
 
 LLAMA = {
     "mechanism": "gqa",
@@ -50,7 +50,7 @@ def by_name(kernel):
 @pytest.mark.parametrize("weights", WEIGHT_FORMATS)
 def test_packed_weights_round_and_do_nothing_else(weights, fields, tiny):
     model, plain = built(tiny, fields), built(tiny, fields)
-    pack_weights(model, weights)
+    quantize_model(model, weights)
     tokens = torch.randint(48, (2, 16))
     assert off(model, plain, tokens) < ROUNDING[weights]
 
@@ -59,7 +59,7 @@ def test_packed_weights_round_and_do_nothing_else(weights, fields, tiny):
 def test_every_linear_kernel_serves_a_whole_model(kernel, tiny):
     found = by_name(kernel)
     model, plain = built(tiny, LLAMA), built(tiny, LLAMA)
-    pack_weights(model, found.weights, kernel=kernel)
+    quantize_model(model, found.weights, kernel=kernel)
     tokens = torch.randint(48, (1, 16))
     assert off(model, plain, tokens) < ROUNDING[found.weights]
 
@@ -98,7 +98,7 @@ def test_the_fewer_bits_the_further_off(tiny):
     errors = []
     for weights in WEIGHT_FORMATS:
         model = built(tiny, LLAMA)
-        pack_weights(model, weights)
+        quantize_model(model, weights)
         errors.append(off(model, plain, tokens))
     assert errors == sorted(errors)
 
@@ -106,7 +106,7 @@ def test_the_fewer_bits_the_further_off(tiny):
 def test_attentions_that_cannot_be_packed_stay_as_they_are(tiny):
     fields = {"mechanism": "linear", "positions": "none", "width": 64, "heads": 4, "vocabulary": 48}
     model, plain = built(tiny, fields), built(tiny, fields)
-    pack_weights(model, "float32")
+    quantize_model(model, "float32")
     tokens = torch.randint(48, (1, 12))
     assert off(model, plain, tokens) < 1e-5
     assert model.blocks[0].attention.query.weight.shape == (64, 64)
@@ -127,7 +127,7 @@ def test_a_loaded_model_counts_its_parameters_packed_or_not(tiny, tmp_path):
 
 def test_attention_maps_can_be_read_off_a_packed_model(tiny):
     model, plain = built(tiny, LLAMA), built(tiny, LLAMA)
-    pack_weights(model, "float32")
+    quantize_model(model, "float32")
     tokens = torch.randint(48, (9,))
     with torch.no_grad():
         for layer, weights in plain.attention_maps(tokens, [0, 1]).items():
@@ -136,19 +136,19 @@ def test_attention_maps_can_be_read_off_a_packed_model(tiny):
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(tiny):
     with pytest.raises(InvalidValue, match=r"int3.*float32, bfloat16, int8, int4"):
-        pack_weights(built(tiny, LLAMA), "int3")
+        quantize_model(built(tiny, LLAMA), "int3")
 
 
 def test_inputs_that_are_no_whole_groups_are_refused_with_every_reason(tiny):
     with pytest.raises(KernelRefused, match=r"torch_int4.*40 inputs are not a multiple of 32"):
-        pack_weights(built(tiny, GPT | {"width": 40}), "int4")
+        quantize_model(built(tiny, GPT | {"width": 40}), "int4")
 
 
 def test_packed_weights_are_neither_packed_again_nor_saved(tiny, tmp_path):
     model = built(tiny, LLAMA)
-    pack_weights(model, "int8")
+    quantize_model(model, "int8")
     with pytest.raises(WrongState, match="packed already, as int8"):
-        pack_weights(model, "int4")
+        quantize_model(model, "int4")
     with pytest.raises(WrongState, match="int8"):
         save_model(tmp_path / "model", model)
     assert not (tmp_path / "model").exists()
@@ -156,8 +156,8 @@ def test_packed_weights_are_neither_packed_again_nor_saved(tiny, tmp_path):
 
 def test_the_unembedding_of_four_bits_keeps_eight(tiny):
     plain, four, eight = built(tiny, LLAMA), built(tiny, LLAMA), built(tiny, LLAMA)
-    pack_weights(four, "int4")
-    pack_weights(eight, "int8")
+    quantize_model(four, "int4")
+    quantize_model(eight, "int8")
     hidden = torch.randn(5, 64)
     with torch.no_grad():
         assert torch.equal(four.logits(hidden), eight.logits(hidden))

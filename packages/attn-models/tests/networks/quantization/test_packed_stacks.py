@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import LinearShape, installed
-from attn_models.recurrent.cells import lstm_fields, lstm_moment, packed_stack, read_padded
+from attn_models.recurrent.cells import encode_padded, lstm_fields, lstm_step, prepack_rnn
 from torch import nn
 
 KERNELS = ["cpu_float32", "amx_bfloat16", "amx_int8"]
@@ -31,7 +31,7 @@ def packed(stack, kernel="cpu_float32"):
     shape = LinearShape(inputs=32, outputs=32, dtype=chosen.weights)
     if reason := chosen.available() or chosen.refuses(shape):
         pytest.skip(reason)
-    return packed_stack(stack, lambda layers: chosen.pack(layers[0].weight, layers[0].bias))
+    return prepack_rnn(stack, lambda layers: chosen.pack(layers[0].weight, layers[0].bias))
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -39,8 +39,8 @@ def packed(stack, kernel="cpu_float32"):
 def test_padded_sequences_give_what_torch_gives_each_of_them(name, lengths):
     stack, rows = built(name), torch.randn(len(lengths), 9, 32)
     with torch.no_grad():
-        expected, last = read_padded(stack, rows, lengths)
-        found, ends = read_padded(packed(stack), rows, lengths)
+        expected, last = encode_padded(stack, rows, lengths)
+        found, ends = encode_padded(packed(stack), rows, lengths)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert len(ends) == len(last)
     for one, other in zip(ends, last, strict=True):
@@ -57,7 +57,7 @@ def test_a_sequence_in_pieces_and_moment_by_moment_gives_what_torch_gives_at_onc
         outputs = [first]
         fields = dict(zip(lstm_fields(24, 1), (each.transpose(0, 1) for each in held), strict=True))
         for moment in range(4, 7):
-            out, fields = lstm_moment(ours, rows[:, moment], fields)
+            out, fields = lstm_step(ours, rows[:, moment], fields)
             outputs.append(out[:, None])
     torch.testing.assert_close(torch.cat(outputs, dim=1), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(fields["cell"].transpose(0, 1), last[1], rtol=1e-5, atol=1e-6)
@@ -72,9 +72,9 @@ def test_a_sequence_gets_the_same_bits_alone_and_in_a_crowd(name, kernel, width)
     rows = torch.randn(40, 6, 32)
     lengths = [1 + i % 6 for i in range(40)]
     with torch.no_grad():
-        together, last = read_padded(ours, rows, lengths)
+        together, last = encode_padded(ours, rows, lengths)
         for i in (0, 1, 17, 39):
-            alone, ends = read_padded(ours, rows[i : i + 1, : lengths[i]], lengths[i : i + 1])
+            alone, ends = encode_padded(ours, rows[i : i + 1, : lengths[i]], lengths[i : i + 1])
             assert torch.equal(alone[0], together[i, : lengths[i]])
             assert all(torch.equal(one[:, 0], many[:, i]) for one, many in zip(ends, last, strict=True))
 
