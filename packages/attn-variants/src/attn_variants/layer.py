@@ -29,10 +29,10 @@ from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
 from attn_variants.drawing import named_weights, part_weights
 from attn_variants.dropping import dropping
 from attn_variants.joint import JointProjection
+from attn_variants.mechanisms.layer_utils import by_heads
 from attn_variants.packing import forward_packed
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
-from attn_variants.recurrences.numbers import by_heads
 from attn_variants.stepping import attend_ragged, turns_of
 
 
