@@ -243,6 +243,22 @@ class SpecLayer(nn.Module):
         key, value = self._memory(rows)
         return self._turned(key, turn), value
 
+    def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> Operands:
+        """Projections of inputs that differ: [batch, query_len, width], [batch, key_len, width] and the same.
+
+        Queries are aligned with the last keys, unless the spec is cross. Raises `InvalidValue` where rotary positions
+        are turned and there are more queries than keys.
+        """
+        projected, (keys, values) = self.project_query(query), self._memory(key, value)
+        turn = self.turns_to(key.shape[-2], key)
+        if turn is not None:
+            first = key.shape[-2] - query.shape[-2]
+            if first < 0:
+                raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
+            projected, keys = self._turned(projected, turn.at(slice(first, None))), self._turned(keys, turn)
+        fields = {"key": keys, "value": values}
+        return self.operands(projected, fields, None, (self._query_places(query), None))
+
     def turns_to(self, length: int, like: Tensor) -> Turns | None:
         """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
         if self.spec.rotary is None:
@@ -274,11 +290,15 @@ class SpecLayer(nn.Module):
         own = (self.query, self.key, self.value, self.output)
         return [cast("nn.Linear", module) for module in own if module is not None]
 
-    def _memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _query_places(self, query: Tensor) -> Tensor | None:
+        """Positions [1, query_len] of queries that attend to another sequence: counted from 0, not aligned with it."""
+        return torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
+
+    def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         heads = self.spec.heads
         if self.value is None:
             raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
-        value = by_heads(self.value(rows), heads.key_value)
+        value = by_heads(self.value(rows if value_rows is None else value_rows), heads.key_value)
         if self.key is None:
             return value[..., :0], value
         return self._normed(by_heads(self.key(rows), heads.key_value), "key_gain"), value
@@ -295,6 +315,4 @@ class SpecLayer(nn.Module):
         else:
             fields = self.lend(query) if borrowed is None else borrowed
             projected = self.project_turned(query, self.turns_to(query.shape[-2], query))
-        # Queries of a source have no place among its keys, so theirs are counted from the first.
-        places = torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
-        return self.operands(projected, fields, keep, (places, None))
+        return self.operands(projected, fields, keep, (self._query_places(query), None))
