@@ -14,7 +14,7 @@ from attn_engine import Engine, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import LoadedModel
-from attn_models.packing.lossless import pack_lossless
+from attn_models.quantization.quantize import pack_lossless
 from engine_measures import drained, engine_of, long_ids, submit
 
 MANY = 64

@@ -37,9 +37,9 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
     from attn_models.decoder.config import DecoderConfig
     from attn_models.decoder.decoder import Decoder
-    from attn_models.encoder_decoder.bottleneck import Bottleneck
     from attn_models.encoder_decoder.config import BottleneckConfig
-    from attn_models.packing.pack import pack_weights
+    from attn_models.encoder_decoder.translation import Bottleneck
+    from attn_models.quantization.quantize import pack_weights
 
     torch.set_num_threads(args.threads)
     for name, fields in MECHANISMS.items():

@@ -7,9 +7,9 @@ import torch
 from attn_core import installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.feedforward import build_feed_forward
-from attn_models.decoder.weightless import weightless
+from attn_models.decoder.layers import build_feed_forward
+from attn_models.decoder.mixture_of_experts import active_parameters
+from attn_models.families.state_dict import weightless
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -9,7 +9,7 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.doors import door_of
+from attn_models.families.registry import door_of
 from attn_models.loading import load_model, save_model
 from attn_testing.memory import DictionaryStore
 

@@ -9,7 +9,7 @@ from attn_core.likeliest import FindsLikeliest
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import pack_weights
 
 pytestmark = pytest.mark.usefixtures("_kernels")
 

@@ -8,7 +8,7 @@ import torch
 from attn_core import RaggedBatch, StoreSize, installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import pack_weights
 
 pytestmark = pytest.mark.usefixtures("_tiles")
 

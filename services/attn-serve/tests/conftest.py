@@ -17,7 +17,7 @@ from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
 from attn_models.families.bert import BertDoor
-from attn_models.families.tensors import stored_tensors
+from attn_models.families.state_dict import stored_tensors
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import RecurrencePlan, Steps, configure, installed
 from attn_core.errors import InvalidValue
-from attn_kernels_triton.kernels.recurrence import TritonChunked
+from attn_kernels_triton.backends.recurrence import TritonChunked
 from attn_kernels_triton.scan import tiles
 from attn_kernels_triton.scan.compute import by_chunks, by_token
 from attn_testing import DictionaryStore

@@ -14,7 +14,7 @@ from attn_core import WEIGHT_CHOICES
 from attn_core.errors import InvalidValue, WrongState
 from attn_engine import EngineLimits
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.sources.shelf import Shelf
+from attn_models.sources.store import Shelf
 
 from attn_local.running import RunningModel
 

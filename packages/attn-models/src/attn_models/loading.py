@@ -1,31 +1,90 @@
-"""Models from folders and into folders."""
+"""Loading models from checkpoint folders and saving them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import WEIGHT_CHOICES
+from attn_core import WEIGHT_CHOICES, LanguageModel, installed
 from attn_core.dtype import dtype_name
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import nn
 
-from attn_models.decoder.attention import layer_attentions
+from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.weightless import weightless
-from attn_models.encoder_decoder import folders as other_families
-from attn_models.families.door import Door
-from attn_models.families.doors import door_of
-from attn_models.families.keys import say_unread
-from attn_models.families.own import OwnDoor
-from attn_models.families.tensors import read_parameters, stored_tensors, stored_type
-from attn_models.packing.lossless import pack_lossless
-from attn_models.packing.pack import pack_weights, require_unpacked
+from attn_models.families.adapter import Door, needed
+from attn_models.families.hf_config import say_unread
+from attn_models.families.native import OwnDoor, require_installed
+from attn_models.families.registry import door_of
+from attn_models.families.state_dict import (
+    fill_constants,
+    read_parameters,
+    refuse_giants,
+    stored_tensors,
+    stored_type,
+    weightless,
+)
+from attn_models.quantization.quantize import pack_lossless, pack_weights, require_unpacked
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+
+SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
+LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
+"""The `model_type` of their config.json, of those that read a source and of those that do not, and its architecture."""
+
+PLACES = ("mechanism", "encoder", "decoder", "cross")
+"""Fields of a config that name mechanisms."""
+
+
+def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
+    """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
+    path = checkpoint.path / "config.json"
+    try:
+        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
+        if not isinstance(values, Mapping) or not isinstance(name, str):
+            raise InvalidValue.of("model", values, "an object, with its family's name beside it")
+        for place in PLACES:
+            if isinstance(values.get(place), str):
+                require_installed(values[place], checkpoint.config.get("requires"))
+        family = installed().models.get(name)
+        config = family.configure(values)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+    refuse_giants(checkpoint, config)
+    with weightless():
+        model = family.build(config)
+    model.load_state_dict(read_parameters(checkpoint, OwnDoor(), model.state_dict(), dtype), assign=True)
+    if any(buffer.is_meta for buffer in model.buffers()):
+        fill_constants(model, family.build(config))
+    return model
+
+
+def hf_config_of(model: Any) -> dict[str, Any]:
+    """The config.json of a model: its family, its fields and the packages that build it."""
+    registry, values = installed().mechanisms, model.config.plain()
+    for place in PLACES:
+        if place in values:
+            values[place] = registry.full_name(values[place])
+    owners = {registry.owner(values[place]) for place in PLACES if place in values}
+    layout = SOURCE if hasattr(model, "source_context") else LANGUAGE
+    return {
+        "architectures": [LAYOUTS[layout]],
+        "model_type": layout,
+        "family": family_of(model.config),
+        "model": values,
+        "requires": {name: version(name) for name in sorted(owners | {"attn-core", "attn-models"})},
+    }
+
+
+def family_of(config: Any) -> str:
+    """The name of the installed family whose config this is."""
+    return next(item.name for item in installed().models if getattr(item, "Config", None) is type(config))
+
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 
@@ -58,7 +117,7 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
-        return str(other_families.family_of(self.config))
+        return str(family_of(self.config))
 
     @property
     def source_context(self) -> int | None:
@@ -90,8 +149,8 @@ def load_model(
         weights = None
     # Packing reads each weight once, wherever it lies and whatever its type.
     read_as = getattr(torch, name) if weights is None else stored_type(checkpoint)
-    if checkpoint.config.get("model_type") in other_families.LAYOUTS:
-        model: Any = other_families.build_from(checkpoint, read_as)
+    if checkpoint.config.get("model_type") in LAYOUTS:
+        model: Any = build_from(checkpoint, read_as)
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
@@ -136,7 +195,7 @@ def save_model(
             raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
         described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door.layout(model.config))
     else:
-        described, tensors = other_families.described(model), dict(model.state_dict())
+        described, tensors = hf_config_of(model), dict(model.state_dict())
     described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
@@ -190,3 +249,22 @@ def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
             if prefix + name in pending:
                 owner, _, leaf = (prefix + name).rpartition(".")
                 model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
+
+
+def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", weights: str = "auto") -> LanguageModel:
+    """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for.
+
+    Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
+    """
+    draft = load_model(folder, dtype, weights=weights)
+    if draft.source_context is not None:
+        raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
+    theirs, ours = draft.tokenizer, served.tokenizer
+    if theirs is None or ours is None or draft.model.vocabulary != served.model.vocabulary:
+        sizes = draft.model.vocabulary, served.model.vocabulary
+        raise Incompatible(f"draft {folder}: it has {sizes[0]} tokens, the model {sizes[1]}", field="draft")
+    for token in range(min(theirs.vocabulary, ours.vocabulary)):
+        if theirs.token_bytes(token) != ours.token_bytes(token):
+            raise Incompatible(f"draft {folder}: token {token} is another than the model's", field="draft")
+    model: LanguageModel = draft.model
+    return model

@@ -9,12 +9,11 @@ import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.decoder.decoder import Decoder
-from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.config import EncoderConfig, VisionConfig
 from attn_models.encoder.encoder import Encoder
+from attn_models.encoder.vit import VisionTransformer
 from attn_models.families.gpt2 import Gpt2Door
 from attn_models.families.llama import LlamaDoor
-from attn_models.vision.config import VisionConfig
-from attn_models.vision.vit import VisionTransformer
 from torch.utils.checkpoint import checkpoint
 
 BLOCKS = {"width": 8, "layers": 2, "heads": 2, "hidden": 12}

@@ -6,11 +6,11 @@ import pytest
 from attn_core import installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.weightless import weightless
+from attn_models.decoder.mixture_of_experts import active_parameters
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.doors import door_of
+from attn_models.families.registry import door_of
+from attn_models.families.state_dict import weightless
 
 
 def gpt(**fields):

@@ -6,9 +6,8 @@ import pytest
 import tokenizers
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer, character_tokenizer
-from attn_models.tokenizers.byte_alphabet import byte_of_character
-from attn_models.tokenizers.byte_texts import ByteTexts
 from attn_models.tokenizers.settings import TokenizerSettings
+from attn_models.tokenizers.vocabulary import ByteTexts, byte_of_character
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models

@@ -19,7 +19,7 @@ def evaluate_command(
     `attn evaluate folder --data test.conllu`.
     """
     from attn_core.home import home_folder
-    from attn_models.sources.shelf import Shelf
+    from attn_models.sources.store import Shelf
 
     from attn_train.evaluation import evaluate
 

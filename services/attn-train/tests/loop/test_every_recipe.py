@@ -10,8 +10,8 @@ import pytest
 import torch
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
-from attn_models.families.doors import DOORS
-from attn_models.families.own import OwnDoor
+from attn_models.families.native import OwnDoor
+from attn_models.families.registry import DOORS
 from attn_train.admission.check import check_spec
 from attn_train.data import load_material
 from attn_train.loop.stop import StopFlag

@@ -12,8 +12,8 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor, nn
 
 from attn_models.encoder.folders import build_encoder
-from attn_models.families.tensors import stored_type
-from attn_models.packing.pack import pack_weights
+from attn_models.families.state_dict import stored_type
+from attn_models.quantization.quantize import pack_weights
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
 

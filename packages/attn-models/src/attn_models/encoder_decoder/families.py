@@ -8,20 +8,15 @@ from typing import Any, ClassVar
 
 from attn_core import ModelFamily
 
-from attn_models.encoder_decoder.attention import (
-    cross_attention,
-    decoder_attention,
-    encoder_attention,
-    stepped_attention,
-)
+from attn_models.attention import cross_attention, decoder_attention, encoder_attention, stepped_attention
 from attn_models.encoder_decoder.config import (
     BottleneckConfig,
     LuongConfig,
     RnnsearchConfig,
     ShowAttendTellConfig,
     SourceConfig,
+    TransformerConfig,
 )
-from attn_models.encoder_decoder.transformer_config import TransformerConfig
 
 
 class SourceFamily(ModelFamily):
@@ -51,7 +46,7 @@ class BottleneckFamily(SourceFamily):
     name = "bottleneck"
     summary = "Sequence to sequence through the last state of an LSTM, without attention (Sutskever et al. 2014)."
     Config = BottleneckConfig
-    built_by = ("attn_models.encoder_decoder.bottleneck", "Bottleneck")
+    built_by = ("attn_models.encoder_decoder.translation", "Bottleneck")
 
 
 class RnnsearchFamily(SourceFamily):
@@ -60,7 +55,7 @@ class RnnsearchFamily(SourceFamily):
     name = "rnnsearch"
     summary = "Translation that learns to align, over any attention to a source (Bahdanau et al. 2015)."
     Config = RnnsearchConfig
-    built_by = ("attn_models.encoder_decoder.rnnsearch", "Rnnsearch")
+    built_by = ("attn_models.encoder_decoder.translation", "Rnnsearch")
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as an annotation."""
@@ -73,7 +68,7 @@ class LuongFamily(SourceFamily):
     name = "luong"
     summary = "LSTM translation with global or local attention and input feeding (Luong et al. 2015)."
     Config = LuongConfig
-    built_by = ("attn_models.encoder_decoder.luong", "Luong")
+    built_by = ("attn_models.encoder_decoder.translation", "Luong")
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as a state."""

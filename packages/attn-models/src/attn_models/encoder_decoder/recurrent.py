@@ -12,10 +12,10 @@ from attn_core import Field, Fields, ModelSpecs, ModelState, Pack, RaggedBatch, 
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
-from attn_models.decoder.attention import LayerAttention
+from attn_models.attention import LayerAttention
 from attn_models.encoder_decoder.config import SourceConfig
-from attn_models.encoder_decoder.packed_stack import packed_stack
-from attn_models.encoder_decoder.sources import SomeSources, encoded, source_lengths
+from attn_models.encoder_decoder.encoder_input import SomeSources, encoded, source_lengths
+from attn_models.recurrent.cells import packed_stack
 
 WIDE = 400
 """Units from which packed matrices make up for moments in Python; at 192 torch is a fifth faster, at 500 slower."""

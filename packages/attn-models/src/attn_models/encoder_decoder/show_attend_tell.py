@@ -10,10 +10,10 @@ from attn_core import Source
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.attention import stepped_attention
+from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
-from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack
 from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
+from attn_models.recurrent.cells import lstm_fields, lstm_moment, lstm_stack
 
 
 class ShowAttendTell(RecurrentModel):

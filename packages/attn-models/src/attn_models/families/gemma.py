@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3 checkpoints, as Hugging Face's transformers keeps them."""
+"""Gemma 2 and Gemma 3 checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,63 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from attn_core import AttentionSpec, Causal, Rotary, SoftCap, Window
 from attn_core.errors import Incompatible
+from attn_core.score import ScaledDot
 
-from attn_models.decoder.attention import layer_attentions
+from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
-from attn_models.families.door import Stored, counted, layer_kinds, refuse_others
-from attn_models.families.layers import MECHANISM, gemma_options, turned
+from attn_models.families.adapter import Stored, counted, layer_kinds, refuse_others
+from attn_models.families.hf_config import Rope, read_rope, rope_of, rope_parameters
+from attn_models.families.hf_export import require_fields, sizes_of
 from attn_models.families.llama import BLOCK, READS, LlamaDoor
-from attn_models.families.rope import Rope, read_rope, rope_of, rope_parameters
-from attn_models.families.said import require_fields, sizes_of
+
+MECHANISM = "gemma"
+
+
+def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
+    """The options, but for positions, with which `gemma` computes what the layer computes.
+
+    Decided by what the mechanism says it computes, not by its name. Raises `Incompatible` where there are none.
+    """
+    spec = attention.mechanism.spec(attention.config)
+    options = None if spec is None else _options(spec)
+    if spec is None or options is None or spec != _said(spec, options):
+        name = attention.mechanism.name
+        raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+    return options
+
+
+def turned(attention: LayerAttention) -> Rotary | None:
+    """The rotary positions of a layer of the softmax family."""
+    spec = attention.mechanism.spec(attention.config)
+    return None if spec is None else spec.rotary
+
+
+def _options(spec: AttentionSpec) -> dict[str, Any] | None:
+    if not isinstance(spec.score, ScaledDot) or not isinstance(spec.mask, (Causal, Window)):
+        return None
+    caps = [modifier.cap for modifier in spec.modifiers if isinstance(modifier, SoftCap)]
+    return {
+        "norm_eps": spec.norm.eps if spec.norm else None,
+        "cap": caps[0] if caps else None,
+        "window": spec.mask.left + 1 if isinstance(spec.mask, Window) and spec.mask.left is not None else None,
+        "scale": spec.score.scale,
+    }
+
+
+def _said(spec: AttentionSpec, options: Mapping[str, Any]) -> AttentionSpec:
+    """What the options say, with the heads and positions of `spec`."""
+    window, cap = options["window"], options["cap"]
+    return AttentionSpec(
+        heads=spec.heads,
+        score=ScaledDot(scale=options["scale"]),
+        modifiers=() if cap is None else (SoftCap(cap=cap),),
+        mask=Causal() if window is None else Window(left=window - 1),
+        norm=spec.norm,
+        rotary=spec.rotary,
+    )
+
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATION = "gelu_pytorch_tanh"

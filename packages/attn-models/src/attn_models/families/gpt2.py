@@ -11,8 +11,8 @@ from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
 
 from attn_models.decoder.config import GATED, DecoderConfig
-from attn_models.families.door import Door, Stored, needed, refuse_others
-from attn_models.families.said import require_fields, softmax_heads
+from attn_models.families.adapter import Door, Stored, needed, refuse_others
+from attn_models.families.hf_export import require_fields, softmax_heads
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,18 @@ from typing import Any
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.decoder.config import AttentionChoice
-from attn_models.encoder.block import attention_of
-from attn_models.encoder.reformer import Reformer, ReformerConfig
-from attn_models.families.door import Layout, Stored, needed, refuse_others
-from attn_models.families.encoder_door import ACTIVATIONS, HEADS, THEIR_ACTIVATIONS, EncoderDoor
+from attn_models.encoder.config import ReformerConfig, attention_of
+from attn_models.encoder.reformer import Reformer
+from attn_models.families.adapter import (
+    ACTIVATIONS,
+    HEADS,
+    THEIR_ACTIVATIONS,
+    EncoderDoor,
+    Layout,
+    Stored,
+    needed,
+    refuse_others,
+)
 
 HASHED, LOCAL = "lsh", "chunk_ring"
 SIZES = {

@@ -10,10 +10,9 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import Tensor
 
-from attn_models.families.door import Layout, Stored, needed, refuse_others
-from attn_models.families.encoder_door import ACTIVATIONS, THEIR_ACTIVATIONS
-from attn_models.families.keys import say_unread
-from attn_models.vision.config import VisionConfig
+from attn_models.encoder.config import VisionConfig
+from attn_models.families.adapter import ACTIVATIONS, THEIR_ACTIVATIONS, Layout, Stored, needed, refuse_others
+from attn_models.families.hf_config import say_unread
 
 PREFIX = "vit."
 WHOLE = {"begin": "embeddings.cls_token", "positions": "embeddings.position_embeddings"}

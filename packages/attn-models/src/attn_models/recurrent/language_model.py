@@ -11,12 +11,9 @@ from attn_core import Capability, ModelSpecs, ModelState, Pack, RaggedBatch, Slo
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack, lstm_state
-from attn_models.encoder_decoder.packed_stack import PackedStack, packed_stack
-from attn_models.recurrent.choice import attention_of
-from attn_models.recurrent.config import RecurrentConfig
-from attn_models.replay import replay_step
-from attn_models.rows import require_rows
+from attn_models.decoder.block import replay_step, require_rows
+from attn_models.recurrent.cells import PackedStack, lstm_fields, lstm_moment, lstm_stack, lstm_state, packed_stack
+from attn_models.recurrent.config import RecurrentConfig, attention_of
 
 LSTM = "lstm"
 

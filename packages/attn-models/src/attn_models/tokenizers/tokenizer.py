@@ -14,14 +14,9 @@ from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
 
-from attn_models.tokenizers.byte_alphabet import byte_of_character, piece_bytes
-from attn_models.tokenizers.byte_texts import ByteTexts
-from attn_models.tokenizers.character_table import CharacterTable
-from attn_models.tokenizers.chat import check_messages
-from attn_models.tokenizers.library_errors import LibraryErrors
+from attn_models.tokenizers.chat import StandIns, check_messages, render_template
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
-from attn_models.tokenizers.stand_ins import StandIns
-from attn_models.tokenizers.template_worker import render_template
+from attn_models.tokenizers.vocabulary import ByteTexts, CharacterTable, LibraryErrors, byte_of_character, piece_bytes
 from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"

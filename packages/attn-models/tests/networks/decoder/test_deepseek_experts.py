@@ -8,11 +8,9 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.routers import level_experts
-from attn_models.decoder.routing import balance_loss
+from attn_models.decoder.mixture_of_experts import active_parameters, balance_loss, level_experts
 from attn_models.loading import load_model, save_model
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import pack_weights
 from torch import nn
 
 SMALL = {

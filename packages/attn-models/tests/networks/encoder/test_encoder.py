@@ -12,7 +12,7 @@ from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.folders import save_encoder
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
 from attn_models.families.bert import BertDoor
-from attn_models.families.tensors import stored_tensors
+from attn_models.families.state_dict import stored_tensors
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from safetensors.torch import load_file, save_file

@@ -13,8 +13,8 @@ from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.folders import is_encoder, save_encoder
 from attn_models.encoder.sentences import load_sentence_encoder
-from attn_models.families.encoder_doors import ENCODER_DOORS, encoder_door_of
-from attn_models.families.keys import say_unread
+from attn_models.families.hf_config import say_unread
+from attn_models.families.registry import ENCODER_DOORS, encoder_door_of
 from attn_models.tokenizers import character_tokenizer
 
 TOKENIZER = character_tokenizer("abcdefghij")

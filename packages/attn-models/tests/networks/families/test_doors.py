@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.decoder.config import DecoderConfig
-from attn_models.families.doors import DOORS, door_of
+from attn_models.families.registry import DOORS, door_of
 
 LLAMA = {
     "vocab_size": 61,

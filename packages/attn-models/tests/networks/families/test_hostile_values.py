@@ -6,9 +6,8 @@ import math
 
 import pytest
 from attn_core.errors import UserError
-from attn_models.families.doors import DOORS
-from attn_models.families.encoder_doors import ENCODER_DOORS
-from attn_models.families.keys import say_unread
+from attn_models.families.hf_config import say_unread
+from attn_models.families.registry import DOORS, ENCODER_DOORS
 from attn_models.families.vit import VitLayout
 
 VALUES = [None, True, -1, 0, 1.5, math.nan, math.inf, "", "2", [], [[]], ["full"], {}, {"a": []}, 10**30]

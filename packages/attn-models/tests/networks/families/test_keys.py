@@ -9,8 +9,8 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, UserError
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.doors import DOORS, door_of
-from attn_models.families.keys import say_unread
+from attn_models.families.hf_config import say_unread
+from attn_models.families.registry import DOORS, door_of
 from attn_models.loading import load_model, save_model
 
 LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "key_value_heads": 2}

@@ -8,11 +8,10 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.decoder.config import AttentionChoice
-from attn_models.decoder.weightless import weightless
+from attn_models.encoder.config import VisionConfig
+from attn_models.encoder.vit import ImageClassifier, VisionTransformer, load_image_classifier
+from attn_models.families.state_dict import weightless
 from attn_models.families.vit import VitLayout
-from attn_models.vision.classifier import ImageClassifier, load_image_classifier
-from attn_models.vision.config import VisionConfig
-from attn_models.vision.vit import VisionTransformer
 from safetensors.torch import load_file, save_file
 
 SIZES = {"image": 8, "patch": 4, "classes": 3, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "channels": 2}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from attn_core.errors import InvalidValue
 from attn_engine import Request, Sampling, build_engine
-from attn_models.decoder.routing import balance_loss
+from attn_models.decoder.mixture_of_experts import balance_loss
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_models.tokenizers.sides import end_id
+from attn_models.tokenizers.seq2seq import end_id
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 

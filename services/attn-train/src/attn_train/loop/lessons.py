@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from attn_models.decoder.routing import balance_loss
+from attn_models.decoder.mixture_of_experts import balance_loss
 from attn_models.tokenizers import Tokenizer
 from torch import Tensor, nn
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
-from attn_models.tokenizers.sides import begun, end_id, source_ids
+from attn_models.tokenizers.seq2seq import begun, end_id, source_ids
 
 from attn_train.loop.lessons import Lessons, TokenMaterial
 from attn_train.spec import TrainingSpec

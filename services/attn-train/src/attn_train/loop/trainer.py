@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import CheckpointWriteFailed, UserError
-from attn_models.decoder.routers import level_experts
+from attn_models.decoder.mixture_of_experts import level_experts
 from torch import Tensor, nn
 
 from attn_train.loop.checkpoint import CheckpointFolder, Progress, read_checkpoint
