@@ -11,7 +11,7 @@ from attn_kernels_triton.scan import tiles
 from attn_kernels_triton.scan.compute import by_chunks, by_token
 from attn_testing import DictionaryStore
 from attn_testing.serving import ragged
-from attn_variants.recurrences.recurrent import recurrent
+from attn_variants.mechanisms.recurrences.scan import recurrent
 from bounds import require_close
 from torch import Tensor
 
