@@ -15,10 +15,10 @@ from attn_core.kernels.recurrence import RecurrenceSpec, Steps, recurrence_probl
 from attn_core.kernels.rowwise import ROW_FORMS, Targets, row_problem
 from attn_core.masks import Band, Strided, band_of
 from attn_kernels_triton import machine
-from attn_kernels_triton.kernels.attend import TritonAttend
-from attn_kernels_triton.kernels.conditions import InOrder
-from attn_kernels_triton.kernels.recurrence import OnRegisters, TritonChunked
-from attn_kernels_triton.kernels.rowwise import InOnePass
+from attn_kernels_triton.backends.attend import TritonAttend
+from attn_kernels_triton.backends.conditions import InOrder
+from attn_kernels_triton.backends.recurrence import OnRegisters, TritonChunked
+from attn_kernels_triton.backends.rowwise import InOnePass
 
 
 def test_the_kernel_is_listed_and_says_whether_it_can_run_here():

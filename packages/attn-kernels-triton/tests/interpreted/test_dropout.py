@@ -10,7 +10,7 @@ from attn_core.masks import Prefix
 from attn_core.modifiers import RelativeBias
 from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.attention.attend import attend
-from attn_kernels_triton.kernels.attend import TritonAttend
+from attn_kernels_triton.backends.attend import TritonAttend
 from attn_variants.compute.plain import attend as plain_attend
 from bounds import require_close, roundings_of
 from calls import Call, results, wide

@@ -14,7 +14,7 @@ from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.linear import WEIGHT_CHOICES
 from attn_engine import EngineLimits
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.sources.shelf import Shelf
+from attn_models.sources.store import ModelStore
 
 from attn_local.running import RunningModel
 
@@ -28,7 +28,7 @@ class LocalClient(Writer):
     """
 
     def __init__(self, home: Path | None = None, weights: str = "auto") -> None:
-        self._shelf = Shelf(home)
+        self._shelf = ModelStore(home)
         self._weights = weights
         self._branches = 1
         self._running: dict[Path, RunningModel] = {}

@@ -16,8 +16,7 @@ from attn_core.errors import InvalidValue
 from attn_core.models import LanguageModel
 from attn_engine import EngineLimits, EngineLoop, Event, Request, build_engine
 from attn_engine import Sampling as EngineSampling
-from attn_models.drafts import load_draft
-from attn_models.loading import load_model
+from attn_models.loading import load_draft, load_model
 
 from attn_local.words import Words, sampling_fields
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from attn_variants.compute.rotary import Turns, turns_to
 
 if TYPE_CHECKING:
-    from attn_variants.layer import SpecLayer
+    from attn_variants.spec_layer import SpecLayer
 
 
 _TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], Turns]] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import check_packed
 from torch import Tensor
 
-from attn_kernels_triton.kernels.attend import WIDEST_DROPPED
+from attn_kernels_triton.backends.attend import WIDEST_DROPPED
 from attn_kernels_triton.launch import LARGEST_OFFSET
 from attn_kernels_triton.machine import interpreted
 

@@ -19,7 +19,7 @@ from attn_kernels_triton.attention.blocks import Grid, Lists, lists_of, with_map
 from attn_kernels_triton.attention.checks import FARTHEST
 from attn_kernels_triton.attention.texts import Listed, Text, longest, texts_of, tiles_of
 from attn_kernels_triton.attention.tiles import Sizes
-from attn_kernels_triton.programs.arguments import NO_BLOCKS, NOTHING_DROPPED, Blocks, Dropped, Places, Rule, Shape
+from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NOTHING_DROPPED, Blocks, Dropped, Places, Rule, Shape
 
 EVERYTHING = Band(None, None)
 LARGE_BLOCK, SMALL_BLOCK = 128, 64

@@ -7,9 +7,9 @@ import triton.language as tl
 from attn_core.kernels.rowwise import Targets
 from torch import Tensor
 
+from attn_kernels_triton.kernels.rowwise.arguments import Losses
+from attn_kernels_triton.kernels.rowwise.losses import judge_rows
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.programs.rowwise.arguments import Losses
-from attn_kernels_triton.programs.rowwise.losses import judge_rows
 from attn_kernels_triton.rowwise.checks import check_logits
 from attn_kernels_triton.rowwise.tiles import LOSS_WARPS, loss_tile, matrix
 

@@ -22,7 +22,7 @@ class TorchSdpa(Kernel):
     summary = "torch's fused scaled dot-product attention"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
-        "modifiers": OneOf("alibi", "t5_bias", "relative_bias"),
+        "modifiers": OneOf("alibi", "t5_bias", "relative_bias", "tensor_bias"),
         "distribution": OneOf("softmax", "softmax_one", "sink"),
         "mask": OneOf(*TABLED),
         "key_size": Anything(),

@@ -11,8 +11,8 @@ from attn_core.modifiers import DependencyTree
 from torch import Tensor, nn
 
 from attn_variants.compute.dependency import depth_of, depths_of
-from attn_variants.layer import SpecLayer
 from attn_variants.places.waves import waves_at
+from attn_variants.spec_layer import SpecLayer
 
 
 class DepthLayer(nn.Module):

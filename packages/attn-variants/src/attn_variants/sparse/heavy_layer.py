@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.plain import pairs_of
-from attn_variants.layer import SpecLayer
 from attn_variants.plan import KernelPlan
 from attn_variants.sparse.heavy_hitters import TILE, Budget, by_group, kept_weights, last_queries
+from attn_variants.spec_layer import SpecLayer
 from attn_variants.stepping import turns_of
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, turns
-from attn_variants.layer import SpecLayer
 from attn_variants.plan import KernelPlan
 from attn_variants.sparse.sink_view import SinkView
+from attn_variants.spec_layer import SpecLayer
 from attn_variants.stepping import attend_ragged
 
 

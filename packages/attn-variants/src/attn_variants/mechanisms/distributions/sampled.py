@@ -15,9 +15,9 @@ from attn_variants.mechanisms.masks import self_mask
 class SampledAttention(DeclaredMechanism):
     """One key per query, drawn with the softmax of the scores while training, of the largest score otherwise.
 
-    Values learn through what was drawn. To queries and keys the gradient comes as REINFORCE: the layer keeps the log
-    probability of its draws in `inner.drawn`, and the trainer adds `attn_variants.reinforce.reinforce_loss` of them and
-    of the reward, less a baseline, to the loss.
+    Values get the gradient of the sampled keys. Queries and keys get theirs by REINFORCE: the layer keeps the log
+    probabilities of its samples in `inner.samples`, and the training loop adds `attn_variants.reinforce.reinforce_loss`
+    of these samples and the reward to the loss.
     """
 
     name = "sampled"
@@ -52,7 +52,7 @@ class SampledAttention(DeclaredMechanism):
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
         """The module that draws."""
-        from attn_variants.reinforce import SampledChoice
+        from attn_variants.reinforce import SamplingAttention
 
         expected = self.Config.of(config).expected
-        return SampledChoice(self.spec(config), expected=expected)
+        return SamplingAttention(self.spec(config), expected=expected)

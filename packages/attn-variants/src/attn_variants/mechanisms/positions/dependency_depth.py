@@ -52,8 +52,8 @@ class DependencyDepthAttention(DeclaredMechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `DepthLayer` with random weights."""
-        from attn_variants.layer import SpecLayer
         from attn_variants.places.depth_layer import DepthLayer
+        from attn_variants.spec_layer import SpecLayer
 
         attention = SpecLayer(
             self.spec(config),
