@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, RaggedBatch, Rows, RowsInPlace, StoreSize
+from attn_core import Field, Fields, RaggedBatch
+from attn_core.batch import Rows, RowsInPlace
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.kv_cache import CachedStep, Window, fields_of, first_visible, slots_at, windows_of
@@ -265,7 +267,7 @@ class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
 
 
 class ContiguousView:
-    """The view of one state of one layer in a step; implements `attn_core.PagedView`.
+    """The view of one state of one layer in a step; implements `attn_core.batch.PagedView`.
 
     `rows` returns views of the cache's own memory: valid until the step ends, and not to be written to.
     """

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from attn_core import Field, ModelSpecs, Paged, PagedView, RaggedBatch
+from attn_core import Field, Paged, RaggedBatch
+from attn_core.batch import PagedView
+from attn_core.stores import ModelSpecs
 from torch import Tensor
 
 from attn_cache.memory import FieldKey, StateKey, states_of

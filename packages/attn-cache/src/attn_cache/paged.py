@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, RaggedBatch, Rows, RowsInPlace, StoreSize
+from attn_core import Field, Fields, RaggedBatch
+from attn_core.batch import Rows, RowsInPlace
 from attn_core.errors import WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.block_table import BLOCK_SIZE, BlockPool, BlockTable
@@ -334,7 +336,7 @@ def _consecutive_start(table: BlockTable, offset: int, rows: int) -> int | None:
 
 
 class PagedStateView:
-    """The view of one state of one layer in a step; implements `attn_core.PagedView`."""
+    """The view of one state of one layer in a step; implements `attn_core.batch.PagedView`."""
 
     def __init__(self, step: PagedStep, layer: str, state: str) -> None:
         self._step = step

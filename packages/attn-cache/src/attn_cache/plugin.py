@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attn_core import CacheFamily, ModelSpecs, Paged, Slot, StateStore, StoreSize, hookimpl
+from attn_core import CacheFamily, Paged, Slot, hookimpl
+from attn_core.stores import ModelSpecs, StateStore, StoreSize
 
 from attn_cache.quantization import Affine, KiviLayout, Quantizer, Symmetric, quantized_specs
 

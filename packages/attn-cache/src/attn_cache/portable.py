@@ -12,9 +12,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attn_core import ModelSpecs, Paged, Slot, Source, StateSpec
-from attn_core.dtype import dtype_name
+from attn_core import Paged, Slot, Source, StateSpec
 from attn_core.errors import InvalidValue, StateInvalid
+from attn_core.states import dtype_name
+from attn_core.stores import ModelSpecs
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor

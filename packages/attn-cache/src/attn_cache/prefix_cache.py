@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from attn_core import ModelSpecs, StoreSize
+from attn_core.stores import ModelSpecs, StoreSize
 
 from attn_cache.kv_cache import Window, first_visible
 from attn_cache.paged import PagedKVCache
@@ -88,7 +88,7 @@ class PrefixIndex:
 
 
 class SharedStore(Store):
-    """Implements `attn_core.PrefixStore`. Nothing is copied: requests reference the same blocks, written once.
+    """Implements `attn_core.stores.PrefixStore`. Nothing is copied: requests reference the same blocks, written once.
 
     Cached blocks are evicted, the least recently used first, when running requests need blocks. States of fixed size
     exist only where a step ended, so of these a snapshot is taken at the last full block of a prompt; at most

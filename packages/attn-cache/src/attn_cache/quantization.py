@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from attn_core import Field, Fields, ModelSpecs, Paged
+from attn_core import Field, Fields, Paged
 from attn_core.errors import InvalidValue
+from attn_core.stores import ModelSpecs
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

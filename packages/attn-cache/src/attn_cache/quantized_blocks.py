@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, Paged, RaggedBatch, Rows, StateSpec, StoreSize
+from attn_core import Field, Fields, Paged, RaggedBatch, StateSpec
+from attn_core.batch import Rows
 from attn_core.errors import WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor, dtype
 
 from attn_cache.block_table import BlockPool
@@ -359,7 +361,7 @@ class QuantizedBlockStep(CachedStep[QuantizedBlockKVCache, QuantizedSelection]):
 
 
 class QuantizedBlocksView:
-    """The view of one state of one layer in a step; implements `attn_core.PagedView`."""
+    """The view of one state of one layer in a step; implements `attn_core.batch.PagedView`."""
 
     def __init__(self, step: QuantizedBlockStep, key: StateKey) -> None:
         self._step = step

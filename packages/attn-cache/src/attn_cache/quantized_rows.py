@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attn_core import Field, Fields, ModelSpecs, ModelState, Paged, PagedView, RaggedBatch, Rows, RowsInPlace, StoreSize
+from attn_core import Field, Fields, Paged, RaggedBatch
+from attn_core.batch import ModelState, PagedView, Rows, RowsInPlace
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.memory import check_names, check_shape, states_of, tensor_dtype
@@ -44,7 +46,7 @@ class QuantizedRowStore(SharedStore):
 
 
 class QuantizedField:
-    """One field of a state: encodes its rows as parts and decodes them; `form` as in `attn_core.RowsInPlace`."""
+    """One field of a state: encodes its rows as parts and decodes them; `form` as in `attn_core.batch.RowsInPlace`."""
 
     def __init__(self, name: str, field: Field, quantizer: Quantizer, dtype: str) -> None:
         self.name = name
@@ -70,7 +72,7 @@ class QuantizedField:
 
 
 class QuantizedRowsView:
-    """The view of one state of one layer in a step; implements `attn_core.PagedView` over a view of the parts."""
+    """The view of one state of one layer in a step; implements `attn_core.batch.PagedView` over a view of the parts."""
 
     def __init__(self, where: str, view: PagedView, fields: Mapping[str, QuantizedField], tokens: int) -> None:
         self._where = where

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, Slot, StoreSize
+from attn_core import Field, Fields, Slot
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.memory import (
@@ -84,7 +85,7 @@ class SlotStates:
 
 
 class SlotStateView:
-    """The view of one state of one layer in a step; implements `attn_core.SlotView`."""
+    """The view of one state of one layer in a step; implements `attn_core.batch.SlotView`."""
 
     def __init__(self, name: str, memory: Mapping[str, Tensor], index: Tensor) -> None:
         self._name = name

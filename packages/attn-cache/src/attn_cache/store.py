@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, Slot, Source, StoreSize, Usage
+from attn_core import Fields, Paged, RaggedBatch, Slot, Source
+from attn_core.batch import ModelState
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, WrongState
+from attn_core.stores import ModelSpecs, StoreSize, Usage
 
 from attn_cache.encoder_states import EncoderStates
 from attn_cache.kv_cache import KVCache
@@ -15,7 +17,7 @@ from attn_cache.slots import SlotStates, Snapshot
 
 
 class Store:
-    """Implements `attn_core.StateStore`, `BranchingStore`, `TreeStore` and `PortableStore` over any `KVCache`.
+    """Implements `attn_core.stores.StateStore`, `BranchingStore`, `TreeStore` and `PortableStore` over any `KVCache`.
 
     Running requests have the indices 0, 1, 2, ... without gaps: when one is released, the last takes over its index.
     A batch in the order of `order` is therefore adjacent in memory.

@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attn_kernels_triton.programs.arguments import Rows
+from attn_kernels_triton.kernels.arguments import Rows
 
 LARGEST_OFFSET = 2**31 - 1
 """The largest number that programs hold in 32 bits: rows of one head are counted so, heads and sequences in 64."""

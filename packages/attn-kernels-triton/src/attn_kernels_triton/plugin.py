@@ -8,11 +8,11 @@ from attn_core import Kernel, hookimpl
 @hookimpl
 def attn_kernels() -> list[Kernel]:
     """The kernels for GPUs."""
-    from attn_kernels_triton.kernels.attend import TritonAttend
-    from attn_kernels_triton.kernels.fp8 import TritonFp8
-    from attn_kernels_triton.kernels.paged import TritonLatent, TritonPaged
-    from attn_kernels_triton.kernels.recurrence import TritonChunked, TritonRecurrent
-    from attn_kernels_triton.kernels.rowwise import TritonCrossEntropy, TritonGate, TritonRmsNorm, TritonRotary
+    from attn_kernels_triton.backends.attend import TritonAttend
+    from attn_kernels_triton.backends.fp8 import TritonFp8
+    from attn_kernels_triton.backends.paged import TritonLatent, TritonPaged
+    from attn_kernels_triton.backends.recurrence import TritonChunked, TritonRecurrent
+    from attn_kernels_triton.backends.rowwise import TritonCrossEntropy, TritonGate, TritonRmsNorm, TritonRotary
 
     attention = [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent()]
     rowwise = [TritonRmsNorm(), TritonRotary(), TritonGate(), TritonCrossEntropy()]

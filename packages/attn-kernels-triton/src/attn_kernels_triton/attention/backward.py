@@ -15,9 +15,9 @@ from attn_kernels_triton.attention.gradients import Backwards, Gradients, call_o
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.texts import Listed
 from attn_kernels_triton.attention.tiles import DENSE_BACKWARD, choice_of, tile_of
+from attn_kernels_triton.kernels.backward_key import gradient_to_keys
+from attn_kernels_triton.kernels.backward_query import attend_delta, gradient_to_queries
 from attn_kernels_triton.launch import Launch, addressable, rows
-from attn_kernels_triton.programs.backward_key import gradient_to_keys
-from attn_kernels_triton.programs.backward_query import attend_delta, gradient_to_queries
 from attn_kernels_triton.tuning.chosen import chosen_backward
 
 WIDEST_DENSE = max(DENSE_BACKWARD)

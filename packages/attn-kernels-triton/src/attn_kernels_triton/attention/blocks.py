@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Mask
-from attn_core.mask.blocks import blocks
+from attn_core.masks import blocks
 from torch import Tensor
 
+from attn_kernels_triton.kernels.arguments import Blocks
 from attn_kernels_triton.launch import integers
-from attn_kernels_triton.programs.arguments import Blocks
 
 WHOLE = 0
 """The slot of every full block."""

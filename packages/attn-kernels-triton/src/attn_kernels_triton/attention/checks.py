@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from attn_core import AttentionSpec, Operands
 from attn_core.errors import InvalidValue
-from attn_core.packed import check_packed
+from attn_core.kernels.attend import check_packed
 from torch import Tensor
 
-from attn_kernels_triton.kernels.attend import WIDEST_DROPPED
+from attn_kernels_triton.backends.attend import WIDEST_DROPPED
 from attn_kernels_triton.launch import LARGEST_OFFSET
 from attn_kernels_triton.machine import interpreted
 

@@ -8,9 +8,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.tiles import Choice
+from attn_kernels_triton.kernels.arguments import Places
 from attn_kernels_triton.launch import power_of_two
 from attn_kernels_triton.machine import interpreted
-from attn_kernels_triton.programs.arguments import Places
 
 HOPPER = (9, 0)
 ALIGNED = 16

@@ -14,10 +14,10 @@ from attn_kernels_triton.attention.gradients import Backwards, call_of
 from attn_kernels_triton.attention.parts import parts_of
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.tiles import Choice, tile_of
+from attn_kernels_triton.kernels.arguments import Backward, Padded, Parts
+from attn_kernels_triton.kernels.dense_backward import gradient_to_dense_keys, gradient_to_dense_queries, pad
+from attn_kernels_triton.kernels.joined import gradients_joined, join
 from attn_kernels_triton.launch import Launch, rows
-from attn_kernels_triton.programs.arguments import Backward, Padded, Parts
-from attn_kernels_triton.programs.dense_backward import gradient_to_dense_keys, gradient_to_dense_queries, pad
-from attn_kernels_triton.programs.joined import gradients_joined, join
 
 PADDED = 128
 """Of how many rows what is kept of queries is a multiple: whole tiles of every program."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.texts import whole_texts
 from attn_kernels_triton.attention.tiles import choice_of, tile_of
+from attn_kernels_triton.kernels.arguments import Backward, Diagonals
+from attn_kernels_triton.kernels.backward_bias import gradient_to_biases
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.programs.arguments import Backward, Diagonals
-from attn_kernels_triton.programs.backward_bias import gradient_to_biases
 
 SLICES = 8
 """Sums of a diagonal that are kept apart, so that more programs work on them."""

@@ -12,10 +12,10 @@ from attn_kernels_triton.attention.dense import copied, tiles_of
 from attn_kernels_triton.attention.plan import Plan
 from attn_kernels_triton.attention.texts import Listed
 from attn_kernels_triton.attention.tiles import Choice, choice_of, tile_of
+from attn_kernels_triton.kernels.arguments import Forward
+from attn_kernels_triton.kernels.dense import attend_dense, attend_specialised
+from attn_kernels_triton.kernels.forward import attend_forward
 from attn_kernels_triton.launch import Launch, rows
-from attn_kernels_triton.programs.arguments import Forward
-from attn_kernels_triton.programs.dense import attend_dense, attend_specialised
-from attn_kernels_triton.programs.forward import attend_forward
 from attn_kernels_triton.tuning.chosen import chosen
 
 PROGRAMS = {"pointers": attend_forward, "descriptors": attend_dense, "specialised": attend_specialised}

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from attn_kernels_triton.attention.forward import Attended, Inputs
 from attn_kernels_triton.attention.plan import Plan
+from attn_kernels_triton.kernels.arguments import NO_BLOCKS, NO_TILE, Backward
 from attn_kernels_triton.launch import rows
-from attn_kernels_triton.programs.arguments import NO_BLOCKS, NO_TILE, Backward
 
 
 class Backwards(NamedTuple):

@@ -8,8 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from attn_kernels_triton.kernels.arguments import Tile
 from attn_kernels_triton.launch import power_of_two
-from attn_kernels_triton.programs.arguments import Tile
 
 Schedule = Literal["pointers", "descriptors", "specialised", "joined"]
 """How a program reads: each thread its own; tiles fetched by the chip's copier; the same, by warps that do nothing

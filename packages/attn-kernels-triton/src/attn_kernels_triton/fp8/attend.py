@@ -17,10 +17,10 @@ from attn_kernels_triton.attention.plan import Plan, plan_of
 from attn_kernels_triton.attention.tiles import tile_of
 from attn_kernels_triton.fp8.codes import ROWS, Coded, blocks_of, codes_launch, empty_codes, width_of
 from attn_kernels_triton.fp8.tiles import coded_choice, described
+from attn_kernels_triton.kernels import fp8_arguments
+from attn_kernels_triton.kernels.arguments import Places
+from attn_kernels_triton.kernels.fp8 import attend_codes
 from attn_kernels_triton.launch import Launch, rows
-from attn_kernels_triton.programs import fp8_arguments
-from attn_kernels_triton.programs.arguments import Places
-from attn_kernels_triton.programs.fp8 import attend_codes
 
 
 class Rounded(NamedTuple):

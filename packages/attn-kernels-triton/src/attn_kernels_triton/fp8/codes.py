@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from attn_kernels_triton.fp8.rotation import rotation
+from attn_kernels_triton.kernels.fp8 import BLOCK, make_codes
+from attn_kernels_triton.kernels.fp8_arguments import Codes
 from attn_kernels_triton.launch import Launch, power_of_two, rows
-from attn_kernels_triton.programs.fp8 import BLOCK, make_codes
-from attn_kernels_triton.programs.fp8_arguments import Codes
 
 ROWS: int = BLOCK.value
 """Rows that share a scale."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attn_kernels_triton.fp8.codes import ROWS, width_of
 from attn_kernels_triton.fp8.rotation import rotation
-from attn_kernels_triton.programs.fp8 import LARGEST, LIFTED
+from attn_kernels_triton.kernels.fp8 import LARGEST, LIFTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attn_kernels_triton.attention.tiles import NARROWEST, Choice, Sizes
+from attn_kernels_triton.kernels.arguments import Rule
 from attn_kernels_triton.launch import power_of_two
-from attn_kernels_triton.programs.arguments import Rule
 
 LEAST_KEYS = 32
 """Keys whose weights the matrix unit sums over at once."""

@@ -1,1 +1,1 @@
-"""Kernels as declarations: what they accept and cost. How they are launched is in the folder of their operation."""
+"""What runs on the GPU. Importing anything here needs triton."""

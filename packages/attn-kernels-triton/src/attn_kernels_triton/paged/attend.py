@@ -6,21 +6,22 @@ from typing import NamedTuple
 
 import torch
 import triton.language as tl
-from attn_core import AttentionSpec, PagedOperands
+from attn_core import AttentionSpec
 from attn_core.errors import InvalidValue
-from attn_core.mask.band import band_of
+from attn_core.kernels.paged import PagedOperands
+from attn_core.masks import band_of
 from torch import Tensor
 
 from attn_kernels_triton.attention.biases import bias_of
 from attn_kernels_triton.attention.plan import rule_of, sink_of, with_learned
+from attn_kernels_triton.kernels.arguments import Rows, Rule
+from attn_kernels_triton.kernels.paged import attend_paged, merge_paged
+from attn_kernels_triton.kernels.paged_arguments import NO_MEMORY, Memory, Merge, Paged, PagedTile
 from attn_kernels_triton.launch import Launch, power_of_two
 from attn_kernels_triton.paged.choices import BIASED, INT4, TREE, PagedChoice, choice_of, many
 from attn_kernels_triton.paged.items import FEW, Heads
 from attn_kernels_triton.paged.memory import check, memory_of
 from attn_kernels_triton.paged.prepared import Portion, prepared
-from attn_kernels_triton.programs.arguments import Rows, Rule
-from attn_kernels_triton.programs.paged import attend_paged, merge_paged
-from attn_kernels_triton.programs.paged_arguments import NO_MEMORY, Memory, Merge, Paged, PagedTile
 from attn_kernels_triton.tuning.chosen import measured_paged
 
 

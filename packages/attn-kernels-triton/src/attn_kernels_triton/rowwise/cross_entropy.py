@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
-from attn_core import Targets
+from attn_core.kernels.rowwise import Targets
 from torch import Tensor
 
+from attn_kernels_triton.kernels.rowwise.arguments import Losses
+from attn_kernels_triton.kernels.rowwise.losses import judge_rows
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.programs.rowwise.arguments import Losses
-from attn_kernels_triton.programs.rowwise.losses import judge_rows
 from attn_kernels_triton.rowwise.checks import check_logits
 from attn_kernels_triton.rowwise.tiles import LOSS_WARPS, loss_tile, matrix
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 import triton.language as tl
 from attn_core.errors import InvalidValue
-from attn_core.rowwise import GATE, ROW_FORMS, Activation
+from attn_core.kernels.rowwise import GATE, ROW_FORMS, Activation
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attn_kernels_triton.kernels.rowwise.arguments import NO_MATRIX, Gate
+from attn_kernels_triton.kernels.rowwise.gate import gate_rows, ungate_rows
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.programs.rowwise.arguments import NO_MATRIX, Gate
-from attn_kernels_triton.programs.rowwise.gate import gate_rows, ungate_rows
 from attn_kernels_triton.rowwise.checks import check_rows, check_same
 from attn_kernels_triton.rowwise.tiles import flat, gate_tile, matrix
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attn_kernels_triton.kernels.rowwise import NORM_WIDEST
+from attn_kernels_triton.backends.rowwise import NORM_WIDEST
+from attn_kernels_triton.kernels.rowwise.arguments import Norm, Unnorm
+from attn_kernels_triton.kernels.rowwise.norm import norm_rows, unnorm_rows
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.programs.rowwise.arguments import Norm, Unnorm
-from attn_kernels_triton.programs.rowwise.norm import norm_rows, unnorm_rows
 from attn_kernels_triton.rowwise.checks import check_gain, check_rows, check_same
 from attn_kernels_triton.rowwise.tiles import SHARES, flat, matrix, norm_tile
 

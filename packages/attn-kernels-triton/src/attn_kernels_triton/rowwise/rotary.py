@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from attn_kernels_triton.kernels.rowwise.arguments import Rotate, Turn, TurnTile
+from attn_kernels_triton.kernels.rowwise.rotary import rotate_rows
 from attn_kernels_triton.launch import Launch, rows
-from attn_kernels_triton.programs.rowwise.arguments import Rotate, Turn, TurnTile
-from attn_kernels_triton.programs.rowwise.rotary import rotate_rows
 from attn_kernels_triton.rowwise.checks import check_rows, check_turns
 from attn_kernels_triton.rowwise.tiles import TURN_ELEMENTS, TURN_HEADS, power
 

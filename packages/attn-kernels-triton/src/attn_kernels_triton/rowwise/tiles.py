@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from attn_kernels_triton.programs.rowwise.arguments import NO_MATRIX, Matrix, RowTile
+from attn_kernels_triton.kernels.rowwise.arguments import NO_MATRIX, Matrix, RowTile
 
 NORM_ELEMENTS = 2048
 """Elements of a tile of a norm where rows are short."""

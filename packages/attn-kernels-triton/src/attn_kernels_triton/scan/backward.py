@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attn_kernels_triton.kernels.scan.arguments import Unscan
+from attn_kernels_triton.kernels.scan.backward import uncorrect, unrecall, unremember
+from attn_kernels_triton.kernels.scan.backward_key import gradient_to_channels
 from attn_kernels_triton.launch import Launch, addressable
-from attn_kernels_triton.programs.scan.arguments import Unscan
-from attn_kernels_triton.programs.scan.backward import uncorrect, unrecall, unremember
-from attn_kernels_triton.programs.scan.backward_key import gradient_to_channels
 from attn_kernels_triton.scan.forward import launch_of, memory_launches, scan_of
 from attn_kernels_triton.scan.tiles import ScanChoice
 from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token

@@ -7,12 +7,12 @@ from typing import Any
 import triton.language as tl
 from torch import Tensor
 
+from attn_kernels_triton.kernels.scan.arguments import Decode, Fade, Scan
+from attn_kernels_triton.kernels.scan.correct import correct
+from attn_kernels_triton.kernels.scan.decode import go_through
+from attn_kernels_triton.kernels.scan.forward import recall, remember
+from attn_kernels_triton.kernels.scan.rows import sum_decays
 from attn_kernels_triton.launch import Launch, power_of_two
-from attn_kernels_triton.programs.scan.arguments import Decode, Fade, Scan
-from attn_kernels_triton.programs.scan.correct import correct
-from attn_kernels_triton.programs.scan.decode import go_through
-from attn_kernels_triton.programs.scan.forward import recall, remember
-from attn_kernels_triton.programs.scan.rows import sum_decays
 from attn_kernels_triton.scan.tiles import DECODE_WARPS, DECODED, FADED, ScanChoice, ScanSizes, scan_tile
 from attn_kernels_triton.scan.work import Between, Given, by_channel, by_token, spaced
 from attn_kernels_triton.tuning.chosen import chosen_scan

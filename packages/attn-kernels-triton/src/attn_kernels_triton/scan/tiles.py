@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
+from attn_kernels_triton.kernels.scan.arguments import ScanTile
 from attn_kernels_triton.launch import power_of_two
-from attn_kernels_triton.programs.scan.arguments import ScanTile
 
 
 class ScanChoice(NamedTuple):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from attn_kernels_triton.programs.arguments import NO_ROWS, Rows
+from attn_kernels_triton.kernels.arguments import NO_ROWS, Rows
 from attn_kernels_triton.scan.tiles import ScanSizes
 
 

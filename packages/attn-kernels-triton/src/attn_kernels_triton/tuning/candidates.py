@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attn_kernels_triton.attention.tiles import DENSE_APART, DENSE_BACKWARD, NARROWEST, Choice, Sizes
+from attn_kernels_triton.kernels.arguments import Rule
 from attn_kernels_triton.paged.choices import PAGED_CHOICES, PagedChoice
 from attn_kernels_triton.paged.items import FEW
-from attn_kernels_triton.programs.arguments import Rule
 from attn_kernels_triton.scan.tiles import NARROWEST as NARROWEST_KEYS
 from attn_kernels_triton.scan.tiles import SCAN_CHOICES, ScanChoice
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from attn_kernels_triton.kernels.scan.backward import unrecall, unremember
+from attn_kernels_triton.kernels.scan.forward import recall, remember
 from attn_kernels_triton.launch import Launch
-from attn_kernels_triton.programs.scan.backward import unrecall, unremember
-from attn_kernels_triton.programs.scan.forward import recall, remember
 from attn_kernels_triton.scan.backward import Gradients, gradients, unscan_of
 from attn_kernels_triton.scan.forward import launch_of, scan_of
 from attn_kernels_triton.scan.tiles import ScanChoice, scan_choice

@@ -16,7 +16,7 @@ from typing import Any
 
 import triton
 
-from attn_kernels_triton import programs
+from attn_kernels_triton import kernels
 from attn_kernels_triton.tuning.candidates import Candidate, every
 
 FOLDER = "ATTN_TUNING"
@@ -39,7 +39,7 @@ def origin(device: str) -> dict[str, str]:
 def digest() -> str:
     """A hash of the text of all programs."""
     found = hashlib.sha256()
-    for path in sorted(Path(str(programs.__file__)).parent.rglob("*.py")):
+    for path in sorted(Path(str(kernels.__file__)).parent.rglob("*.py")):
         found.update(path.read_bytes())
     return found.hexdigest()
 

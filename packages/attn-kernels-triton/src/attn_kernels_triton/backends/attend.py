@@ -1,0 +1,99 @@
+"""Attention of the softmax family on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core import Kernel, Operands
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+
+from attn_kernels_triton.backends.conditions import MODIFIERS, OnGpu
+from attn_kernels_triton.machine import absence
+
+if TYPE_CHECKING:
+    from attn_core import AttentionSpec
+    from torch import Tensor
+
+
+WIDEST_DROPPED = 128
+"""Sizes of heads up to which weights can be dropped."""
+
+WIDEST_BIASED = 128
+"""Sizes of heads up to which biases can be learned."""
+
+LEARNED = {"t5_bias", "relative_bias"}
+BIASED_MASKS = {"full", "causal", "window"}
+"""Masks beside which programs have registers for learned biases."""
+
+
+class TritonAttend(Kernel):
+    """Never holds the scores; skips what nobody sees, and does not ask where everything is seen."""
+
+    name = "triton_attend"
+    summary = "fused attention on a GPU, any mask, with gradients"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "score": OneOf("scaled_dot", "dot"),
+        "modifiers": MODIFIERS,
+        "distribution": OneOf("softmax", "softmax_one", "sink"),
+        "mask": Anything(),
+        "key_size": AtMost(256),
+        "value_size": AtMost(256),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "head_masks": Anything(),
+        "length_bound": Anything(),
+        "padded": Anything(),
+        "placed": Anything(),
+        "scattered": Anything(),
+        "packed": Anything(),
+        "dropout": Anything(),
+        "gradients": Anything(),
+        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "device": OnGpu(),
+    }
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return absence()
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """See `Kernel.refusals`; what leaves too few registers is refused."""
+        reasons = super().refusals(problem)
+        if problem.dropout and max(problem.key_size, problem.value_size) > WIDEST_DROPPED:
+            reasons.append(f"dropout: for sizes up to {WIDEST_DROPPED}, beyond which its words leave no registers")
+        learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
+        return reasons + (biased_refusals(learned, problem) if learned else [])
+
+    def cost(self, problem: Problem) -> float:
+        """What is left of the pairs, at a fifth of the plain computation's time for each.
+
+        An estimate: the plain computation writes and reads every score, which on a GPU is all of its time.
+        """
+        return 0.02 + 0.18 * problem.density
+
+    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+        """The output [batch, query, heads, value_size]; see `attention.attend`."""
+        from attn_kernels_triton.attention.attend import attend
+
+        out: Tensor = attend(spec, operands)
+        return out
+
+
+def biased_refusals(learned: str, problem: Problem) -> list[str]:
+    """Why learned biases of these names are refused; their gradients are summed by distances, which rows must give."""
+    reasons = []
+    if problem.gradients and problem.placed:
+        reasons.append(f"gradients: to {learned} where positions are given")
+    if max(problem.key_size, problem.value_size) > WIDEST_BIASED:
+        reasons.append(wide_biases(learned))
+    if problem.mask not in BIASED_MASKS:
+        reasons.append(f"mask: {problem.mask!r} beside {learned}, which has registers for {sorted(BIASED_MASKS)}")
+    if problem.dropout:
+        reasons.append(f"dropout: beside {learned}, which together leave no registers")
+    return reasons
+
+
+def wide_biases(learned: str) -> str:
+    """Why learned biases of these names are refused beside wide heads."""
+    return f"modifiers: {learned} for sizes up to {WIDEST_BIASED}, beyond which they leave no registers"

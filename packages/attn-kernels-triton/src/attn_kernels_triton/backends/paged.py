@@ -1,0 +1,82 @@
+"""Attention to remembered rows where a cache keeps them, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.paged import BAND, LATENT, PagedKernel, PagedOperands
+
+from attn_kernels_triton.backends.attend import LEARNED, WIDEST_BIASED, wide_biases
+from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MODIFIERS, OnGpu
+from attn_kernels_triton.machine import absence
+
+if TYPE_CHECKING:
+    from attn_core import AttentionSpec
+    from torch import Tensor
+
+GROUP = 32
+"""Numbers that share a step where a cache keeps four bits of each."""
+
+
+class TritonPaged(PagedKernel):
+    """Reads rows by their numbers, in codes too; cuts what a request remembers and merges what comes of the parts."""
+
+    name = "triton_paged"
+    summary = "decoding and chunks of prompts over pages on a GPU, int8 and int4 codes too"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        "score": OneOf("scaled_dot", "dot"),
+        "modifiers": MODIFIERS,
+        "distribution": OneOf("softmax", "softmax_one", "sink"),
+        "mask": OneOf(BAND),
+        "key_size": AtMost(256),
+        "value_size": AtMost(256),
+        "query_heads": Anything(),
+        "key_value_heads": Anything(),
+        "rows": OneOf("plain", "int8", "int4"),
+        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "device": OnGpu(),
+    }
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return absence()
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """See `Kernel.refusals`; groups of four-bit codes must fill heads, learned biases leave half the registers."""
+        reasons = super().refusals(problem)
+        learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
+        if learned and max(problem.key_size, problem.value_size) > WIDEST_BIASED:
+            reasons.append(wide_biases(learned))
+        if problem.rows == "int4":
+            for field in ("key_size", "value_size"):
+                if getattr(problem, field) % GROUP:
+                    reasons.append(f"{field}: {getattr(problem, field)} is not a multiple of {GROUP}, as int4 needs")
+        return reasons
+
+    def cost(self, problem: Problem) -> float:
+        """What of the plain computation's time remains: rows are read once, and nothing is gathered before."""
+        return 0.1 if problem.rows == "plain" else 0.06
+
+    def run_paged(self, spec: AttentionSpec, operands: PagedOperands) -> Tensor:
+        """The output [tokens, heads, value_size]; see `paged.attend`."""
+        from attn_kernels_triton.paged.attend import attend_rows
+
+        out: Tensor = attend_rows(spec, operands)
+        return out
+
+
+class TritonLatent(TritonPaged):
+    """Latents are read once and serve as keys and values of all heads (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+    name = "triton_latent"
+    summary = "absorbed latent attention (MLA) over pages on a GPU"
+    accepts: ClassVar[Mapping[str, Condition]] = {
+        **TritonPaged.accepts,
+        "modifiers": LATENT_MODIFIERS,
+        "key_size": AtMost(1024),
+        "value_size": AtMost(512),
+        "key_value_heads": OneOf(1),
+        "rows": OneOf(LATENT),
+    }

@@ -1,0 +1,86 @@
+"""Linear recurrences on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.recurrence import RecurrenceKernel, Steps
+
+from attn_kernels_triton.backends.conditions import OnGpu
+from attn_kernels_triton.machine import absence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WIDEST, WIDEST_APART = 256, 128
+"""Sizes of keys up to which memories stay in registers: in bfloat16 where channels fade alike, and otherwise."""
+
+ACCEPTS: Mapping[str, Condition] = {
+    "decay": OneOf("none", "head", "channel"),
+    "corrects": Anything(),
+    "key_size": AtMost(WIDEST),
+    "value_size": Anything(),
+    "query_heads": Anything(),
+    "key_value_heads": Anything(),
+    "dtype": OneOf("float32", "bfloat16"),
+    "device": OnGpu(),
+}
+
+
+class OnRegisters(RecurrenceKernel):
+    """What both kernels have in common: a head's memory must fit into registers."""
+
+    mixes: ClassVar[bool] = True
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return absence()
+
+    def refusals(self, problem: Problem) -> list[str]:
+        """See `Kernel.refusals`; in float32, or where channels fade apart, half as many channels fit."""
+        reasons = super().refusals(problem)
+        if WIDEST_APART < problem.key_size <= WIDEST:
+            for field, value in (("dtype", "float32"), ("decay", "channel")):
+                if getattr(problem, field) == value:
+                    reasons.append(f"{field}: {value!r} is for key_size up to {WIDEST_APART}")
+        return reasons
+
+
+class TritonChunked(OnRegisters):
+    """Tokens of a chunk meet pair by pair on the matrix unit; what is remembered goes from chunk to chunk."""
+
+    name = "triton_chunked"
+    summary = "linear recurrences by chunks on a GPU, with gradients"
+    accepts: ClassVar[Mapping[str, Condition]] = {**ACCEPTS, "gradients": Anything()}
+
+    def cost(self, problem: Problem) -> float:
+        """An estimate: the plain computation runs some dozens of programs a call, each through all of memory."""
+        return 0.5 if problem.queries == 1 else 0.1
+
+    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
+        """Outputs and the memory after them, float32; see `scan.compute.by_chunks`."""
+        from attn_kernels_triton.scan.compute import by_chunks
+
+        found: tuple[Tensor, Tensor] = by_chunks(steps, before)
+        return found
+
+
+class TritonRecurrent(OnRegisters):
+    """Reads and writes what is remembered once, and goes token by token in between."""
+
+    name = "triton_recurrent"
+    summary = "decoding of linear recurrences on a GPU"
+    accepts: ClassVar[Mapping[str, Condition]] = ACCEPTS
+
+    def cost(self, problem: Problem) -> float:
+        """An estimate: the plain computation touches what is remembered some four times."""
+        return 0.2 if problem.queries == 1 else 30.0
+
+    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
+        """Outputs and the memory after them, float32; see `scan.compute.by_token`."""
+        from attn_kernels_triton.scan.compute import by_token
+
+        found: tuple[Tensor, Tensor] = by_token(steps, before)
+        return found

@@ -1,0 +1,121 @@
+"""Operations on each row alone, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from attn_core.kernels.base import Anything, AtLeast, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.rowwise import (
+    CROSS_ENTROPY,
+    GATE,
+    RMS_NORM,
+    ROTARY,
+    ROW_FORMS,
+    Activation,
+    CrossEntropyKernel,
+    GateKernel,
+    NormKernel,
+    RotaryKernel,
+    RowKernel,
+    Targets,
+)
+
+from attn_kernels_triton.backends.conditions import OnGpu
+from attn_kernels_triton.machine import absence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NORM_WIDEST = 8192
+"""Elements of a row up to which one program keeps all of them in registers, both ways."""
+
+
+def accepts(operation: str, width: Condition) -> Mapping[str, Condition]:
+    """What is accepted: all forms of an operation in all types, with gradients."""
+    return {
+        "width": width,
+        "form": OneOf(*ROW_FORMS[operation]),
+        "gradients": Anything(),
+        "dtype": OneOf("float32", "bfloat16", "float16"),
+        "device": OnGpu(),
+    }
+
+
+class InOnePass(RowKernel):
+    """What these kernels have in common: they read and write each row once."""
+
+    def available(self) -> str | None:
+        """Why it cannot run on this machine, or None if it can."""
+        return absence()
+
+    def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- rows are rows
+        """An estimate: the plain computation passes through memory some three to six times."""
+        return 0.3
+
+
+class TritonRmsNorm(InOnePass, NormKernel):
+    """Adds what a block computed and norms the sum in one pass; gradients, that to the gain included, in another."""
+
+    name = "triton_rms_norm"
+    summary = "RMSNorm, also of a sum, on a GPU, with gradients"
+    accepts: ClassVar[Mapping[str, Condition]] = accepts(RMS_NORM, AtMost(NORM_WIDEST))
+
+    def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+        """See `rowwise.norm.rms_norm`."""
+        from attn_kernels_triton.rowwise.norm import rms_norm
+
+        out: Tensor = rms_norm(rows, gain, eps)
+        return out
+
+    def norm_sum(self, rows: Tensor, added: Tensor, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+        """See `rowwise.norm.rms_norm_sum`."""
+        from attn_kernels_triton.rowwise.norm import rms_norm_sum
+
+        found: tuple[Tensor, Tensor] = rms_norm_sum(rows, added, gain, eps)
+        return found
+
+
+class TritonRotary(InOnePass, RotaryKernel):
+    """Turns halves or neighbours, all of a head or a part of it; the gradient is turned back."""
+
+    name = "triton_rotary"
+    summary = "rotary positions on a GPU, with gradients"
+    accepts: ClassVar[Mapping[str, Condition]] = accepts(ROTARY, AtMost(1024))
+
+    def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
+        """See `rowwise.rotary.rotate`."""
+        from attn_kernels_triton.rowwise.rotary import rotate
+
+        out: Tensor = rotate(rows, cosines, sines, interleaved=interleaved)
+        return out
+
+
+class TritonGate(InOnePass, GateKernel):
+    """Keeps gates and what they let through for the gradients, and nothing else."""
+
+    name = "triton_gate"
+    summary = "SwiGLU and GEGLU on a GPU, with gradients"
+    accepts: ClassVar[Mapping[str, Condition]] = accepts(GATE, AtLeast(1))
+
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """See `rowwise.gate.gated`."""
+        from attn_kernels_triton.rowwise.gate import gated
+
+        out: Tensor = gated(gate, up, activation)
+        return out
+
+
+class TritonCrossEntropy(InOnePass, CrossEntropyKernel):
+    """Reads logits twice, the second time mostly from the chip's cache, and never holds them in float32."""
+
+    name = "triton_cross_entropy"
+    summary = "cross-entropy over large vocabularies on a GPU, gradients in the place of logits"
+    accepts: ClassVar[Mapping[str, Condition]] = accepts(CROSS_ENTROPY, AtLeast(1))
+
+    def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor:
+        """See `rowwise.cross_entropy.losses`."""
+        from attn_kernels_triton.rowwise.cross_entropy import losses
+
+        found: Tensor = losses(logits, ids, targets, gradients=gradients)
+        return found

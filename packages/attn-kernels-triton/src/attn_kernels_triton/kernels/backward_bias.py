@@ -1,0 +1,152 @@
+"""The backward program for learned biases of distances: it owns a diagonal of tiles, so nothing is added atomically.
+
+Pairs at the same place of all tiles of a diagonal have the same distance; changes of their scores are summed place by
+place, and places by distance afterwards. Every sum has one order, so gradients are the same each time.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.kernels.dropout import kept_anywhere
+from attn_kernels_triton.kernels.rows import read, start_of
+from attn_kernels_triton.kernels.scores import hidden, logits
+from attn_kernels_triton.kernels.texts import first_key, first_query, first_sum, keys_of, queries_of, text_at
+
+
+@triton.jit
+def gradient_to_biases(call):
+    """Grid: diagonals, for each head of each slice."""
+    given = call.diagonals
+    place = tl.program_id(0) % given.count
+    head = tl.program_id(0) // given.count % call.shape.heads
+    part = tl.program_id(0) // given.count // call.shape.heads
+    diagonal = given.first + place
+    summed = tl.zeros([call.tile.queries, call.tile.queries], tl.float32)
+    heads = (head, head // call.shape.group)
+    for number in range(part, given.number, given.slices):
+        summed = along(call, number, heads, diagonal, summed)
+    slot = tl.cast(part * call.shape.heads + head, tl.int64)
+    if (diagonal >= given.near) & (diagonal < given.near_stop):
+        start = given.sums + (slot * (given.near_stop - given.near) + diagonal - given.near) * (
+            call.tile.queries * call.tile.queries
+        )
+        across = tl.arange(0, call.tile.queries)
+        tl.store(start + across[:, None] * call.tile.queries + across[None, :], summed)
+    else:
+        tl.store(given.far + slot * given.count + place, tl.sum(tl.sum(summed, 1), 0))
+
+
+@triton.jit
+def along(call, number, heads, diagonal, summed):
+    """Add what the tiles of a diagonal of one text have at each place; `heads` are that of queries and that of keys."""
+    if call.texts is None:
+        batch = number
+        text = (number, number, number, number, number)
+    else:
+        entry = call.texts + number * 7
+        batch = tl.load(entry)
+        text = text_at(entry)
+    queries, keys = queries_of(call, text), keys_of(call, text)
+    # Where the keys of the tile of the first queries begin; tiles before the first key have none.
+    first = keys - queries + diagonal * call.tile.queries
+    start = tl.maximum(-first, 0) // call.tile.queries
+    stop = tl.minimum(tl.cdiv(tl.maximum(keys - first, 0), call.tile.queries), tl.cdiv(queries, call.tile.queries))
+    for index in range(stop - start):
+        step = start + index
+        summed += changed(call, (batch, heads, text), step * call.tile.queries, first + step * call.tile.queries)
+    return summed
+
+
+@triton.jit
+def changed(call, who, row, key):
+    """By how much a change of the scores of a tile, from a query and a key on, changes the result."""
+    batch, heads, text = who
+    head, owner = heads
+    queries, count = queries_of(call, text), keys_of(call, text)
+    rows, keys = row + tl.arange(0, call.tile.queries), key + tl.arange(0, call.tile.keys)
+    real = (keys >= 0) & (keys < count)
+    # Keys before the first one are read as the first one is, and hidden.
+    keys = tl.maximum(keys, 0)
+    query, change = queries_read(call, (batch, head, text), rows)
+    found, value = keys_read(call, (batch, owner, text), keys)
+    lse = tl.load(first_sum(call, call.lse, batch, head, text) + rows, mask=rows < queries, other=float("inf"))
+    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    delta = tl.load(first_sum(call, call.delta, batch, head, text) + rows, mask=rows < queries, other=0.0)
+    at = rows + count - queries
+    products = tl.dot(query, tl.trans(found), input_precision="ieee")
+    powers, _ = logits(call, products, head, at[:, None], keys[None, :])
+    pairs = (rows[:, None], keys[None, :])
+    slot = 0
+    if call.blocks.size is not None:
+        slot = slot_of(call, head, pairs, count)
+        powers = tl.where(slot >= 0, powers, float("-inf"))
+        slot = tl.maximum(slot, 0)
+    powers = hidden(call, powers, (batch, head, slot, text), pairs, (at[:, None], keys[None, :]))
+    powers = tl.where(real[None, :], powers, float("-inf"))
+    shares = tl.exp2(powers - lse[:, None])
+    rise = tl.dot(change, tl.trans(value), input_precision="ieee")
+    if call.dropout.state is not None:
+        rise = tl.where(kept_anywhere(call, (batch, head, text), rows, keys), rise * call.dropout.scale, 0.0)
+    return shares * (rise - delta[:, None])
+
+
+@triton.jit
+def queries_read(call, who, rows):
+    """Queries of these rows, and changes of their outputs."""
+    batch, head, text = who
+    queries = queries_of(call, text)
+    query = read(
+        call.query,
+        first_query(call, call.query, start_of(call.query, batch, head), text),
+        rows,
+        queries,
+        call.tile.key_size,
+        call.tile.key_width,
+    )
+    change = read(
+        call.out,
+        first_query(call, call.out, start_of(call.out, batch, head), text),
+        rows,
+        queries,
+        call.tile.value_size,
+        call.tile.value_width,
+    )
+    return query, change
+
+
+@triton.jit
+def keys_read(call, who, keys):
+    """These keys and their values."""
+    batch, owner, text = who
+    count = keys_of(call, text)
+    found = read(
+        call.key,
+        first_key(call, call.key, start_of(call.key, batch, owner), text),
+        keys,
+        count,
+        call.tile.key_size,
+        call.tile.key_width,
+    )
+    value = read(
+        call.value,
+        first_key(call, call.value, start_of(call.value, batch, owner), text),
+        keys,
+        count,
+        call.tile.value_size,
+        call.tile.value_width,
+    )
+    return found, value
+
+
+@triton.jit
+def slot_of(call, head, pairs, count):
+    """The slot of the block of each pair, -1 where it is empty."""
+    rows, keys = pairs
+    size = call.blocks.size
+    row = rows // size
+    if call.blocks.heads is not None:
+        row += head * call.blocks.heads
+    inside = (rows < call.shape.queries) & (keys < count)
+    return tl.load(call.blocks.map + row * tl.cdiv(call.shape.keys, size) + keys // size, mask=inside, other=-1)

@@ -1,0 +1,138 @@
+"""The forward program: one tile of queries of one head against the keys they see, scores never kept.
+
+Online softmax to the base 2 (Milakov & Gimelshein 2018; Dao 2023, arXiv 2307.08691, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attn_kernels_triton.kernels.dropout import kept
+from attn_kernels_triton.kernels.rows import read, read_whole, start_of, write
+from attn_kernels_triton.kernels.scores import LOG2_E, hidden, logits, places_of
+from attn_kernels_triton.kernels.spans import listed, listed_tile, spans
+from attn_kernels_triton.kernels.texts import first_key, first_query, first_sum, keys_of, owned_queries, queries_of
+
+
+@triton.jit
+def attend_forward(call):
+    """Grid: tiles of queries, for each head of each batch; see `texts.owned_queries`."""
+    batch, head, block, text = owned_queries(call)
+    queries, keys = queries_of(call, text), keys_of(call, text)
+    rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
+    places = call.places
+    at = places_of(places.query, places.query_batch, batch, rows, queries, keys - queries)
+    start_query = first_query(call, call.query, start_of(call.query, batch, head), text)
+    query = read(call.query, start_query, rows, queries, call.tile.key_size, call.tile.key_width)
+    here = (query, batch, head, rows, at, text, head // call.shape.group)
+    running = begun(call, head)
+    if call.blocks.size is None:
+        first = block * call.tile.queries + keys - queries
+        reach = (call.rule.left, call.rule.right) if places.key is None else (None, None)
+        span = spans(call, first, first + call.tile.queries - 1, reach, keys, call.tile.keys)
+        running = walk(call, here, running, span, ask=False)
+        running = walk(call, here, running, span, ask=True)
+    else:
+        row = block * call.tile.queries // call.blocks.size
+        if call.blocks.heads is not None:
+            row += head * call.blocks.heads
+        start, stop = listed(call.blocks.partial_starts, call.blocks, row, call.tile.keys)
+        running = walk(call, here, running, (start, stop, stop, stop), ask=True)
+        start, stop = listed(call.blocks.full_starts, call.blocks, row, call.tile.keys)
+        running = walk(call, here, running, (start, start, stop, stop), ask=False)
+    finish(call, (batch, head, block, text), running)
+
+
+@triton.jit
+def begun(call, head):
+    """Sums, their total and the highest logit before any key is met: the sink alone."""
+    total = tl.zeros([call.tile.queries], tl.float32)
+    top = tl.full([call.tile.queries], float("-inf"), tl.float32)
+    if call.rule.sinks is not None:
+        total += 1.0
+        top = tl.zeros([call.tile.queries], tl.float32) + tl.load(call.rule.sinks + head) * LOG2_E
+    return tl.zeros([call.tile.queries, call.tile.value_width], tl.float32), total, top
+
+
+@triton.jit
+def walk(call, here, running, span, ask: tl.constexpr):
+    """Meet the whole tiles of a span or, if `ask`, those before and behind them, where each pair is asked about.
+
+    Both ends in one loop: another one would need more registers than there are.
+    """
+    summed, total, top = running
+    start, whole_start, whole_stop, stop = span
+    count = whole_stop - whole_start
+    if ask:
+        count = whole_start - start + stop - whole_stop
+    for index in range(count):
+        step = whole_start + index
+        if ask:
+            step = start + index
+            step = tl.where(step < whole_start, step, step - whole_start + whole_stop)
+        slot = 0
+        if call.blocks.size is None:
+            tile = step
+        elif ask:
+            tile = listed_tile(call.blocks, call.blocks.partial, step, call.tile.keys)
+            slot = tl.load(call.blocks.slots + step // (call.blocks.size // call.tile.keys))
+        else:
+            tile = listed_tile(call.blocks, call.blocks.full, step, call.tile.keys)
+        summed, total, top = meet(call, here, (summed, total, top), (tile * call.tile.keys, slot), ask)
+    return summed, total, top
+
+
+@triton.jit
+def meet(call, here, running, there, ask: tl.constexpr):
+    """Meet one tile of keys."""
+    query, batch, head, rows, at, text, owner = here
+    summed, total, top = running
+    places = call.places
+    keys = there[0] + tl.arange(0, call.tile.keys)
+    count = keys_of(call, text)
+    start_key = first_key(call, call.key, start_of(call.key, batch, owner), text)
+    start_value = first_key(call, call.value, start_of(call.value, batch, owner), text)
+    if ask:
+        key = read(call.key, start_key, keys, count, call.tile.key_size, call.tile.key_width)
+    else:
+        key = read_whole(call.key, start_key, keys, call.tile.key_size, call.tile.key_width)
+    products = tl.dot(query, tl.trans(key), input_precision="ieee")
+    key_at = places_of(places.key, places.key_batch, batch, keys, count, 0)
+    powers, _ = logits(call, products, head, at[:, None], key_at[None, :])
+    if ask:
+        who = (batch, head, there[1], text)
+        pairs, positions = (rows[:, None], keys[None, :]), (at[:, None], key_at[None, :])
+        powers = tl.where(pairs[1] < count, powers, float("-inf"))
+        powers = hidden(call, powers, who, pairs, positions)
+    highest = tl.maximum(top, tl.max(powers, 1))
+    # Where nothing has been seen yet, a number in place of -inf, from which nothing can be subtracted.
+    base = tl.where(highest == float("-inf"), 0.0, highest)
+    shares = tl.exp2(powers - base[:, None])
+    faded = tl.exp2(top - base)
+    total = total * faded + tl.sum(shares, 1)
+    if call.dropout.state is not None:
+        shares = tl.where(kept(call, (batch, head, text), rows, there[0]), shares, 0.0)
+    if ask:
+        value = read(call.value, start_value, keys, count, call.tile.value_size, call.tile.value_width)
+    else:
+        value = read_whole(call.value, start_value, keys, call.tile.value_size, call.tile.value_width)
+    summed = tl.dot(shares.to(value.dtype), value, summed * faded[:, None], input_precision="ieee")
+    return summed, total, highest
+
+
+@triton.jit
+def finish(call, place, running):
+    """Write the output, zeros where nothing was seen, and the logarithm of the sum of exponentials."""
+    batch, head, block, text = place
+    summed, total, top = running
+    queries = queries_of(call, text)
+    rows = block * call.tile.queries + tl.arange(0, call.tile.queries)
+    out = summed / tl.where(total == 0.0, 1.0, total)[:, None]
+    if call.dropout.state is not None:
+        out *= call.dropout.scale
+    start = first_query(call, call.out, start_of(call.out, batch, head), text)
+    write(call.out, start, rows, queries, out, call.tile.value_size)
+    if call.lse is not None:
+        start = first_sum(call, call.lse, batch, head, text)
+        tl.store(start + rows, top + tl.log2(total), mask=rows < queries)

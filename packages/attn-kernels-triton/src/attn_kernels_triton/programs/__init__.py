@@ -1,1 +1,0 @@
-"""What runs on the GPU. Importing anything here needs triton."""
