@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from attn_core import Causal, Full, Window
-from attn_core.pairs import seen_pairs
+from attn_core.masking import seen_pairs
 from attn_kernels_triton.attention.attend import attend as attend_in_16
 from attn_kernels_triton.fp8 import attend as by_codes
 from attn_kernels_triton.fp8 import plain

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.scan.compute import by_chunks, by_token
-from attn_variants.recurrences.recurrent import recurrent
+from attn_variants.mechanisms.recurrences.scan import recurrent
 from timing import copied_per_second, seconds
 from torch import Tensor
 

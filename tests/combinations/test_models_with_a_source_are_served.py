@@ -7,7 +7,8 @@ from functools import cache
 import pytest
 import torch
 from attn_cache.source import SourceStates
-from attn_core import Source, StoreSize, installed
+from attn_core import Source, installed
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling
 
 SIZES = {"vocabulary": 32, "context": 80, "source_context": 12, "width": 16}

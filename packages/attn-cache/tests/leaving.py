@@ -6,7 +6,8 @@ import json
 
 import torch
 from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import Field, Paged, Slot, Source, StoreSize
+from attn_core import Field, Paged, Slot, Source
+from attn_core.stores import StoreSize
 from remembered import SPECS, Oracle, ragged
 
 PLAIN = [Contiguous(), PagedTokens(), SharedTokens()]

@@ -7,8 +7,9 @@ from copy import deepcopy
 import pytest
 import torch
 from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import BranchingStore, Field, Paged, StoreSize
+from attn_core import Field, Paged
 from attn_core.errors import AlreadyExists, WrongState
+from attn_core.stores import BranchingStore, StoreSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remembered import SPECS, Oracle, Remembered, ragged

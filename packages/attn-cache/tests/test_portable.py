@@ -8,8 +8,9 @@ from copy import deepcopy
 import pytest
 import torch
 from attn_cache import Int4Tokens, Int8Tokens, PagedTokens, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize
+from attn_core import Field, Paged, Slot
 from attn_core.errors import StateInvalid
+from attn_core.stores import StoreSize
 from leaving import PLAIN, SIZE, grow, header_of, oracle_of, running, small_bytes
 from remembered import SPECS, WINDOW, ragged
 from safetensors.torch import load

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_cache import BlockLayout, Kivi, Kivi4, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize
+from attn_core import Field, Paged, Slot
 from attn_core.errors import StateInvalid, WrongState
+from attn_core.stores import StoreSize
 from leaving import header_of
 from remembered import ragged
 from safetensors.torch import load

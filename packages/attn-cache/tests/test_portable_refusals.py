@@ -11,8 +11,9 @@ import torch
 from attn_cache import PagedTokens
 from attn_cache.portable.archive import pack
 from attn_cache.portable.layout import StateLayout
-from attn_core import Field, Paged, PortableStore, Slot, Source, StoreSize
+from attn_core import Field, Paged, Slot, Source
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, StateInvalid, WrongState
+from attn_core.stores import PortableStore, StoreSize
 from leaving import PLAIN, SIZE, SMALL, grow, oracle_of, running, small_bytes
 from remembered import SPECS
 from safetensors.torch import load

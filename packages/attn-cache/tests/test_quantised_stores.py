@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_cache import BlockLayout, Int4Tokens, Int8Tokens, Kivi, Kivi4, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize
+from attn_core import Field, Paged, Slot
 from attn_core.errors import InvalidValue
+from attn_core.stores import StoreSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remembered import ragged

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import StoreSize
-from attn_core.state import state_bytes
+from attn_core.states import state_bytes
+from attn_core.stores import StoreSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remembered import SPECS, Oracle

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize, installed
+from attn_core import Field, Paged, Slot, installed
 from attn_core.errors import AlreadyExists, InvalidValue, WrongState
+from attn_core.stores import StoreSize
 from remembered import SPECS, Oracle, ragged
 
 KV = {"layer": {"kv": Paged({"key": Field((2, 4))})}}

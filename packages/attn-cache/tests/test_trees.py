@@ -6,8 +6,10 @@ import pytest
 import torch
 from attn_cache import Contiguous, PagedTokens, SharedTokens
 from attn_cache.quantised.families import Int8Tokens, Kivi
-from attn_core import Field, Paged, RaggedBatch, Slot, Source, StoreSize, Tree, TreeStore
+from attn_core import Field, Paged, RaggedBatch, Slot, Source
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.masks import Tree
+from attn_core.stores import StoreSize, TreeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_cache import Contiguous, Int8Tokens, PagedTokens, SharedTokens
-from attn_core import RaggedBatch, StoreSize
+from attn_core import RaggedBatch
+from attn_core.stores import StoreSize
 from small_models import KINDS, VOCABULARY, SmallModel, small_model
 
 SIZE = StoreSize(tokens=96 * 3, requests=3, dtype="float64")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from attn_cache import BlockLayout, Kivi, SharedTokens
 from attn_cache.shared import SharedStore
-from attn_core import StoreSize, installed
+from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.stores import StoreSize
 from attn_engine import Beams, Engine, EngineLimits, Request, Sampling, Scoring
 from serving import assert_empty, make_engine, run, run_all, some_requests
 from small_models import KINDS, LETTERS, small_model

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 from attn_cache import BlockLayout, Int4Tokens, Int8Tokens, Kivi
-from attn_core import StoreSize
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, Request, Sampling
 from serving import assert_empty, run
 from small_models import LETTERS, VOCABULARY, small_model

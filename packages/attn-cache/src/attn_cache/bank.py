@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, Paged, Slot, Source, StateSpec
-from attn_core.dtype import dtype_name
+from attn_core import Field, Fields, Paged, Slot, Source, StateSpec
 from attn_core.errors import InvalidValue
+from attn_core.states import dtype_name
+from attn_core.stores import ModelSpecs
 from torch import Tensor
 
 Key = tuple[str, str, str]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from attn_core import Fields, RaggedBatch, Rows, RowsInPlace
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import Rows, RowsInPlace
 from torch import Tensor
 
 from attn_cache.bank import Key, by_state, check_names, check_shape
@@ -126,7 +127,7 @@ class ContiguousStep(RowsStep["ContiguousRows", Selection]):
 
 
 class ContiguousView:
-    """What one layer sees of one state; implements `attn_core.PagedView`.
+    """What one layer sees of one state; implements `attn_core.batch.PagedView`.
 
     `rows` shows the store's own memory: it is valid until the step ends and must not be written to.
     """

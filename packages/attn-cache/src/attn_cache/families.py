@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import CacheFamily, ModelSpecs, Slot, StateStore, StoreSize
+from attn_core import CacheFamily, Slot
+from attn_core.stores import ModelSpecs, StateStore, StoreSize
 
 
 class Contiguous(CacheFamily):

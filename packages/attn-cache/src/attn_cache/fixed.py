@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, Slot, StoreSize
+from attn_core import Field, Fields, Slot
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.bank import Key, banks, by_state, check_names, check_shape, states_of, tensors_of
@@ -74,7 +75,7 @@ class FixedStates:
 
 
 class FixedView:
-    """What one layer sees of one state in a step; implements `attn_core.SlotView`."""
+    """What one layer sees of one state in a step; implements `attn_core.batch.SlotView`."""
 
     def __init__(self, name: str, memory: Mapping[str, Tensor], index: Tensor) -> None:
         self._name = name

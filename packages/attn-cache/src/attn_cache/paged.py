@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
+from attn_core import Field, RaggedBatch
 from attn_core.errors import WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.bank import Bank, Key, banks, by_state, tensors_of

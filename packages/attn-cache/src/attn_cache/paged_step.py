@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from attn_core import Fields, RaggedBatch, Rows, RowsInPlace
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import Rows, RowsInPlace
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape
@@ -114,7 +115,7 @@ def _run(table: Table, offset: int, rows: int) -> int | None:
 
 
 class PagesView:
-    """What one layer sees of one state; implements `attn_core.PagedView`."""
+    """What one layer sees of one state; implements `attn_core.batch.PagedView`."""
 
     def __init__(self, step: PagedStep, layer: str, state: str) -> None:
         self._step = step

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from attn_core import Field, ModelSpecs, Paged, PagedView, RaggedBatch
+from attn_core import Field, Paged, RaggedBatch
+from attn_core.batch import PagedView
+from attn_core.stores import ModelSpecs
 from torch import Tensor
 
 from attn_cache.bank import Key, states_of

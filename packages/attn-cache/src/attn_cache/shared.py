@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attn_core import ModelSpecs, StoreSize
+from attn_core.stores import ModelSpecs, StoreSize
 
 from attn_cache.paged import PagedRows
 from attn_cache.prefix import Block, Chain, PrefixIndex
@@ -13,7 +13,7 @@ from attn_cache.store import Store
 
 
 class SharedStore(Store):
-    """Implements `attn_core.PrefixStore`. Nothing is copied: requests hold the same pages, written once.
+    """Implements `attn_core.stores.PrefixStore`. Nothing is copied: requests hold the same pages, written once.
 
     Remembered pages are given up, the least recently used first, as running requests need room. States of fixed size
     exist only where a step ended, so of these a snapshot is taken at the last whole block of a prompt; as many as

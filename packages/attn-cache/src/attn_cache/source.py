@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attn_core import Fields, ModelSpecs, Rows, Source, StoreSize
+from attn_core import Fields, Source
+from attn_core.batch import Rows
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -104,7 +106,7 @@ def _length(fields: Fields) -> int:
 
 
 class SourceRows:
-    """What one layer sees of one state in a step; implements `attn_core.SourceView`."""
+    """What one layer sees of one state in a step; implements `attn_core.batch.SourceView`."""
 
     def __init__(self, owner: SourceStates, key: State, places: Sequence[int]) -> None:
         self._owner = owner

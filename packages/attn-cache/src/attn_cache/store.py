@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attn_core import Fields, ModelSpecs, ModelState, Paged, RaggedBatch, Slot, Source, StoreSize, Usage
+from attn_core import Fields, Paged, RaggedBatch, Slot, Source
+from attn_core.batch import ModelState
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, WrongState
+from attn_core.stores import ModelSpecs, StoreSize, Usage
 
 from attn_cache.bank import states_of
 from attn_cache.fixed import FixedStates, Snapshot
@@ -16,7 +18,7 @@ from attn_cache.source import SourceStates
 
 
 class Store:
-    """Implements `attn_core.StateStore`; `tokens` says how rows per token are kept.
+    """Implements `attn_core.stores.StateStore`; `tokens` says how rows per token are kept.
 
     Running requests have the places 0, 1, 2, ... without holes: when one leaves, the last takes its place, so a batch
     in the order of `order` lies side by side.

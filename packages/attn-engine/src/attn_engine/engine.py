@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer, TreeStore
 from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable, UserError
+from attn_core.models import LanguageModel, Tokenizer
+from attn_core.stores import BranchingStore, StateStore, TreeStore
 from torch import Tensor
 
 from attn_engine.detokenize import Detokenizer

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-from attn_core import BranchingStore, StateStore, TreeStore
+from attn_core.stores import BranchingStore, StateStore, TreeStore
 
 from attn_engine.limits import EngineLimits
 from attn_engine.offload import Offload

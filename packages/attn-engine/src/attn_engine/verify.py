@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from attn_core import BranchingStore, TreeStore
+from attn_core.stores import BranchingStore, TreeStore
 
 from attn_engine.outcome import Progress
 from attn_engine.sequence import Sequence as Growing

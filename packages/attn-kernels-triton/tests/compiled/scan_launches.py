@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.scan.backward import backward_launches, gradients
 from attn_kernels_triton.scan.compute import given_of

@@ -7,20 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from attn_core import (
-    Field,
-    ModelSpecs,
-    ModelState,
-    Paged,
-    RaggedBatch,
-    Rows,
-    Slot,
-    Source,
-    StateSpec,
-    StateSpecs,
-    Usage,
-)
-from attn_core.batch import Fields
+from attn_core import Field, Paged, RaggedBatch, Slot, Source, StateSpec, StateSpecs
+from attn_core.batch import Fields, ModelState, Rows
+from attn_core.stores import ModelSpecs, Usage
 from torch import Tensor
 
 Address = tuple[str, str]

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, LayerState, RaggedBatch, StateStore, Tree, TreeStore
+from attn_core import Capability, LayerState, RaggedBatch
+from attn_core.masks import Tree
+from attn_core.stores import StateStore, TreeStore
 from torch import Tensor
 
 from attn_testing.case import Case

@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
-from attn_core import ModelSpecs, Paged, Slot, Source, StateSpec
-from attn_core.dtype import dtype_name
+from attn_core import Paged, Slot, Source, StateSpec
 from attn_core.errors import StateInvalid
+from attn_core.states import dtype_name
+from attn_core.stores import ModelSpecs
 from torch import Tensor
 
 from attn_cache.bank import Key, states_of, tensor_dtype

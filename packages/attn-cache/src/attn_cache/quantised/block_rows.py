@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from attn_core import Field, ModelSpecs, Paged, RaggedBatch, StoreSize
+from attn_core import Field, Paged, RaggedBatch
 from attn_core.errors import WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor, dtype
 
 from attn_cache.bank import Key, banks, by_state, states_of, tensors_of

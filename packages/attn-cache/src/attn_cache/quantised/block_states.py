@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import ModelSpecs, Paged, StateSpec
+from attn_core import Paged, StateSpec
+from attn_core.stores import ModelSpecs
 from torch import Tensor
 
 from attn_cache.portable.layout import StateLayout

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from attn_core import Fields, RaggedBatch, Rows
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import Rows
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape
@@ -108,7 +109,7 @@ class BlockStep(RowsStep["BlockRows", BlockSelection]):
 
 
 class BlocksView:
-    """What one layer sees of one state; implements `attn_core.PagedView`."""
+    """What one layer sees of one state; implements `attn_core.batch.PagedView`."""
 
     def __init__(self, step: BlockStep, key: tuple[str, str]) -> None:
         self._step = step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_core import ModelSpecs, StoreSize
+from attn_core.stores import ModelSpecs, StoreSize
 
 from attn_cache.quantised.block_rows import BlockRows
 from attn_cache.quantised.block_states import BlockStateLayout

@@ -10,8 +10,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attn_core import Field, Fields, ModelSpecs, Paged
+from attn_core import Field, Fields, Paged
 from attn_core.errors import InvalidValue
+from attn_core.stores import ModelSpecs
 
 from attn_cache.quantised.grouping import Affine, coded
 from attn_cache.quantised.row_specs import part_name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attn_core import CacheFamily, ModelSpecs, Paged, StateStore, StoreSize
+from attn_core import CacheFamily, Paged
+from attn_core.stores import ModelSpecs, StateStore, StoreSize
 
 from attn_cache.families import SharedTokens
 from attn_cache.quantised.blocks import BlockLayout

@@ -18,7 +18,7 @@ SHORTEST = 4
 
 
 class Grouping(Protocol):
-    """Turns tensors [..., size] into parts by name, and back; `form` as in `attn_core.RowsInPlace`, None for others."""
+    """Turns tensors [..., size] into parts by name, and back; `form` as in `RowsInPlace`, None for others."""
 
     @property
     def form(self) -> str | None:

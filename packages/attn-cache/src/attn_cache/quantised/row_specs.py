@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from attn_core import Field, ModelSpecs, Paged
+from attn_core import Field, Paged
+from attn_core.stores import ModelSpecs
 
 from attn_cache.quantised.grouping import Grouping, coded
 

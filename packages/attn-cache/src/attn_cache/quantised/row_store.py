@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attn_core import Field, Fields, ModelSpecs, ModelState, Paged, PagedView, RaggedBatch, Rows, RowsInPlace, StoreSize
+from attn_core import Field, Fields, Paged, RaggedBatch
+from attn_core.batch import ModelState, PagedView, Rows, RowsInPlace
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
 from attn_cache.bank import check_names, check_shape, states_of, tensor_dtype
@@ -43,7 +45,7 @@ class CodedRowStore(SharedStore):
 
 
 class RowField:
-    """One field of a state: its rows to parts, and back; `form` as in `attn_core.RowsInPlace`, None for any other."""
+    """One field of a state: its rows to parts, and back; `form` as in `RowsInPlace`, None for any other."""
 
     def __init__(self, name: str, field: Field, grouping: Grouping, dtype: str) -> None:
         self.name = name
@@ -69,7 +71,7 @@ class RowField:
 
 
 class CodedRowsView:
-    """What one layer sees of one state; implements `attn_core.PagedView`."""
+    """What one layer sees of one state; implements `attn_core.batch.PagedView`."""
 
     def __init__(self, where: str, view: PagedView, fields: Mapping[str, RowField], tokens: int) -> None:
         self._where = where

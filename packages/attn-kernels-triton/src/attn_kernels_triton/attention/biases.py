@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import torch
 from attn_core import AttentionSpec
-from attn_core.modifier import BiasTable
+from attn_core.modifiers import BiasTable
 from torch import Tensor
 
 LEAST = 16

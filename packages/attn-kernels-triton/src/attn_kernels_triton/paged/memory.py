@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, PagedOperands
+from attn_core import AttentionSpec
 from attn_core.errors import InvalidValue
+from attn_core.kernels.paged import PagedOperands
 from torch import Tensor
 
 from attn_kernels_triton.attention.checks import DTYPES, FARTHEST, check_count, check_like

@@ -6,7 +6,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from attn_core import PagedOperands, RaggedBatch
+from attn_core import RaggedBatch
+from attn_core.kernels.paged import PagedOperands
 from torch import Tensor
 
 from attn_kernels_triton.launch import integers

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Steps
 from attn_core.errors import InvalidValue
-from attn_core.recurrence import Decay
+from attn_core.kernels.recurrence import Decay, Steps
 from torch import Tensor
 
 from attn_kernels_triton.attention.checks import check_count, check_like

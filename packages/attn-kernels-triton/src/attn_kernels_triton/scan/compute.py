@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

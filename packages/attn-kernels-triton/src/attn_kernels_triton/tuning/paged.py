@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, PagedOperands, RaggedBatch, RowsInPlace
+from attn_core import AttentionSpec, Causal, Heads, RaggedBatch
+from attn_core.batch import RowsInPlace
+from attn_core.kernels.paged import PagedOperands
 
 from attn_kernels_triton.paged.attend import launches
 from attn_kernels_triton.tuning.candidates import PAGED, paged_name
