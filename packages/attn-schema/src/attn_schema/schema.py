@@ -7,7 +7,7 @@
 
 `Meta` takes the bounds `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, a `description`, and in `extra` what only
 one consumer needs: `wire` (False: not in the protobuf message), `flag` (False: no command-line option), `short`
-(another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file holding the value).
+(another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file with the value).
 """
 
 from __future__ import annotations
