@@ -14,7 +14,7 @@ from attn_engine import Engine, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import LoadedModel
-from attn_models.packing.lossless import pack_lossless
+from attn_models.quantization.quantize import prepack_model
 from engine_measures import drained, engine_of, long_ids, submit
 
 MANY = 64
@@ -65,7 +65,7 @@ def memory() -> dict[str, Any]:
     """Resident megabytes of this process after 2,000 and after 10,000 requests to a small model, prefixes shared."""
     torch.manual_seed(0)
     model = Decoder(DecoderConfig.from_plain(SMALL)).eval()
-    pack_lossless(model, torch.float32)
+    prepack_model(model, torch.float32)
     engine = build_engine(model, cache="shared", requests=64, tokens=64 * 64)
     draw = random.Random(3)
     held = {}

@@ -37,9 +37,9 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
     from attn_models.decoder.config import DecoderConfig
     from attn_models.decoder.decoder import Decoder
-    from attn_models.encoder_decoder.bottleneck import Bottleneck
     from attn_models.encoder_decoder.config import BottleneckConfig
-    from attn_models.packing.pack import pack_weights
+    from attn_models.encoder_decoder.translation import Bottleneck
+    from attn_models.quantization.quantize import quantize_model
 
     torch.set_num_threads(args.threads)
     for name, fields in MECHANISMS.items():
@@ -47,7 +47,7 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             torch.manual_seed(0)
             model = Decoder(DecoderConfig.from_plain(SHAPE | {"mechanism": name} | fields)).eval()
             if weights is not None:
-                pack_weights(model, weights)
+                quantize_model(model, weights)
             loaded: Any = SimpleNamespace(model=model, tokenizer=None)
             yield {"mechanism": name, "weights": weights or "not packed"} | slope(loaded, "shared", CONTEXTS)
     torch.manual_seed(0)

@@ -26,12 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_models.conversion.groups import HeadMap
-from attn_models.conversion.heads import fewer_heads
-from attn_models.conversion.pooling import METHODS
+from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.sources.home import home_folder
+from attn_models.sources.store import home_folder
 from attn_train.data import load_text
 from attn_train.loop.lessons import TextLessons
 from attn_train.loop.report import Silence

@@ -32,8 +32,8 @@ def arguments() -> argparse.Namespace:
 
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
-    from attn_core import WEIGHT_FORMATS
-    from attn_models.conversion.text_loss import text_loss
+    from attn_core.kernels.linear import WEIGHT_FORMATS
+    from attn_models.evaluation import text_loss
     from attn_models.loading import load_model
 
     torch.set_num_threads(args.threads)

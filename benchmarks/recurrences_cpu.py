@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import Steps
-from attn_variants.recurrences.chunked import chunked
+from attn_core.kernels.recurrence import Steps
+from attn_variants.mechanisms.recurrences.scan import chunked
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results"

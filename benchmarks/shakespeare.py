@@ -25,7 +25,7 @@ from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
 from attn_core.errors import AttnError
-from attn_models.sources.home import home_folder
+from attn_models.sources.store import home_folder
 from attn_train.data import load_text
 from attn_train.loop.report import Silence
 from attn_train.loop.stop import StopFlag

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import LanguageModel
+from attn_core.models import LanguageModel
 from attn_engine import EngineLimits, Request, Sampling, build_engine
 from attn_models.loading import LoadedModel, load_model
 from report import write_report

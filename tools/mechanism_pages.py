@@ -20,17 +20,9 @@ import workspace
 from attn_cli.facts import verdicts, weights_statement
 from attn_cli.pictures import as_text
 from attn_cli.views import view_of
-from attn_core import (
-    Capability,
-    Mechanism,
-    MechanismConfig,
-    Shape,
-    WholeCall,
-    configure,
-    installed,
-    option_fields,
-    state_bytes,
-)
+from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed, state_bytes
+from attn_core.computation import WholeCall
+from attn_core.options import option_fields
 
 FOLDER = workspace.ROOT / "docs" / "mechanisms"
 NOTE = "<!-- Written by `python tools/mechanism_pages.py`; change the mechanism, not this page. -->\n"

@@ -40,7 +40,7 @@ def public_modules(package: workspace.Package) -> Iterator[Path]:
 
 
 def dotted_name(path: Path, package: workspace.Package) -> str:
-    """`attn_core.mask` of .../src/attn_core/mask.py."""
+    """`attn_core.masks` of .../src/attn_core/mask.py."""
     parts = path.relative_to(package.source).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
 

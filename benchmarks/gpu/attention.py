@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attn_core import Causal, Full, T5Bias
+from attn_core import Causal, Full
 from attn_core.dropout import Dropout
+from attn_core.modifiers import T5Bias
 from attn_kernels_triton.attention.attend import attend
 from cases import Case
 from peers import BACKENDS, Attention, sdpa

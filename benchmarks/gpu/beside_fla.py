@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attention import said_of
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.recurrence.compute import by_chunks
 from recurrences import Recurrence, timed_cases, times
 from torch import Tensor

@@ -6,30 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import (
-    Alibi,
-    AttentionSpec,
-    BigBird,
-    Causal,
-    Distribution,
-    Full,
-    Heads,
-    Mask,
-    Modifier,
-    Operands,
-    Prefix,
-    RelativeBias,
-    Segments,
-    SoftCap,
-    Softmax,
-    SoftmaxOne,
-    SoftmaxWithSink,
-    Strided,
-    T5Bias,
-    Window,
-)
+from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, Window
+from attn_core.distributions import Distribution, Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.dropout import Dropout
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
+from attn_core.masks import BigBird, Prefix, Segments, Strided
+from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from torch import Tensor
 
 CAUSAL, FULL, SOFTMAX = Causal(), Full(), Softmax()

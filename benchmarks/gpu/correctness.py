@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.packed import texts
+from attn_core.kernels.attend import texts
 from attn_kernels_triton.attention.attend import attend
 from attn_variants.kernels.plain import Plain
 from cases import Case

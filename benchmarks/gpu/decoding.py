@@ -8,23 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from attn_core import (
-    Alibi,
-    AttentionSpec,
-    Causal,
-    Distribution,
-    Heads,
-    Mask,
-    Modifier,
-    Operands,
-    PagedOperands,
-    RaggedBatch,
-    RowsInPlace,
-    SoftCap,
-    Softmax,
-    SoftmaxWithSink,
-    Window,
-)
+from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, RaggedBatch, Window
+from attn_core.batch import RowsInPlace
+from attn_core.distributions import Distribution, Softmax, SoftmaxWithSink
+from attn_core.kernels.paged import PagedOperands
+from attn_core.modifiers import Alibi, Modifier, SoftCap
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_variants.kernels.plain import Plain
 from codes import DECODED, coded

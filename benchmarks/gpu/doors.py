@@ -12,7 +12,7 @@ from torch import Tensor, nn
 bare.make_known()
 
 from attn_core import configure, installed  # noqa: E402 -- which finds what has just been made known
-from attn_core.recurrence_plan import RecurrencePlan  # noqa: E402
+from attn_core.kernels.plans import RecurrencePlan  # noqa: E402
 from attn_kernels_triton.launch import Launch  # noqa: E402
 from recurrences import judged  # noqa: E402
 

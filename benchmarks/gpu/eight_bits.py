@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from attn_core import Causal, Full, Window
-from attn_core.pairs import seen_pairs
+from attn_core.masking import seen_pairs
 from attn_kernels_triton import fp8 as by_codes
 from attn_kernels_triton import fp8_reference as plain
 from attn_kernels_triton.attention.attend import attend as attend_in_16

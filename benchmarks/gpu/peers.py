@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from attn_core import Operands, mask_mod
+from attn_core import Operands
+from attn_core.masks import mask_mod
 from cases import Case
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
 from attn_variants.recurrences.recurrent import recurrent
 from timing import copied_per_second, seconds

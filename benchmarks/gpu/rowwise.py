@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from attention import said_of
-from attn_core import Rotary, Targets
+from attn_core import Rotary
+from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.backends.rowwise import TritonCrossEntropy
 from attn_kernels_triton.rowwise.gate import gated
 from attn_kernels_triton.rowwise.norm import rms_norm, rms_norm_sum
 from attn_kernels_triton.rowwise.rotary import rotate
-from attn_models.losses import linear
-from attn_models.losses.plain import mean_loss
+from attn_models import losses
+from attn_models.losses import mean_loss
 from attn_variants.compute.rotary import half_swapped, pair_swapped, turns
 from recurrences import judged
 from timing import copied_per_second, seconds
@@ -131,7 +132,7 @@ def losing(device: str, sizes: tuple[int, int, int]) -> Iterator[RowCase]:
     for targets in (Targets(), Targets(smoothing=0.1, cap=30.0)):
 
         def ours(hidden: Tensor, weight: Tensor, targets: Targets = targets) -> Tensor:
-            return linear.linear_cross_entropy(hidden, weight * width**-0.5, ids, targets)
+            return losses.linear_cross_entropy(hidden, weight * width**-0.5, ids, targets)
 
         def plain(hidden: Tensor, weight: Tensor, targets: Targets = targets) -> Tensor:
             return mean_loss(hidden @ (weight * width**-0.5).T, ids, targets)
@@ -147,9 +148,9 @@ def found_by_us(small: bool) -> None:  # noqa: FBT001 -- one fact
     def row_kernel(*asked: Any) -> TritonCrossEntropy:  # noqa: ARG001 -- whatever is asked
         return kernel
 
-    linear.row_kernel = row_kernel  # type: ignore[assignment]
+    losses.row_kernel = row_kernel  # type: ignore[assignment]
     if small:
-        linear.LOGITS["cpu"] = 200
+        losses.LOGITS["cpu"] = 200
 
 
 def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from attention import beside, said_of, timed
-from attn_core import BigBird, Causal, Full, Mask, Prefix, Segments, Window
-from attn_core.mask.blocks import blocks
+from attn_core import Causal, Full, Mask, Window
+from attn_core.masks import BigBird, Prefix, Segments, blocks
 from cases import Case
 from peers import MaskMod, flex
 from torch import Tensor

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attention import timed
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
 from cases import Case
 
 EQUAL = (2048,) * 8

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, Targets
+from attn_core import AttentionSpec, Causal, Heads, Operands
+from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.attention.attend import attend
-from attn_models.losses.linear import linear_cross_entropy
+from attn_models.losses import linear_cross_entropy
 from attn_variants.kernels.plain import Plain
 from rowwise import found_by_us
 from timing import seconds

@@ -7,9 +7,9 @@ import torch
 from attn_core import installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.feedforward import build_feed_forward
-from attn_models.decoder.weightless import weightless
+from attn_models.decoder.layers import build_feed_forward
+from attn_models.decoder.mixture_of_experts import active_parameters
+from attn_models.families.state_dict import init_empty_weights
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -52,7 +52,7 @@ def test_cl_32_mixtral_has_3_6_times_the_weights_that_a_token_uses() -> None:
         key_value_heads=shape.key_value_heads, mechanism="gqa", hidden=shape.hidden, feed_forward="swiglu", norm="rms",
         positions="rotary", tied=False, experts=shape.experts, experts_per_token=shape.experts_per_token,
     )  # fmt: skip
-    with weightless():
+    with init_empty_weights():
         model = Decoder(config)
     assert (weights(model), active_parameters(model)) == (shape.parameters, shape.active_parameters)
     assert weights(model) / active_parameters(model) == pytest.approx(46.7 / 12.9, abs=0.01)

@@ -10,7 +10,7 @@ from attn_core import Cost, Field, Shape, StateSpecs, configure, installed
 from attn_models.decoder.block import Block
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.weightless import weightless
+from attn_models.families.state_dict import init_empty_weights
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -112,7 +112,7 @@ def test_cl_18_deepseek_v3_has_671_billion_weights_of_which_a_token_uses_37() ->
 
 
 def decoder(**fields: object) -> int:
-    with weightless():
+    with init_empty_weights():
         model = Decoder(DecoderConfig(**({"vocabulary": 11, "context": 8, "layers": 1, "heads": 3} | fields)))  # type: ignore[arg-type]
     return sum(weight.numel() for weight in model.parameters())
 

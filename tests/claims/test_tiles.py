@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_variants.layer import SpecLayer
+from attn_variants.spec_layer import SpecLayer
 from torch import nn
 
 DAYS = {  # to train, on eight A100: (Hugging Face, Megatron-LM, FlashAttention), arXiv 2205.14135, table 2

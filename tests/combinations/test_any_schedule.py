@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from attn_cache.source import SourceStates
+from attn_cache.encoder_states import EncoderStates
 from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling, build_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -82,9 +82,9 @@ class Listener:
 def assert_nothing_is_left(engine):
     usage = engine._store.usage()
     assert (usage.tokens, usage.requests) == (0, 0)
-    held = engine._store._source
-    assert isinstance(held, SourceStates)
-    assert not held._owned
+    held = engine._store._encoder
+    assert isinstance(held, EncoderStates)
+    assert not held._requests
     assert not engine._scheduler.waiting
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from attn_core import Capability, Rotary, Shape, configure, installed, option_fields
+from attn_core import Capability, Rotary, Shape, configure, installed
 from attn_core.errors import InvalidValue
+from attn_core.options import option_fields
 from torch import Tensor
 
 WIDTH = 16

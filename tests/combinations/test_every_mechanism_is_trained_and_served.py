@@ -91,7 +91,7 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     assert (crowd.load().running, crowd.load().waiting, crowd.load().state_tokens_used) == (0, 0, 0)
 
 
-BRANCHING = [name for name in MECHANISMS if build_engine(served(name)).only_chains is None]
+BRANCHING = [name for name in MECHANISMS if build_engine(served(name)).tree_unsupported_reason is None]
 
 
 @pytest.mark.parametrize("name", BRANCHING)

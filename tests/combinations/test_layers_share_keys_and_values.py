@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from attn_core import StoreSize, installed, state_bytes
+from attn_core import installed, state_bytes
+from attn_core.stores import StoreSize
 from attn_engine import Engine, Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder

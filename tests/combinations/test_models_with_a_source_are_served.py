@@ -6,8 +6,9 @@ from functools import cache
 
 import pytest
 import torch
-from attn_cache.source import SourceStates
-from attn_core import Source, StoreSize, installed
+from attn_cache.encoder_states import EncoderStates
+from attn_core import Source, installed
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling
 
 SIZES = {"vocabulary": 32, "context": 80, "source_context": 12, "width": 16}
@@ -88,9 +89,9 @@ def assert_equal_alone(name, made, cut=()):
 def assert_nothing_is_left(running):
     usage = running._store.usage()
     assert (usage.tokens, usage.requests) == (0, 0)
-    held = running._store._source
-    assert isinstance(held, SourceStates)
-    assert not held._owned
+    held = running._store._encoder
+    assert isinstance(held, EncoderStates)
+    assert not held._requests
     assert not held._last
 
 

@@ -9,7 +9,7 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.doors import door_of
+from attn_models.families.registry import decoder_adapter
 from attn_models.loading import load_model, save_model
 from attn_testing.memory import DictionaryStore
 
@@ -227,7 +227,7 @@ def test_without_a_plugin_a_folder_says_what_to_install(name, package, tmp_path,
 )
 def test_what_is_not_computed_or_contradicts_itself_is_refused_by_name(change, named):
     with pytest.raises(InvalidValue, match=named):
-        Decoder(door_of("qwen3_next").configure(TINY | change))
+        Decoder(decoder_adapter("qwen3_next").configure(TINY | change))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_what_is_not_computed_or_contradicts_itself_is_refused_by_name(change, n
     ],
 )
 def test_a_decoder_that_its_layout_cannot_say_is_refused(change, named):
-    door = door_of("qwen3_next")
+    door = decoder_adapter("qwen3_next")
     config = DecoderConfig.from_plain(door.configure(TINY).plain() | change)
     if named is None:
         assert door.configure(door.describe(config)) == config
@@ -258,10 +258,10 @@ def test_a_decoder_that_its_layout_cannot_say_is_refused(change, named):
 
 def test_a_config_of_the_first_generation_is_read():
     beside = {"rope_theta": 3e4, "partial_rotary_factor": 0.5, "full_attention_interval": 2}
-    read = door_of("qwen3_next").configure(TINY | beside)
+    read = decoder_adapter("qwen3_next").configure(TINY | beside)
     assert (read.rotary_base, read.rotary_fraction) == (3e4, 0.5)
     assert [read.choice(layer).mechanism for layer in range(4)] == ["gated_deltanet", "gated"] * 2
-    assert door_of("qwen3_next").configure(TINY).rotary_fraction == 0.25
+    assert decoder_adapter("qwen3_next").configure(TINY).rotary_fraction == 0.25
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])

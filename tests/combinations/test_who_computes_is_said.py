@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from attn_cli.facts import verdicts
-from attn_core import Capability, Mechanism, MechanismConfig, WholeCall, configure, installed
+from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
+from attn_core.computation import WholeCall
 
 TOKENS = 64
 FEWER: dict[str, dict[str, Any]] = {

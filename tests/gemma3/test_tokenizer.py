@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attn_models.tokenizers.byte_alphabet import BLANK
+from attn_models.tokenizers.vocabulary import BLANK
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 
 import torch
-from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import Field, Paged, Slot, Source, StoreSize
+from attn_cache import ContiguousCache, PagedCache, SharedCache
+from attn_core import Field, Paged, Slot, Source
+from attn_core.stores import StoreSize
 from remembered import SPECS, Oracle, ragged
 
-PLAIN = [Contiguous(), PagedTokens(), SharedTokens()]
+PLAIN = [ContiguousCache(), PagedCache(), SharedCache()]
 SIZE = StoreSize(tokens=512, requests=4)
 SMALL = {
     "near": {"kv": Paged({"key": Field((2, 3))}, window=4)},
@@ -40,7 +41,7 @@ def running(family, *lengths: int) -> Oracle:
 
 
 def small_bytes() -> bytes:
-    store = PagedTokens().create(SMALL, SIZE)
+    store = PagedCache().create(SMALL, SIZE)
     store.admit(1)
     store.write_source(1, {"cross": {"source": {"memory": torch.ones(1, 3)}}})
     store.reserve(1, 6)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from attn_core import Field, ModelSpecs, Paged, RaggedBatch, Slot, Source
-from attn_core.store import StateStore
+from attn_core import Field, Paged, RaggedBatch, Slot, Source
+from attn_core.stores import ModelSpecs, StateStore
 
 WINDOW = 20
 

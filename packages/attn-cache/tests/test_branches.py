@@ -6,15 +6,16 @@ from copy import deepcopy
 
 import pytest
 import torch
-from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import BranchingStore, Field, Paged, StoreSize
+from attn_cache import ContiguousCache, PagedCache, SharedCache
+from attn_core import Field, Paged
 from attn_core.errors import AlreadyExists, WrongState
+from attn_core.stores import BranchingStore, StoreSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remembered import SPECS, Oracle, Remembered, ragged
 
 FAMILIES = pytest.mark.parametrize(
-    "family", [Contiguous(), PagedTokens(), SharedTokens()], ids=lambda family: family.name
+    "family", [ContiguousCache(), PagedCache(), SharedCache()], ids=lambda family: family.name
 )
 SIZE = StoreSize(tokens=320, requests=5)
 
@@ -106,7 +107,7 @@ def test_rows_per_token_are_rewound_to_any_length(family):
 
 def test_forks_share_full_pages_and_copy_only_the_last():
     specs = {"layer": {"kv": Paged({"x": Field((2,))})}}
-    store = PagedTokens().create(specs, StoreSize(tokens=16 * 8, requests=8))
+    store = PagedCache().create(specs, StoreSize(tokens=16 * 8, requests=8))
     store.admit(0)
     store.reserve(0, 16 * 4 + 3)
     store.view(ragged([16 * 4 + 3], [0]), [0])["layer"]["kv"].append({"x": torch.zeros(67, 2)})
@@ -151,11 +152,10 @@ def test_what_cannot_be_forked_or_rewound_is_refused(family):
 
 
 def test_a_fork_of_coded_blocks_reads_what_a_request_alone_would_read():
-    from attn_cache.quantised.blocks import BlockLayout
-    from attn_cache.quantised.families import Kivi4
+    from attn_cache import Kivi4Cache, KiviLayout
 
     specs = {"layer": {"kv": Paged({"key": Field((2, 8)), "value": Field((2, 8))}, window=None)}}
-    store = Kivi4(BlockLayout(bits=4, group=8, block=8)).create(specs, SIZE)
+    store = Kivi4Cache(KiviLayout(bits=4, group=8, block=8)).create(specs, SIZE)
     rows = {name: torch.randn(23, 2, 8) for name in ("key", "value")}
 
     def write(name: int, start: int, stop: int) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_cache import BlockLayout, Kivi, Kivi4
+from attn_cache import Kivi4Cache, KiviCache, KiviLayout
 from attn_testing import CacheLaws
 
 
@@ -31,8 +31,8 @@ class TestKivi(CacheLaws):
 
 
 class TestKiviOfShortBlocks(CacheLaws):
-    family = Kivi(BlockLayout(block=8, group=4))
+    family = KiviCache(KiviLayout(block=8, group=4))
 
 
 class TestKivi4OfShortBlocks(CacheLaws):
-    family = Kivi4(BlockLayout(bits=4, block=4, group=2))
+    family = Kivi4Cache(KiviLayout(bits=4, block=4, group=2))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import Field, Paged, RaggedBatch, StoreSize, installed
+from attn_core import Field, Paged, RaggedBatch, installed
+from attn_core.stores import StoreSize
 
 SPECS = {
     "far": {"kv": Paged({"key": Field((2, 4)), "value": Field((2, 4))})},

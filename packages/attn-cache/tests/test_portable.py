@@ -7,9 +7,10 @@ from copy import deepcopy
 
 import pytest
 import torch
-from attn_cache import Int4Tokens, Int8Tokens, PagedTokens, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize
+from attn_cache import Int4Cache, Int8Cache, PagedCache, SharedCache
+from attn_core import Field, Paged, Slot
 from attn_core.errors import StateInvalid
+from attn_core.stores import StoreSize
 from leaving import PLAIN, SIZE, grow, header_of, oracle_of, running, small_bytes
 from remembered import SPECS, WINDOW, ragged
 from safetensors.torch import load
@@ -64,7 +65,7 @@ def test_the_bytes_are_a_safetensors_file_with_the_rows_by_name():
 
 def test_a_restored_window_takes_only_the_pages_it_sees():
     near = {"layer": {"kv": Paged({"key": Field((2,))}, window=8)}}
-    store, other = (PagedTokens().create(near, StoreSize(tokens=160, requests=1)) for _ in range(2))
+    store, other = (PagedCache().create(near, StoreSize(tokens=160, requests=1)) for _ in range(2))
     store.admit(1)
     store.reserve(1, 100)
     store.view(ragged([100], [0]), [1])["layer"]["kv"].append({"key": torch.zeros(100, 2)})
@@ -76,8 +77,8 @@ def test_a_restored_window_takes_only_the_pages_it_sees():
 def test_what_was_restored_can_be_remembered_for_others():
     tokens = list(range(65))
     no_slot = {name: SPECS[name] for name in ("full", "near")}
-    store = SharedTokens().create(no_slot, SIZE)
-    first = PagedTokens().create(no_slot, SIZE)
+    store = SharedCache().create(no_slot, SIZE)
+    first = PagedCache().create(no_slot, SIZE)
     first.admit(1)
     first.reserve(1, 32)
     view = first.view(ragged([32], [0]), [1])
@@ -94,7 +95,7 @@ def test_what_was_restored_can_be_remembered_for_others():
     assert torch.equal(read.fields["key"][0, :32], key)
 
 
-@pytest.mark.parametrize("family", [Int8Tokens(), Int4Tokens()], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [Int8Cache(), Int4Cache()], ids=lambda family: family.name)
 def test_codes_move_with_the_same_bits_and_only_to_a_store_of_the_same_codes(family):
     specs = {"layer": {"kv": Paged({"key": Field((2, 8))}), "sums": Slot({"z": Field((2,))})}}
     here, there = (family.create(specs, SIZE) for _ in range(2))
@@ -111,7 +112,7 @@ def test_codes_move_with_the_same_bits_and_only_to_a_store_of_the_same_codes(fam
         read.append(store.view(ragged([1], [21]), [name])["layer"]["kv"].rows([0]).fields["key"][0, :21])
     assert torch.equal(*read)
     with pytest.raises(StateInvalid, match="layer/kv"):
-        SharedTokens().create(specs, SIZE).restore(1, exported)
+        SharedCache().create(specs, SIZE).restore(1, exported)
 
 
 @FAMILIES

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_cache import BlockLayout, Kivi, Kivi4, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize
+from attn_cache import Kivi4Cache, KiviCache, KiviLayout, SharedCache
+from attn_core import Field, Paged, Slot
 from attn_core.errors import StateInvalid, WrongState
+from attn_core.stores import StoreSize
 from leaving import header_of
 from remembered import ragged
 from safetensors.torch import load
@@ -19,7 +20,7 @@ SPECS = {
 }
 FAMILIES = pytest.mark.parametrize(
     "family",
-    [Kivi(BlockLayout(block=8, group=4)), Kivi4(BlockLayout(bits=4, block=4, group=2))],
+    [KiviCache(KiviLayout(block=8, group=4)), Kivi4Cache(KiviLayout(bits=4, block=4, group=2))],
     ids=lambda family: family.name,
 )
 
@@ -114,7 +115,11 @@ def test_equal_states_have_equal_bytes(family):
 def test_blocks_go_to_a_store_of_the_same_layout_alone(family):
     """Bits, groups and blocks are in the fingerprint; a store of plain rows has no use for codes."""
     exported = grown(family, 13).export(1, 13)
-    for other in (Kivi(BlockLayout(block=16, group=4)), Kivi4(BlockLayout(bits=4, block=8, group=4)), SharedTokens()):
+    for other in (
+        KiviCache(KiviLayout(block=16, group=4)),
+        Kivi4Cache(KiviLayout(bits=4, block=8, group=4)),
+        SharedCache(),
+    ):
         store = other.create(SPECS, SIZE)
         with pytest.raises(StateInvalid, match=r"state (full|near)/kv"):
             store.restore(1, exported)
@@ -129,5 +134,5 @@ def test_rows_that_are_codes_by_now_or_not_computed_cannot_be_exported(family):
     assert store.reserve(1, 25)  # what is behind the unfinished block is given up when room is asked for
     with pytest.raises(WrongState, match="22 tokens"):
         store.export(1, 22)
-    with pytest.raises(WrongState, match="codes by now"):
+    with pytest.raises(WrongState, match="quantized already"):
         store.export(1, block + 1)

@@ -8,11 +8,11 @@ from copy import deepcopy
 
 import pytest
 import torch
-from attn_cache import PagedTokens
-from attn_cache.portable.archive import pack
-from attn_cache.portable.layout import StateLayout
-from attn_core import Field, Paged, PortableStore, Slot, Source, StoreSize
+from attn_cache import PagedCache
+from attn_cache.portable import StateLayout, pack
+from attn_core import Field, Paged, Slot, Source
 from attn_core.errors import AlreadyExists, Incompatible, InvalidValue, OutOfCapacity, StateInvalid, WrongState
+from attn_core.stores import PortableStore, StoreSize
 from leaving import PLAIN, SIZE, SMALL, grow, oracle_of, running, small_bytes
 from remembered import SPECS
 from safetensors.torch import load
@@ -46,11 +46,11 @@ def test_no_cut_and_no_changed_byte_is_ever_taken_for_a_state(family):
 )
 def test_the_state_of_another_model_is_refused_by_the_state_that_differs(specs, named):
     with pytest.raises(StateInvalid, match=named):
-        PagedTokens().create(specs, SIZE).restore(1, small_bytes())
+        PagedCache().create(specs, SIZE).restore(1, small_bytes())
 
 
 def test_another_element_type_is_refused_by_name():
-    store = PagedTokens().create(SMALL, dataclasses.replace(SIZE, dtype="bfloat16"))
+    store = PagedCache().create(SMALL, dataclasses.replace(SIZE, dtype="bfloat16"))
     with pytest.raises(StateInvalid, match=r"dtype: float32; needed: bfloat16"):
         store.restore(1, small_bytes())
 
@@ -58,7 +58,7 @@ def test_another_element_type_is_refused_by_name():
 def test_a_newer_version_is_refused_by_name_before_anything_else_is_read():
     newer = small_bytes().replace(b'\\"version\\":1', b'\\"version\\":2')
     with pytest.raises(StateInvalid, match=r"version: 2; needed: 1"):
-        PagedTokens().create({}, SIZE).restore(1, newer)
+        PagedCache().create({}, SIZE).restore(1, newer)
 
 
 def forged(change) -> bytes:
@@ -84,7 +84,7 @@ def forged(change) -> bytes:
     ],
 )
 def test_bytes_that_contradict_themselves_are_refused_though_their_hash_is_right(change, named):
-    store = PagedTokens().create(SMALL, SIZE)
+    store = PagedCache().create(SMALL, SIZE)
     with pytest.raises(StateInvalid, match=named):
         store.restore(1, forged(change))
     assert store.usage().requests == 0
@@ -93,14 +93,14 @@ def test_bytes_that_contradict_themselves_are_refused_though_their_hash_is_right
 @pytest.mark.parametrize("given", [None, "text", bytearray(9), 3])
 def test_only_bytes_are_read(given):
     with pytest.raises(InvalidValue, match="exported"):
-        PagedTokens().create(SMALL, SIZE).restore(1, given)
+        PagedCache().create(SMALL, SIZE).restore(1, given)
 
 
 @pytest.mark.parametrize("inner", ["[]", "[" * 100_000, "{", '"text"', "\\ud800"])
 def test_a_header_that_is_no_object_is_refused(inner):
     text = json.dumps({"__metadata__": {"attn_state": inner}}).encode()
     with pytest.raises(StateInvalid, match="header"):
-        PagedTokens().create(SMALL, SIZE).restore(1, len(text).to_bytes(8, "little") + text)
+        PagedCache().create(SMALL, SIZE).restore(1, len(text).to_bytes(8, "little") + text)
 
 
 @FAMILIES
@@ -115,7 +115,7 @@ def test_without_room_a_request_is_refused_and_can_come_when_there_is_some(famil
     before = there.store.usage()
     with pytest.raises(AlreadyExists, match="3"):
         there.store.restore(3, exported)
-    with pytest.raises(OutOfCapacity, match="2 places"):
+    with pytest.raises(OutOfCapacity, match="full with 2 requests"):
         there.store.restore(1, exported)
     assert there.store.usage() == before
     grow(there, 3, 1)

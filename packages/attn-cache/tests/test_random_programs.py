@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import StoreSize
-from attn_core.state import state_bytes
+from attn_cache import ContiguousCache, PagedCache, SharedCache
+from attn_core.states import state_bytes
+from attn_core.stores import StoreSize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from remembered import SPECS, Oracle
@@ -36,7 +36,7 @@ def run(oracle: Oracle, operations: list[tuple[str, int, int]]) -> None:
                     oracle.release(name)
 
 
-@pytest.mark.parametrize("family", [Contiguous(), PagedTokens(), SharedTokens()], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [ContiguousCache(), PagedCache(), SharedCache()], ids=lambda family: family.name)
 @settings(max_examples=60, deadline=None)
 @given(operations=OPERATIONS)
 def test_a_store_reads_what_was_written_whatever_came_before(family, operations):
@@ -54,7 +54,7 @@ def test_a_store_reads_what_was_written_whatever_came_before(family, operations)
     assert (usage.tokens, usage.requests) == (0, 0)
 
 
-@pytest.mark.parametrize("family", [Contiguous(), PagedTokens(), SharedTokens()], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [ContiguousCache(), PagedCache(), SharedCache()], ids=lambda family: family.name)
 def test_a_freed_store_serves_the_largest_request_again(family):
     oracle = Oracle(family.create(SPECS, StoreSize(tokens=320, requests=5)))
     largest = max(tokens for tokens in range(1, 400) if oracle.store.fits(tokens))

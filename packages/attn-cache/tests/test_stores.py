@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_core import Field, Paged, Slot, StoreSize, installed
+from attn_cache import ContiguousCache, PagedCache, SharedCache
+from attn_core import Field, Paged, Slot, installed
 from attn_core.errors import AlreadyExists, InvalidValue, WrongState
+from attn_core.stores import StoreSize
 from remembered import SPECS, Oracle, ragged
 
 KV = {"layer": {"kv": Paged({"key": Field((2, 4))})}}
 NEAR = {"layer": {"kv": Paged({"key": Field((2, 4))}, window=16)}}
 FAMILIES = pytest.mark.parametrize(
-    "family", [Contiguous(), PagedTokens(), SharedTokens()], ids=lambda family: family.name
+    "family", [ContiguousCache(), PagedCache(), SharedCache()], ids=lambda family: family.name
 )
 
 
@@ -34,7 +35,7 @@ def test_a_full_store_admits_nobody_and_stays_as_it_was(family):
 
 
 def test_a_reservation_that_does_not_fit_takes_no_page_in_any_window():
-    store = PagedTokens().create(SPECS, StoreSize(tokens=64, requests=2))
+    store = PagedCache().create(SPECS, StoreSize(tokens=64, requests=2))
     assert store.admit(1)
     assert store.admit(2)
     assert store.reserve(1, 33)
@@ -109,7 +110,7 @@ def test_a_model_without_token_rows_is_never_short_of_tokens(family):
 
 
 def test_contiguous_rows_of_neighbours_are_read_in_place_and_suit_matrix_products():
-    store = Contiguous().create(KV, StoreSize(tokens=64, requests=4))
+    store = ContiguousCache().create(KV, StoreSize(tokens=64, requests=4))
     for name in range(4):
         store.admit(name)
         store.reserve(name, 8)
@@ -124,7 +125,7 @@ def test_contiguous_rows_of_neighbours_are_read_in_place_and_suit_matrix_product
 
 
 def test_pages_in_a_row_are_read_in_place():
-    store = PagedTokens().create(KV, StoreSize(tokens=64, requests=1))
+    store = PagedCache().create(KV, StoreSize(tokens=64, requests=1))
     store.admit(1)
     store.reserve(1, 40)
     batch = ragged([40], [0])
@@ -133,7 +134,7 @@ def test_pages_in_a_row_are_read_in_place():
 
 
 def test_pages_behind_the_window_are_freed_for_others():
-    store = PagedTokens().create(NEAR, StoreSize(tokens=64, requests=2))
+    store = PagedCache().create(NEAR, StoreSize(tokens=64, requests=2))
     store.admit(1)
     context = 0
     for _ in range(40):
@@ -148,7 +149,7 @@ def test_pages_behind_the_window_are_freed_for_others():
 
 
 def test_layers_share_what_a_step_computes():
-    store = PagedTokens().create(SPECS, StoreSize(tokens=64, requests=2))
+    store = PagedCache().create(SPECS, StoreSize(tokens=64, requests=2))
     oracle = Oracle(store)
     oracle.admit(1, 2)
     oracle.admit(2, 3)
@@ -192,16 +193,16 @@ def test_the_rows_a_leaver_had_beyond_its_successor_are_never_read(family):
 
 
 def test_windows_are_freed_also_for_a_request_that_took_a_leavers_place():
-    oracle = Oracle(PagedTokens().create(SPECS, StoreSize(tokens=512, requests=2)))
+    oracle = Oracle(PagedCache().create(SPECS, StoreSize(tokens=512, requests=2)))
     oracle.admit(1, 1)
     oracle.admit(2, 1)
     for name, length in {1: 1, 2: 200}.items():
         oracle.store.reserve(name, length)
         oracle.step({name: length})
     oracle.release(1)
-    group = oracle.store._tokens.groups[20]
+    pool = oracle.store._kv_cache.pools[20]
     oracle.store.reserve(2, 201)
-    assert group.taken == 2
+    assert pool.used_blocks == 2
     oracle.step({2: 1})
 
 
@@ -212,12 +213,12 @@ def test_room_that_is_set_aside_costs_no_memory_until_it_is_used(family):
 
     before = resident()
     store = family.create(KV, StoreSize(tokens=2**23, requests=4))
-    assert sum(rows.nbytes for rows in store._tokens.memory["layer", "kv"].values()) >= 2**28
+    assert sum(rows.nbytes for rows in store._kv_cache.memory["layer", "kv"].values()) >= 2**28
     assert resident() - before < 2**26
 
 
 def test_a_beginning_whose_window_is_gone_is_not_given_to_anybody():
-    store = SharedTokens().create(NEAR, StoreSize(tokens=128, requests=2))
+    store = SharedCache().create(NEAR, StoreSize(tokens=128, requests=2))
     tokens = list(range(64))
     store.admit(1)
     for end in range(16, 65, 16):
@@ -232,7 +233,7 @@ def test_a_beginning_whose_window_is_gone_is_not_given_to_anybody():
 
 
 def test_remembered_pages_count_as_free():
-    store = SharedTokens().create(KV, StoreSize(tokens=64, requests=2))
+    store = SharedCache().create(KV, StoreSize(tokens=64, requests=2))
     store.admit(1)
     store.reserve(1, 64)
     store.view(ragged([64], [0]), [1])
@@ -260,7 +261,7 @@ def test_remembering_reads_each_token_once_however_many_steps_there_are():
             Counted.read += len(self)
             return super().__iter__()
 
-    store = SharedTokens().create(KV, StoreSize(tokens=256, requests=2))
+    store = SharedCache().create(KV, StoreSize(tokens=256, requests=2))
     tokens = Counted(range(200))
     store.admit(1)
     for end in range(1, 201):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_cache import Contiguous, PagedTokens, SharedTokens
-from attn_cache.quantised.families import Int8Tokens, Kivi
-from attn_core import Field, Paged, RaggedBatch, Slot, Source, StoreSize, Tree, TreeStore
+from attn_cache import ContiguousCache, Int8Cache, KiviCache, PagedCache, SharedCache
+from attn_core import Field, Paged, RaggedBatch, Slot, Source
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.masks import Tree
+from attn_core.stores import StoreSize, TreeStore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ SPECS = {
     "cross": {"source": Source({"memory": Field((3,))})},
 }
 FAMILIES = pytest.mark.parametrize(
-    "family", [Contiguous(), PagedTokens(), SharedTokens(), Int8Tokens()], ids=lambda family: family.name
+    "family", [ContiguousCache(), PagedCache(), SharedCache(), Int8Cache()], ids=lambda family: family.name
 )
 SIZE = StoreSize(tokens=240, requests=3)
 PARENTS = st.lists(st.integers(0, 100), min_size=1, max_size=9).map(
@@ -73,7 +74,7 @@ class Twice:
             self._compare_in_place(views[state]["kv"], state, nodes, rows)
         assert (views["cross"]["source"].rows(range(len(nodes))).fields["memory"] == 1).all()
         kept = nodes[-1][1:]
-        self.store.keep_path(1, known + 1, [known + node for node in kept])
+        self.store.accept_path(1, known + 1, [known + node for node in kept])
         for state, rows in new.items():
             found = {name: torch.cat([self.written[state][name], given[[0, *kept]]]) for name, given in rows.items()}
             self.written[state] = found
@@ -137,8 +138,8 @@ def test_a_tree_leaves_the_others_of_its_step_alone(family) -> None:
 @pytest.mark.parametrize(
     ("family", "specs", "words"),
     [
-        (SharedTokens(), SPECS | {"sums": {"total": Slot({"s": Field((2,))})}}, "sums.total has a fixed size"),
-        (Kivi(), SPECS, "blocks are coded"),
+        (SharedCache(), SPECS | {"sums": {"total": Slot({"s": Field((2,))})}}, "sums.total has a fixed size"),
+        (KiviCache(), SPECS, "blocks are quantized"),
     ],
     ids=["slot", "kivi"],
 )
@@ -146,23 +147,23 @@ def test_what_cannot_hold_a_tree_says_why(family, specs, words) -> None:
     """States of fixed size exist once a request, and codes of a block are final."""
     store = family.create(specs, StoreSize(tokens=256, requests=2))
     assert isinstance(store, TreeStore)
-    assert words in (store.only_chains() or "")
+    assert words in (store.tree_unsupported_reason() or "")
     store.admit(0)
     store.reserve(0, 4)
     with pytest.raises(WrongState, match=words):
         store.view(RaggedBatch.of([1, 1], [0, 0], torch.tensor, [(0,), (1,)]), [0, 0])
     with pytest.raises(WrongState, match=words):
-        store.keep_path(0, 0, [1])
+        store.accept_path(0, 0, [1])
 
 
 @FAMILIES
 def test_a_path_that_is_none_is_refused(family) -> None:
-    """Places ascend, and none of them lies before the tree; a tree's token needs room of its own."""
+    """Slots ascend, and none of them lies before the tree; a tree's token needs room of its own."""
     store = Twice(family).store
-    assert store.only_chains() is None
-    for places in ([5, 4], [5, 5], [3, 4]):
-        with pytest.raises(InvalidValue, match="places"):
-            store.keep_path(1, 4, places)
+    assert store.tree_unsupported_reason() is None
+    for slots in ([5, 4], [5, 5], [3, 4]):
+        with pytest.raises(InvalidValue, match="slots"):
+            store.accept_path(1, 4, slots)
     with pytest.raises(WrongState, match="needed"):
         store.view(RaggedBatch.of([1], [4], torch.tensor, [(200,)]), [1])
     with pytest.raises(InvalidValue, match="different requests"):

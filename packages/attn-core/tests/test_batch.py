@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import RaggedBatch, Span
+from attn_core import RaggedBatch
+from attn_core.batch import Span
 
 requests = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 9)), min_size=1, max_size=5)
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import Anything, Heads, Operands, Shape
-from attn_core.chosen import Choices, ChosenKernel, KeyBlocks
-from attn_core.chosen_plan import ChosenPlan
-from attn_core.chosen_price import ChosenPairs
+from attn_core import Heads, Operands, Shape
+from attn_core.cost import ChosenPairs
 from attn_core.errors import KernelRefused
-from attn_core.kernel import DEFAULTS
+from attn_core.kernels.base import DEFAULTS, Anything
+from attn_core.kernels.plans import ChosenPlan
+from attn_core.kernels.selected import Choices, ChosenKernel, KeyBlocks
 
 sizes = st.integers(1, 12)
 
@@ -71,7 +71,7 @@ def read(plan, gradients=False, queries=6, **given):
 def plan(monkeypatch):
     def of(*kernels):
         registry = SimpleNamespace(kernels=kernels)
-        monkeypatch.setattr("attn_core.chosen_plan.installed", lambda: registry)
+        monkeypatch.setattr("attn_core.kernels.plans.installed", lambda: registry)
         return ChosenPlan(Heads(query=1, key_value=1, key_size=4, value_size=4))
 
     return of

@@ -4,8 +4,9 @@ from dataclasses import MISSING, dataclass
 
 import pytest
 
-from attn_core import ComputedMechanism, MechanismConfig, Paper, configure, option_fields, parse_options
+from attn_core import ComputedMechanism, MechanismConfig, Paper, configure
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core.options import option_fields, parse_options
 
 
 @dataclass(frozen=True, kw_only=True)

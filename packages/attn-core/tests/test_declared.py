@@ -3,11 +3,9 @@
 import pytest
 
 from attn_core import (
-    Additive,
     AttentionSpec,
     Causal,
     DeclaredMechanism,
-    General,
     Heads,
     MechanismConfig,
     Paged,
@@ -16,6 +14,7 @@ from attn_core import (
     Source,
     Window,
 )
+from attn_core.scores import Additive, General
 
 
 def declared(build_spec):

@@ -4,24 +4,14 @@ import dataclasses
 
 import pytest
 
-from attn_core import (
-    Alibi,
-    Anything,
-    AtMost,
-    AttentionSpec,
-    Causal,
-    General,
-    Heads,
-    Kernel,
-    MultipleOf,
-    OneOf,
-    Problem,
-    Registry,
-    attend_problem,
-    choose,
-    explain,
-)
+from attn_core import AttentionSpec, Causal, Heads, Kernel
 from attn_core.errors import InvalidValue, KernelRefused, UnknownName
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.base import Anything, AtMost, MultipleOf, OneOf, Problem
+from attn_core.kernels.dispatch import choose, explain
+from attn_core.modifiers import Alibi
+from attn_core.plugins.registry import Registry
+from attn_core.scores import General
 
 
 def kernel(kernel_name, price, absent=None, works_on="attend", **conditions):

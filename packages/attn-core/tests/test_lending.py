@@ -1,7 +1,7 @@
 import pytest
 
 from attn_core.errors import InvalidValue
-from attn_core.lending import checked_lenders, lender_of
+from attn_core.models import checked_lenders, lender_of
 
 
 def everyone(lenders, layers):

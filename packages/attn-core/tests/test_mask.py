@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import (
+from attn_core import Causal, Full, Window
+from attn_core.errors import InvalidValue
+from attn_core.masks import (
     BigBird,
     BlockSparse,
-    Causal,
     Chunked,
     ChunkRing,
     Dense,
     Fixed,
-    Full,
     GlobalKeys,
     GlobalTokens,
     Graph,
@@ -27,10 +27,8 @@ from attn_core import (
     Strided,
     Summaries,
     Tree,
-    Window,
     blocks,
 )
-from attn_core.errors import InvalidValue
 
 POSITIONS = range(-4, 14)
 LENGTH = 14

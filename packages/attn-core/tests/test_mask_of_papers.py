@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import (
+from attn_core import Causal, Full, Window
+from attn_core.errors import InvalidValue
+from attn_core.masks import (
     BigBird,
     BlockSparse,
-    Causal,
     Chunked,
     ChunkRing,
     Dense,
     Fixed,
-    Full,
     Graph,
     Neighbourhood,
     NeighbourhoodGrid,
@@ -24,9 +24,7 @@ from attn_core import (
     Strided,
     Summaries,
     Tree,
-    Window,
 )
-from attn_core.errors import InvalidValue
 
 
 def seen(mask, query, keys):

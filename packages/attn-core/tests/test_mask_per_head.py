@@ -4,20 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import (
-    AttentionSpec,
-    BigBird,
-    Causal,
-    Heads,
-    Neighbourhood,
-    PerHead,
-    Prefix,
-    Problem,
-    Window,
-    attend_problem,
-    blocks,
-)
+from attn_core import AttentionSpec, Causal, Heads, Window
 from attn_core.errors import InvalidValue
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.base import Problem
+from attn_core.masks import BigBird, Neighbourhood, PerHead, Prefix, blocks
 
 TWO = PerHead((Window(left=1), Window(left=2, dilation=2)))
 FOUR_HEADS = BigBird(block=2, random=2, number_of_heads=4)

@@ -4,20 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from attn_core import (
-    Anything,
-    Heads,
-    OneOf,
-    Operands,
-    Problem,
-    RecurrenceKernel,
-    RecurrencePlan,
-    RecurrenceSpec,
-    Steps,
-    recurrence_problem,
-)
+from attn_core import Heads, Operands
 from attn_core.errors import KernelRefused
-from attn_core.kernel import DEFAULTS
+from attn_core.kernels.base import DEFAULTS, Anything, OneOf, Problem
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceSpec, Steps, recurrence_problem
 
 torch = pytest.importorskip("torch")
 
@@ -57,7 +48,7 @@ def steps(channels=None, strength=False, **more):
 @pytest.fixture
 def plan(monkeypatch):
     def of(*kernels, name=None):
-        monkeypatch.setattr("attn_core.recurrence_plan.installed", lambda: SimpleNamespace(kernels=kernels))
+        monkeypatch.setattr("attn_core.kernels.plans.installed", lambda: SimpleNamespace(kernels=kernels))
         return RecurrencePlan(name)
 
     return of

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from attn_core import Paper, Registry
+from attn_core import Paper
 from attn_core.errors import AmbiguousName, InvalidValue, UnknownName
+from attn_core.plugins.registry import Registry
 
 
 @dataclass(frozen=True)

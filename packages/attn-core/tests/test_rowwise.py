@@ -4,19 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from attn_core import (
-    Anything,
-    AtMost,
-    GateKernel,
-    NormKernel,
-    OneOf,
-    Problem,
-    Targets,
-    row_kernel,
-    row_problem,
-    rowwise,
-)
 from attn_core.errors import InvalidValue, KernelRefused
+from attn_core.kernels import rowwise
+from attn_core.kernels.base import Anything, AtMost, OneOf, Problem
+from attn_core.kernels.rowwise import GateKernel, NormKernel, Targets, row_kernel, row_problem
 
 
 class Narrow(NormKernel):

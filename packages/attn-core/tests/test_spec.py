@@ -1,20 +1,11 @@
 import pytest
 
-from attn_core import (
-    AttentionSpec,
-    Causal,
-    General,
-    Heads,
-    LocalGaussian,
-    Location,
-    QkNorm,
-    RelativeBias,
-    RelativeKeys,
-    SoftCap,
-    SoftmaxWithSink,
-    T5Bias,
-)
+from attn_core import AttentionSpec, Causal, Heads
+from attn_core.distributions import LocalGaussian, SoftmaxWithSink
 from attn_core.errors import InvalidValue
+from attn_core.modifiers import RelativeBias, RelativeKeys, SoftCap, T5Bias
+from attn_core.norms import QkNorm
+from attn_core.scores import General, Location
 
 HEADS = Heads(query=4, key_value=2, key_size=8, value_size=6)
 

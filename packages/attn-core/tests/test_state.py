@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_core import Field, Paged, Slot, Source, StateSpec, state_bytes
-from attn_core.dtype import ELEMENT_BYTES, dtype_name, element_bytes
 from attn_core.errors import UnknownName
+from attn_core.states import ELEMENT_BYTES, dtype_name, element_bytes
 
 shapes = st.lists(st.integers(1, 5), max_size=3).map(tuple)
 dtypes = st.sampled_from(sorted(ELEMENT_BYTES))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import StoreSize, installed
+from attn_core import installed
+from attn_core.stores import StoreSize
 from attn_engine import Draft
 from small_models import KINDS, SmallModel
 

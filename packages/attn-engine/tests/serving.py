@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from attn_core import StoreSize, installed
+from attn_core import installed
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, Event, Finish, Request, Sampling
 from small_models import LETTERS, VOCABULARY, SmallModel
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
 from attn_core.errors import InvalidValue
+from attn_core.stores import StoreSize
 from attn_engine import Beams, EngineLimits, Grammar, Request, Sampling, Scoring
 from attn_engine.lookup import Lookup
 from hypothesis import given

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_cache import Contiguous, Int8Tokens, PagedTokens, SharedTokens
-from attn_core import RaggedBatch, StoreSize
+from attn_cache import ContiguousCache, Int8Cache, PagedCache, SharedCache
+from attn_core import RaggedBatch
+from attn_core.stores import StoreSize
 from small_models import KINDS, VOCABULARY, SmallModel, small_model
 
 SIZE = StoreSize(tokens=96 * 3, requests=3, dtype="float64")
@@ -52,7 +53,7 @@ def generate(model: SmallModel, stores, moves: int) -> list[int]:
 @pytest.mark.parametrize("moves", [1, 5])
 def test_a_request_that_moves_between_stores_of_every_kind_keeps_its_tokens(kind, moves):
     model = small_model(kind)
-    stores = [family.create(model.state_specs(), SIZE) for family in (PagedTokens(), Contiguous(), SharedTokens())]
+    stores = [family.create(model.state_specs(), SIZE) for family in (PagedCache(), ContiguousCache(), SharedCache())]
     for i, store in enumerate(stores):
         begin(model, store, 1000, source=(7,))
         step(model, store, 1000, tuple(range(VOCABULARY))[: 4 + 9 * i], 0)
@@ -65,5 +66,5 @@ def test_a_request_that_moves_between_stores_of_every_kind_keeps_its_tokens(kind
 @pytest.mark.parametrize("kind", ["paged", "hybrid"])
 def test_a_request_whose_rows_are_codes_keeps_its_tokens_too(kind):
     model = small_model(kind)
-    stores = [Int8Tokens().create(model.state_specs(), SIZE) for _ in range(2)]
+    stores = [Int8Cache().create(model.state_specs(), SIZE) for _ in range(2)]
     assert generate(model, stores, 3) == generate(model, stores[:1], NEW + 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from attn_cache import BlockLayout, Kivi, SharedTokens
-from attn_cache.shared import SharedStore
-from attn_core import StoreSize, installed
+from attn_cache import KiviCache, KiviLayout, SharedCache
+from attn_cache.prefix_cache import SharedStore
+from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.stores import StoreSize
 from attn_engine import Beams, Engine, EngineLimits, Request, Sampling, Scoring
 from serving import assert_empty, make_engine, run, run_all, some_requests
 from small_models import KINDS, LETTERS, small_model
@@ -101,7 +102,7 @@ def test_coded_blocks_are_reloaded_too():
     """Codes and the rows after them leave together, and come back with the same bits."""
     model = small_model("window")
     requests = some_requests(model, count=12, seed=1)
-    family = Kivi(BlockLayout(block=8, group=4))
+    family = KiviCache(KiviLayout(block=8, group=4))
     engine = crowded(model, family)
     assert ids_of(run(engine, requests)) == ids_of(run(crowded(model, family, tokens=96 * 12), requests))
     assert engine.load().preemptions > 0
@@ -109,7 +110,7 @@ def test_coded_blocks_are_reloaded_too():
     assert_empty(engine)
 
 
-class Unmovable(SharedTokens):
+class Unmovable(SharedCache):
     """A stranger's store, whose rows nobody else could read."""
 
     def create(self, specs, size):

@@ -6,13 +6,13 @@ import random
 from functools import cache
 
 import pytest
-from attn_cache import BlockLayout, Int4Tokens, Int8Tokens, Kivi
-from attn_core import StoreSize
+from attn_cache import Int4Cache, Int8Cache, KiviCache, KiviLayout
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, Request, Sampling
 from serving import assert_empty, run
 from small_models import LETTERS, VOCABULARY, small_model
 
-FAMILIES = {"int8": Int8Tokens(), "int4": Int4Tokens(), "kivi": Kivi(BlockLayout(block=8, group=4))}
+FAMILIES = {"int8": Int8Cache(), "int4": Int4Cache(), "kivi": KiviCache(KiviLayout(block=8, group=4))}
 EVERY = pytest.mark.parametrize("family", FAMILIES)
 KINDS = pytest.mark.parametrize("kind", ["paged", "hybrid"])
 

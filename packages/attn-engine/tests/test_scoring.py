@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import StoreSize, installed
+from attn_core import installed
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling, Scoring
 from serving import make_engine, run, some_requests
 from small_models import VOCABULARY, small_model

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from attn_core import StoreSize, installed
+from attn_core import installed
 from attn_core.errors import InvalidValue
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, Request, Sampling
 from attn_engine.shares import Shares
 from hypothesis import given, settings

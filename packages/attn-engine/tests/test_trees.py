@@ -39,7 +39,7 @@ def test_trees_change_no_token(kind, cache):
     model = repeating(kind)
     requests = wordy(model, 5)
     engine = make_engine(model, cache, step_tokens=60, branches=3)
-    assert engine.only_chains is None
+    assert engine.tree_unsupported_reason is None
     assert ids_of(run_all(engine, requests, every=2)) == plainly(model, requests)
     assert engine.load().guessed_tokens > engine.load().accepted_tokens > 0
     assert_empty(engine)
@@ -121,7 +121,7 @@ def test_states_of_fixed_size_are_guessed_for_in_chains_and_the_engine_says_so(k
     requests = wordy(model, 3)
     with caplog.at_level(logging.WARNING):
         engine = make_engine(model, "shared", branches=3)
-    assert "fixed size" in (engine.only_chains or "")
+    assert "fixed size" in (engine.tree_unsupported_reason or "")
     assert "guesses are chains, not trees" in caplog.text
     assert ids_of(run_all(engine, requests)) == plainly(model, requests)
     assert engine.load().accepted_tokens > 0

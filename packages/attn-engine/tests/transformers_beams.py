@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
+from attn_core.stores import StoreSize
 from small_models import CONTEXT, VOCABULARY, SmallModel
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel

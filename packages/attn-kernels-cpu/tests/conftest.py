@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attn_core import LinearShape
+from attn_core.kernels.linear import LinearShape
 from attn_kernels_cpu.compiling import why_not
 from attn_kernels_cpu.linears import AmxBfloat16
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
+from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineLimits, Request, Sampling
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import quantize_model
 
 pytestmark = pytest.mark.usefixtures("_kernels")
 
@@ -48,7 +49,7 @@ def packed(fields, weights="float32"):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
-    pack_weights(model, weights)
+    quantize_model(model, weights)
     return model
 
 
@@ -283,7 +284,7 @@ def test_an_engine_names_the_block_that_gives_no_numbers():
     model = Decoder(DecoderConfig.from_plain(LLAMA | {"layers": 4})).eval()
     with torch.no_grad():
         model.blocks[2].feed_forward_norm.weight[5] = torch.nan
-    pack_weights(model, "float32")
+    quantize_model(model, "float32")
     engine = Engine(model, store_of(model, "paged"))
     engine.submit(Request(id="x", token_ids=(1, 2, 3), task=Sampling(max_new_tokens=4)))
     (event,) = engine.step()

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from attn_core import LinearShape, choose_linear, installed
+from attn_core import installed
 from attn_core.errors import KernelRefused, Unavailable
+from attn_core.kernels.linear import LinearShape, choose_linear
 from attn_kernels_cpu import chip, compiling, library
 
 

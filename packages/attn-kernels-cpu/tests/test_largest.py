@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.likeliest import FindsLargest
+from attn_core.models import FindsLargest
 from attn_kernels_cpu.forms import FORMS
 from attn_kernels_cpu.packed import PackedLinear
 

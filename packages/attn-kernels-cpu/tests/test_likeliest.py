@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_core.likeliest import FindsLikeliest
+from attn_core.models import FindsLikeliest
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import quantize_model
 
 pytestmark = pytest.mark.usefixtures("_kernels")
 
@@ -20,7 +20,7 @@ FORMATS = ["float32", "bfloat16", "int8", "int4"]
 def packed(weights, **fields):
     torch.manual_seed(8)
     model = Decoder(DecoderConfig.from_plain(SIZES | fields)).eval()
-    pack_weights(model, weights)
+    quantize_model(model, weights)
     return model
 
 
@@ -67,5 +67,5 @@ def test_a_packed_translator_finds_its_tokens_too():
     model = family.build(family.configure(SIZES | {"source_context": 32, "hidden": 96})).eval()
     hidden = torch.randn(9, 64)
     assert model.likeliest(hidden) is None
-    pack_weights(model, "int8")
+    quantize_model(model, "int8")
     assert model.likeliest(hidden).tolist() == model.logits(hidden).argmax(-1).tolist()

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
+from attn_core.stores import StoreSize
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import quantize_model
 
 pytestmark = pytest.mark.usefixtures("_tiles")
 
@@ -41,7 +42,7 @@ def packed(fields, kernel="amx_bfloat16_rounded", sick=()):
     model = Decoder(DecoderConfig.from_plain(LLAMA | fields)).eval()
     with torch.no_grad():
         model.embedding.weight[list(sick)] = float("nan")
-    pack_weights(model, kernel.split("_")[1], kernel=kernel)
+    quantize_model(model, kernel.split("_")[1], kernel=kernel)
     return model
 
 
@@ -138,7 +139,7 @@ def test_three_parts_lose_nothing_of_float32(name, steepness, chunk):
     tokens = torch.arange(250)[None] * 7 % 61
     with torch.no_grad():
         exact, plain = wide(tokens)[0], model(tokens)[0]
-        pack_weights(model, "bfloat16", kernel="amx_bfloat16")
+        quantize_model(model, "bfloat16", kernel="amx_bfloat16")
         found = model.logits(rows_of(model, [[chunk]] * (250 // chunk), tokens)[0])
     assert relative(found, exact) < relative(plain, exact)
 

@@ -5,29 +5,15 @@ import sys
 
 import pytest
 import torch
-from attn_core import (
-    AttentionSpec,
-    Causal,
-    Heads,
-    Operands,
-    PagedOperands,
-    Problem,
-    RaggedBatch,
-    RecurrenceSpec,
-    RowsInPlace,
-    Steps,
-    Strided,
-    Targets,
-    Window,
-    installed,
-    recurrence_problem,
-    row_problem,
-)
-from attn_core.dispatch import choose
+from attn_core import AttentionSpec, Causal, Heads, Operands, RaggedBatch, Window, installed
+from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.mask.band import Band, band_of
-from attn_core.paged import BAND, PAGED
-from attn_core.rowwise import ROW_FORMS
+from attn_core.kernels.base import Problem
+from attn_core.kernels.dispatch import choose
+from attn_core.kernels.paged import BAND, PAGED, PagedOperands
+from attn_core.kernels.recurrence import RecurrenceSpec, Steps, recurrence_problem
+from attn_core.kernels.rowwise import ROW_FORMS, Targets, row_problem
+from attn_core.masks import Band, Strided, band_of
 from attn_kernels_triton import machine
 from attn_kernels_triton.backends.attend import TritonAttend
 from attn_kernels_triton.backends.conditions import InOrder

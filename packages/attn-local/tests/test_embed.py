@@ -12,8 +12,8 @@ from attn_core.errors import InvalidValue
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.sentences import load_sentence_encoder
-from attn_models.families.bert import BertDoor
-from attn_models.families.tensors import stored_tensors
+from attn_models.families.bert import BertAdapter
+from attn_models.families.state_dict import stored_tensors
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from click.testing import CliRunner
@@ -33,7 +33,7 @@ CONFIG = {
 def folder(tmp_path):
     torch.manual_seed(0)
     model = Encoder(EncoderConfig(vocabulary=5, context=12, width=8, layers=1, heads=2, hidden=8))
-    tensors = stored_tensors(model.state_dict(), BertDoor())
+    tensors = stored_tensors(model.state_dict(), BertAdapter())
     return write_folder(tmp_path / "bert", CONFIG, tensors, character_tokenizer("abcd ").files())
 
 

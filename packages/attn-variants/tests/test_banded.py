@@ -4,22 +4,12 @@ import math
 
 import pytest
 import torch
-from attn_core import (
-    AttentionSpec,
-    Causal,
-    General,
-    Heads,
-    Operands,
-    Prefix,
-    ScaledDot,
-    Shape,
-    SoftCap,
-    Window,
-    attend_problem,
-    choose,
-    configure,
-    installed,
-)
+from attn_core import AttentionSpec, Causal, Heads, Operands, Shape, Window, configure, installed
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.dispatch import choose
+from attn_core.masks import Prefix
+from attn_core.modifiers import SoftCap
+from attn_core.scores import General, ScaledDot
 from attn_variants.compute import banded, plain
 from attn_variants.kernels.banded import Banded
 from torch.utils.flop_counter import FlopCounterMode

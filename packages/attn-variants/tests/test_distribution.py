@@ -1,6 +1,7 @@
 import pytest
 import torch
-from attn_core import AttentionSpec, Distribution, Heads, Operands
+from attn_core import AttentionSpec, Heads, Operands
+from attn_core.distributions import Distribution
 from attn_core.errors import InvalidValue
 from attn_variants.compute import plain
 from attn_variants.distribution.softmax import softmax

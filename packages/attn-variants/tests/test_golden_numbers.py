@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from attn_core import Alibi, AttentionSpec, Causal, Full, Heads, Operands, ScaledDot, Window
+from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_core.modifiers import Alibi
+from attn_core.scores import ScaledDot
 from attn_variants.compute import plain, torch_sdpa
 from attn_variants.distribution.softmax import softmax
 from attn_variants.distribution.sparsemax import sparsemax

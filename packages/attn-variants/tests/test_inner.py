@@ -15,7 +15,7 @@ from attn_core import (
     configure,
 )
 from attn_core.errors import Incompatible
-from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wide
+from attn_core.masking import allowed_pairs, of_query_heads, positions, shares, wide
 from attn_testing import DictionaryStore, MechanismLaws
 
 

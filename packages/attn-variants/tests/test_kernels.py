@@ -5,25 +5,14 @@ import itertools
 
 import pytest
 import torch
-from attn_core import (
-    Additive,
-    Alibi,
-    AttentionSpec,
-    Causal,
-    Full,
-    Heads,
-    Operands,
-    Prefix,
-    ScaledDot,
-    ScoreFunction,
-    SoftCap,
-    Sparsemax,
-    Window,
-    attend_problem,
-    choose,
-    installed,
-)
+from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window, installed
+from attn_core.distributions import Sparsemax
 from attn_core.errors import KernelRefused, UnknownName
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.dispatch import choose
+from attn_core.masks import Prefix
+from attn_core.modifiers import Alibi, ScoreFunction, SoftCap
+from attn_core.scores import Additive, ScaledDot
 from attn_variants.kernels.plain import Plain
 from attn_variants.kernels.torch_sdpa import TorchSdpa
 from attn_variants.plan import KernelPlan

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from attn_core import Capability, RaggedBatch, Rotary, Rows, configure, installed
+from attn_core import Capability, RaggedBatch, Rotary, configure, installed
+from attn_core.batch import Rows
 from attn_core.errors import Incompatible, InvalidValue, KernelRefused, UnknownName
 from torch import nn
 

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, RelativeBias, Strided, configure, installed
+from attn_core import AttentionSpec, Causal, Heads, Operands, configure, installed
 from attn_core.errors import InvalidValue
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
+from attn_core.masks import Strided
+from attn_core.modifiers import RelativeBias
 from attn_variants.plan import KernelPlan
 
 LENGTHS = (5, 0, 1, 9)

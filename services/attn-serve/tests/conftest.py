@@ -16,8 +16,8 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.bert import BertDoor
-from attn_models.families.tensors import stored_tensors
+from attn_models.families.bert import BertAdapter
+from attn_models.families.state_dict import stored_tensors
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
@@ -53,7 +53,7 @@ def save_encoder(folder: Path) -> None:
     torch.manual_seed(3)
     tokenizer = character_tokenizer("abcd ")
     sizes = {"vocabulary": tokenizer.vocabulary, "context": 12, "width": 8, "layers": 1, "heads": 2, "hidden": 8}
-    tensors = stored_tensors(Encoder(EncoderConfig(**sizes)).state_dict(), BertDoor())
+    tensors = stored_tensors(Encoder(EncoderConfig(**sizes)).state_dict(), BertAdapter())
     names = {
         "vocabulary": "vocab_size",
         "context": "max_position_embeddings",

@@ -14,7 +14,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core import installed
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_models.tokenizers.sides import begun, source_ids
+from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
 from attn_serve.requests import EngineSettings
 
 WORDS = "the a dog cat runs sees der die hund katze rennt sieht"
@@ -47,7 +47,7 @@ def ask(source=SOURCE, model="tiny-rnnsearch", text=None, **sampling) -> inferen
 @pytest.mark.parametrize("name", MODELS)
 async def test_a_translation_is_the_models_own_greedy_choice(sourced, home, name) -> None:
     loaded = load_model(home / "models" / f"tiny-{name}")
-    source, tokens = source_ids(loaded.tokenizer, SOURCE), list(begun(loaded.tokenizer))
+    source, tokens = encoder_input_ids(loaded.tokenizer, SOURCE), list(decoder_start_ids(loaded.tokenizer))
     for _ in range(6):
         logits = loaded.model(torch.tensor([tokens]), torch.tensor([source]))
         tokens.append(int(logits[0, -1].argmax()))

@@ -1,7 +1,15 @@
-"""What is remembered between decoding steps: contiguous, paged, shared, quantised, fixed and source states."""
+"""KV caches and other decoding state of running requests: contiguous, paged, prefix-sharing and quantized stores."""
 
-from attn_cache.families import Contiguous, PagedTokens, SharedTokens
-from attn_cache.quantised.blocks import BlockLayout
-from attn_cache.quantised.families import Int4Tokens, Int8Tokens, Kivi, Kivi4
+from attn_cache.plugin import ContiguousCache, Int4Cache, Int8Cache, Kivi4Cache, KiviCache, PagedCache, SharedCache
+from attn_cache.quantization import KiviLayout
 
-__all__ = ["BlockLayout", "Contiguous", "Int4Tokens", "Int8Tokens", "Kivi", "Kivi4", "PagedTokens", "SharedTokens"]
+__all__ = [
+    "ContiguousCache",
+    "Int4Cache",
+    "Int8Cache",
+    "Kivi4Cache",
+    "KiviCache",
+    "KiviLayout",
+    "PagedCache",
+    "SharedCache",
+]

@@ -1,144 +1,308 @@
-"""Token rows side by side: every request has room for the longest sequence, and a batch is read in place.
+"""A KV cache in one tensor per field: every request owns a row of `max_seq_len` token positions, read without copying.
 
-The memory of a field [heads, size] is laid out [requests, heads, positions, size], and shown as [requests, positions,
-heads, size]: matrix products over positions then read it without copying.
+The memory of a field [num_heads, head_dim] is laid out [requests, num_heads, positions, head_dim] and shown as
+[requests, positions, num_heads, head_dim], so that matrix products over positions read it without a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
+from attn_core import Field, Fields, RaggedBatch
+from attn_core.batch import Rows, RowsInPlace
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
-from attn_cache.bank import Bank, Key, banks, by_state, tensors_of
-from attn_cache.contiguous_step import ContiguousStep
-from attn_cache.rows import fields_of, first_visible, windows_of
-from attn_cache.zeros import lazy_zeros
+from attn_cache.kv_cache import CachedStep, Window, fields_of, first_visible, slots_at, windows_of
+from attn_cache.memory import (
+    FieldKey,
+    FieldStack,
+    StateKey,
+    allocate_stacks,
+    by_state,
+    check_names,
+    check_shape,
+    field_tensors,
+    lazy_zeros,
+)
 
 
-class ContiguousRows:
-    """Token rows of all layers; implements `attn_cache.rows.TokenRows`.
+class ContiguousKVCache:
+    """Implements `attn_cache.kv_cache.KVCache`.
 
-    A window limits what is read; it frees no memory here (the paged store does that). Memory that holds no row of a
-    running request is zero, so that the padding of a batch is zero too.
+    A sliding window limits what is read but frees no memory (the paged cache does that). Memory that holds no row of a
+    running request is zero, so padding of a batch reads as zero.
     """
 
     def __init__(self, specs: ModelSpecs, size: StoreSize) -> None:
-        self.places = size.requests
+        self.max_requests = size.requests
         self.capacity = size.tokens // size.requests
         if self.capacity < 1:
             raise InvalidValue.of("tokens", size.tokens, f"at least one for each of the {size.requests} requests")
         self.device = torch.device(size.device)
         self.windows = windows_of(specs)
-        self.banks: list[Bank] = []
+        self.stacks: list[FieldStack] = []
         for window in set(self.windows.values()):
-            self.banks += banks(fields_of(specs, window), size.dtype, self._allocate)
-        self.memory = by_state(tensors_of(self.banks))
+            self.stacks += allocate_stacks(fields_of(specs, window), size.dtype, self._allocate)
+        self.memory = by_state(field_tensors(self.stacks))
         self._reserved: list[int] = []
 
     @property
-    def taken(self) -> int:
+    def used_tokens(self) -> int:
         """Tokens that are reserved."""
         return sum(self._reserved) if self.memory else 0
 
     @property
-    def total(self) -> int:
-        """Tokens that can be reserved: the capacity of all places together."""
-        return self.capacity * self.places
+    def total_tokens(self) -> int:
+        """The capacity of all requests together, in tokens."""
+        return self.capacity * self.max_requests
 
     def fits(self, tokens: int) -> bool:
-        """Whether the request is no longer than a place."""
+        """Whether the request is no longer than the capacity of one request."""
         return not self.memory or tokens <= self.capacity
 
     def holds(self, requests: int, tokens: int) -> bool:
-        """Whether each has a place that is long enough."""
-        return requests <= self.places and self.fits(tokens)
+        """Whether there are so many requests, each with enough capacity."""
+        return requests <= self.max_requests and self.fits(tokens)
 
-    def open(self) -> None:
-        """Add an empty request at the next place."""
+    def add_request(self) -> None:
+        """See `KVCache.add_request`."""
         self._reserved.append(0)
 
-    def reserve(self, place: int, tokens: int) -> bool:
-        """Note how far the request reaches; False beyond the capacity of a place."""
+    def reserve(self, index: int, tokens: int) -> bool:
+        """See `KVCache.reserve`; False beyond the capacity of one request."""
         if not self.fits(tokens):
             return False
-        self._reserved[place] = max(self._reserved[place], tokens)
+        self._reserved[index] = max(self._reserved[index], tokens)
         return True
 
-    def fork(self, place: int, tokens: int) -> bool:
-        """Copy the first `tokens` rows to the next place."""
+    def fork(self, index: int, tokens: int) -> bool:
+        """See `KVCache.fork`; the rows are copied."""
         copy = len(self._reserved)
-        for bank in self.banks:
-            bank.rows[:, copy, :tokens] = bank.rows[:, place, :tokens]
+        for stack in self.stacks:
+            stack.rows[:, copy, :tokens] = stack.rows[:, index, :tokens]
         self._reserved.append(tokens)
         return True
 
-    def rewind(self, place: int, tokens: int) -> None:
-        """Zero the rows from position `tokens` on."""
-        for bank in self.banks:
-            bank.rows[:, place, tokens : self._reserved[place]].zero_()
+    def rewind(self, index: int, tokens: int) -> None:
+        """See `KVCache.rewind`; the dropped rows are set to zero."""
+        for stack in self.stacks:
+            stack.rows[:, index, tokens : self._reserved[index]].zero_()
 
-    def only_chains(self) -> str | None:
-        """None: rows are found wherever they lie in their place."""
+    def tree_unsupported_reason(self) -> str | None:
+        """None: rows can be read from any slot."""
         return None
 
-    def move(self, place: int, sources: Sequence[int], start: int) -> None:
-        """Let the rows at these positions lie side by side from position `start` on."""
-        taken = torch.tensor(sources, device=self.device)
-        for bank in self.banks:
-            bank.rows[:, place, start : start + len(sources)] = bank.rows[:, place].index_select(1, taken)
+    def move(self, index: int, slots: Sequence[int], start: int) -> None:
+        """See `KVCache.move`."""
+        moved = torch.tensor(slots, device=self.device)
+        for stack in self.stacks:
+            stack.rows[:, index, start : start + len(slots)] = stack.rows[:, index].index_select(1, moved)
 
-    def close(self, place: int) -> None:
-        """Zero the request's rows; the rows of the last place move here."""
+    def remove_request(self, index: int) -> None:
+        """See `KVCache.remove_request`; the freed rows are set to zero."""
         last = len(self._reserved) - 1
-        used, moved = self._reserved[place], self._reserved[last]
-        for bank in self.banks:
-            bank.rows[:, place, :used].zero_()
-            if place != last:
-                bank.rows[:, place, :moved] = bank.rows[:, last, :moved]
-                bank.rows[:, last, :moved].zero_()
-        self._reserved[place] = moved
+        used, moved = self._reserved[index], self._reserved[last]
+        for stack in self.stacks:
+            stack.rows[:, index, :used].zero_()
+            if index != last:
+                stack.rows[:, index, :moved] = stack.rows[:, last, :moved]
+                stack.rows[:, last, :moved].zero_()
+        self._reserved[index] = moved
         self._reserved.pop()
 
-    def step(self, places: Sequence[int], batch: RaggedBatch) -> ContiguousStep:
-        """One step of the requests at these places; raises `WrongState` for rows that were not reserved."""
-        for request, place in enumerate(places):
+    def step(self, indices: Sequence[int], batch: RaggedBatch) -> ContiguousStep:
+        """See `KVCache.step`; raises `WrongState` if rows of the step are not reserved."""
+        for request, index in enumerate(indices):
             end = batch.end(request)
-            if end > self._reserved[place] and self.memory:
-                raise WrongState(f"{end} positions are needed, {self._reserved[place]} are reserved")
-        return ContiguousStep(self, places, batch)
+            if end > self._reserved[index] and self.memory:
+                raise WrongState(f"{end} positions are needed, {self._reserved[index]} are reserved")
+        return ContiguousStep(self, indices, batch)
 
-    def read(self, place: int, tokens: int) -> dict[Key, Tensor]:
-        """The rows [rows, ...] of the first `tokens` positions that the next token can see."""
-        if tokens > self._reserved[place] and self.memory:
-            raise WrongState(f"the rows of {tokens} tokens are needed, {self._reserved[place]} are reserved")
+    def export_rows(self, index: int, tokens: int) -> dict[FieldKey, Tensor]:
+        """See `KVCache.export_rows`."""
+        if tokens > self._reserved[index] and self.memory:
+            raise WrongState(f"the rows of {tokens} tokens are needed, {self._reserved[index]} are reserved")
         return {
-            (*state, name): rows[place, first_visible(tokens, self.windows[state]) : tokens]
+            (*state, name): rows[index, first_visible(tokens, self.windows[state]) : tokens]
             for state, fields in self.memory.items()
             for name, rows in fields.items()
         }
 
-    def begin(self, place: int, tokens: int) -> None:
-        """Rows lie at their positions: nothing to note."""
+    def start_at(self, index: int, tokens: int) -> None:
+        """Nothing to do: a row's slot is its position."""
 
-    def write(self, place: int, tokens: int, rows: Mapping[Key, Tensor]) -> None:
-        """Put what `read` gave elsewhere into the reserved rows."""
+    def import_rows(self, index: int, tokens: int, rows: Mapping[FieldKey, Tensor]) -> None:
+        """See `KVCache.import_rows`."""
         for (layer, state, name), given in rows.items():
-            self.memory[layer, state][name][place, tokens - len(given) : tokens] = given.to(self.device)
+            self.memory[layer, state][name][index, tokens - len(given) : tokens] = given.to(self.device)
 
-    def live_bytes(self, place: int, tokens: int) -> int:
+    def live_bytes(self, index: int, tokens: int) -> int:
         """Bytes of the last `window` of `tokens` rows of every field."""
         total = 0
         for state, fields in self.memory.items():
             window = self.windows[state]
             first = 0 if window is None else max(0, tokens - window)
-            total += sum(rows[place, first:tokens].nbytes for rows in fields.values())
+            total += sum(rows[index, first:tokens].nbytes for rows in fields.values())
         return total
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
         lead, rest = (field.shape[:1], field.shape[1:]) if len(field.shape) > 1 else ((), field.shape)
-        memory = lazy_zeros((count, self.places, *lead, self.capacity, *rest), dtype, self.device)
+        memory = lazy_zeros((count, self.max_requests, *lead, self.capacity, *rest), dtype, self.device)
         return memory.transpose(2, 3) if lead else memory
+
+
+@dataclass(frozen=True, eq=False)
+class ContiguousRows:
+    """The rows that some requests attend to under one window.
+
+    `positions` [requests, longest]; `keep` [requests, longest], bool, is True for real rows, None if all are real;
+    `memory` is the cache or a slice of it. `gather` [requests] selects requests that are not adjacent in memory; in a
+    draft tree it is a pair of indices, requests [requests, 1] and slots [requests, longest].
+    """
+
+    positions: Tensor
+    keep: Tensor | None
+    memory: Mapping[StateKey, Fields]
+    gather: Tensor | tuple[Tensor, Tensor] | None
+
+    def rows(self, state: StateKey) -> Rows:
+        """The rows of one state of one layer."""
+        fields = self.memory[state]
+        if isinstance(self.gather, tuple):
+            fields = {name: rows[self.gather] for name, rows in fields.items()}
+        elif self.gather is not None:
+            fields = {name: rows.index_select(0, self.gather) for name, rows in fields.items()}
+        return Rows(fields=fields, positions=self.positions, keep=self.keep)
+
+
+class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
+    """One engine step; index tensors are computed once and used by all layers."""
+
+    def __init__(self, cache: ContiguousKVCache, indices: Sequence[int], batch: RaggedBatch) -> None:
+        super().__init__(cache, indices, batch)
+        self._destination: tuple[Tensor, Tensor] | None = None
+        self._in_place: dict[tuple[Window, int], tuple[Tensor, Tensor, tuple[int, ...]]] = {}
+
+    def view(self, layer: str, state: str) -> ContiguousView:
+        """The view of one state of one layer."""
+        return ContiguousView(self, layer, state, self.cache.memory[layer, state])
+
+    def write(self, memory: Tensor, rows: Tensor) -> None:
+        """Write the new rows [tokens, ...] of the batch into `memory` [requests, positions, ...]."""
+        rows = rows.detach().to(memory.dtype)
+        if len(self.indices) == 1 and not self.batch.paths:
+            start = self.batch.contexts[0]
+            memory[self.indices[0], start : start + self.tokens] = rows
+            return
+        if self._destination is None:
+            indices = torch.tensor(self.indices, device=self.cache.device)
+            self._destination = indices[self.batch.request_of.to(self.cache.device)], self._new_slots()
+        memory[self._destination] = rows
+
+    def in_place(self, window: Window, memory: Fields) -> RowsInPlace | None:
+        """Addresses of the rows of all requests of the batch, computed once for all layers of a window.
+
+        None where the fields of a state differ in the distance between requests, so one index cannot address them.
+        """
+        strides = {rows.stride(0) // rows.stride(1) for rows in memory.values()}
+        if len(strides) > 1:
+            return None
+        key = window, strides.pop()
+        if key not in self._in_place:
+            self._in_place[key] = self._flat_indices(*key)
+        return RowsInPlace({name: _flat_rows(rows) for name, rows in memory.items()}, *self._in_place[key])
+
+    def _flat_indices(self, window: Window, stride: int) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+        """Flat row indices of the new tokens [tokens] and of all visible rows [requests, longest], and the first
+        visible position of each request; requests are `stride` rows apart."""
+        batch = self.batch
+        starts = torch.tensor(self.indices, device=self.cache.device) * stride
+        firsts = tuple(first_visible(context, window) for context in batch.contexts)
+        ends = [context + length for context, length in zip(batch.contexts, batch.lengths, strict=True)]
+        longest = max(end - first for first, end in zip(firsts, ends, strict=True))
+        bounds = torch.tensor([firsts, ends], device=self.cache.device)
+        positions = bounds[0, :, None] + torch.arange(longest, device=self.cache.device)
+        visible = positions.minimum(bounds[1, :, None] - 1)
+        indices = starts[:, None] + slots_at(batch, range(batch.requests), visible, firsts)
+        return starts[batch.request_of] + self._new_slots(), indices, firsts
+
+    def _new_slots(self) -> Tensor:
+        """The slot of each new row [tokens]."""
+        if not self.batch.paths:
+            return self.batch.positions
+        slots = [slot for request in range(self.batch.requests) for slot in self.batch.places(request)]
+        return torch.tensor(slots, device=self.cache.device)
+
+    def _select(self, window: Window, requests: tuple[int, ...]) -> ContiguousRows:
+        firsts = [first_visible(self.batch.contexts[r], window) for r in requests]
+        ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
+        first, end = min(firsts), max(ends)
+        positions = torch.arange(first, end, device=self.cache.device).expand(len(requests), -1)
+        keep = None
+        if min(ends) < end or max(firsts) > first:
+            bounds = torch.tensor([firsts, ends], device=self.cache.device)
+            keep = (positions >= bounds[0, :, None]) & (positions < bounds[1, :, None])
+        indices = [self.indices[r] for r in requests]
+        if any(self.batch.path(r) for r in requests):
+            slots = slots_at(self.batch, requests, positions, [first] * len(requests))
+            at = torch.tensor(indices, device=self.cache.device)[:, None]
+            return ContiguousRows(positions, keep, self._memory_of(window, slice(None), slice(None)), (at, slots))
+        if indices == list(range(indices[0], indices[0] + len(indices))):
+            memory, gather = self._memory_of(window, slice(indices[0], indices[-1] + 1), slice(first, end)), None
+        else:
+            memory = self._memory_of(window, slice(None), slice(first, end))
+            gather = torch.tensor(indices, device=self.cache.device)
+        return ContiguousRows(positions, keep, memory, gather)
+
+    def _memory_of(self, window: Window, requests: slice, positions: slice) -> Mapping[StateKey, Fields]:
+        found: dict[FieldKey, Tensor] = {}
+        for stack in self.cache.stacks:
+            if self.cache.windows[stack.keys[0][:2]] == window:
+                found |= zip(stack.keys, stack.rows[:, requests, positions].unbind(0), strict=True)
+        return by_state(found)
+
+
+class ContiguousView:
+    """The view of one state of one layer in a step; implements `attn_core.batch.PagedView`.
+
+    `rows` returns views of the cache's own memory: valid until the step ends, and not to be written to.
+    """
+
+    def __init__(self, step: ContiguousStep, layer: str, state: str, memory: Mapping[str, Tensor]) -> None:
+        self._step = step
+        self._key = (layer, state)
+        self._memory = memory
+
+    def append(self, fields: Fields) -> Fields:
+        """Write this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
+        check_names(".".join(self._key), fields, self._memory)
+        for name, memory in self._memory.items():
+            check_shape(".".join((*self._key, name)), fields[name], (self._step.tokens, *memory.shape[2:]))
+            self._step.write(memory, fields[name])
+        return fields
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """All rows these requests attend to, [requests, longest, ...] each.
+
+        Where lengths differ, `Rows.keep` marks the real rows; the others are zero or outside the window.
+        """
+        return self._step.select(self._step.cache.windows[self._key], requests).rows(self._key)
+
+    def in_place(self) -> RowsInPlace | None:
+        """Addresses of the rows of all requests of the batch in the cache's memory."""
+        return self._step.in_place(self._step.cache.windows[self._key], self._memory)
+
+
+def _flat_rows(memory: Tensor) -> Tensor:
+    """Memory [requests, positions, ...] viewed as [rows, ...]: position p of request r is row r * stride + p.
+
+    With a leading heads axis, heads are `positions` rows apart, so the view of a row reaches over its request's rows.
+    """
+    requests, positions = memory.shape[:2]
+    stride = memory.stride(0) // memory.stride(1)
+    shape = ((requests - 1) * stride + positions, *memory.shape[2:])
+    return memory.as_strided(shape, memory.stride()[1:])

@@ -1,4 +1,4 @@
-"""Token rows in pages that requests take as they grow; one page number serves all layers of a window.
+"""A paged KV cache: requests allocate fixed-size blocks as they grow; one block number serves all layers of a window.
 
 Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention", arXiv 2309.06180.
 """
@@ -6,219 +6,358 @@ Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from attn_core import Field, ModelSpecs, RaggedBatch, StoreSize
+from attn_core import Field, Fields, RaggedBatch
+from attn_core.batch import Rows, RowsInPlace
 from attn_core.errors import WrongState
+from attn_core.stores import ModelSpecs, StoreSize
 from torch import Tensor
 
-from attn_cache.bank import Bank, Key, banks, by_state, tensors_of
-from attn_cache.paged_step import PagedStep
-from attn_cache.pages import PAGE, PageGroup
-from attn_cache.rows import TokenStep, fields_of, first_visible, windows_of
-from attn_cache.zeros import lazy_zeros
+from attn_cache.block_table import BLOCK_SIZE, BlockPool, BlockTable
+from attn_cache.kv_cache import CachedStep, KVCacheStep, Window, fields_of, first_visible, slots_at, windows_of
+from attn_cache.memory import (
+    FieldKey,
+    FieldStack,
+    allocate_stacks,
+    by_state,
+    check_names,
+    check_shape,
+    field_tensors,
+    lazy_zeros,
+)
 
 
-class PagedRows:
-    """Token rows of all layers; implements `attn_cache.rows.TokenRows`.
+class PagedKVCache:
+    """Implements `attn_cache.kv_cache.KVCache`.
 
-    States of one window share page tables; a page wholly behind the window goes back to the pool. Each window has as
-    many pages as all `size.tokens` need. Freed pages keep their old rows: a read never looks past the rows that its
-    own request has written.
+    States of one sliding window share block tables; a block wholly before the window is freed. Each window has a pool
+    of enough blocks for all `size.tokens`. Freed blocks are not cleared: a read never reaches beyond the rows that
+    its own request has written.
     """
 
-    def __init__(self, specs: ModelSpecs, size: StoreSize, page: int = PAGE) -> None:
-        self.page = page
-        self.pages = -(-size.tokens // page)
+    def __init__(self, specs: ModelSpecs, size: StoreSize, block_size: int = BLOCK_SIZE) -> None:
+        self.block_size = block_size
+        self.num_blocks = -(-size.tokens // block_size)
         self.device = torch.device(size.device)
         self.windows = windows_of(specs)
-        self.groups = {window: PageGroup(window, self.pages, page) for window in set(self.windows.values())}
-        self.banks: dict[int | None, list[Bank]] = {
-            window: banks(fields_of(specs, window), size.dtype, self._allocate) for window in self.groups
+        self.pools = {window: BlockPool(window, self.num_blocks, block_size) for window in set(self.windows.values())}
+        self.stacks: dict[Window, list[FieldStack]] = {
+            window: allocate_stacks(fields_of(specs, window), size.dtype, self._allocate) for window in self.pools
         }
-        self.memory = by_state(tensors_of([bank for held in self.banks.values() for bank in held]))
+        self.memory = by_state(field_tensors([stack for stacks in self.stacks.values() for stack in stacks]))
         self._computed: list[int] = []
-        self._unlimited = self.groups[None] if set(self.groups) == {None} else None
+        self._full_attention = self.pools[None] if set(self.pools) == {None} else None
 
     @property
-    def taken(self) -> int:
-        """Tokens of the taken pages, of the window that has most."""
-        return self.page * max((group.taken for group in self.groups.values()), default=0)
+    def used_tokens(self) -> int:
+        """Token capacity of the referenced blocks, of the window that has most."""
+        return self.block_size * max((pool.used_blocks for pool in self.pools.values()), default=0)
 
     @property
-    def total(self) -> int:
-        """Tokens of all pages of a window."""
-        return self.page * self.pages
+    def total_tokens(self) -> int:
+        """Token capacity of all blocks of a window."""
+        return self.block_size * self.num_blocks
 
     def fits(self, tokens: int) -> bool:
-        """Whether the request needs no more than all pages."""
-        return not self.groups or tokens <= self.total
+        """See `KVCache.fits`."""
+        return not self.pools or tokens <= self.total_tokens
 
     def holds(self, requests: int, tokens: int) -> bool:
-        """Whether all need no more than all pages, each its own."""
-        return not self.groups or requests * -(-tokens // self.page) <= self.pages
+        """See `KVCache.holds`; no block is assumed to be shared."""
+        return not self.pools or requests * -(-tokens // self.block_size) <= self.num_blocks
 
-    def open(self) -> None:
-        """Add an empty request at the next place."""
+    def add_request(self) -> None:
+        """See `KVCache.add_request`."""
         self._computed.append(0)
-        for group in self.groups.values():
-            group.open()
+        for pool in self.pools.values():
+            pool.add_request()
 
-    def reserve(self, place: int, tokens: int) -> bool:
-        """Take the pages that are missing in every window, or none; those behind a window make room for them."""
-        # Nothing to take, and no window behind which something may be given back.
-        if self._unlimited is not None and tokens <= self._unlimited.tables[place].end:
+    def reserve(self, index: int, tokens: int) -> bool:
+        """Allocate the missing blocks of every window, or none; blocks before a window are freed first."""
+        # Fast path: nothing to allocate, and no window whose blocks could be freed.
+        if self._full_attention is not None and tokens <= self._full_attention.tables[index].end:
             return True
         needs = [
-            (group, group.missing(place, tokens), first_visible(self._computed[place], group.window))
-            for group in self.groups.values()
+            (pool, pool.missing(index, tokens), first_visible(self._computed[index], pool.window))
+            for pool in self.pools.values()
         ]
-        if not all(group.can_take(pages - group.would_free(place, first)) for group, pages, first in needs):
+        if not all(pool.can_allocate(blocks - pool.would_free(index, first)) for pool, blocks, first in needs):
             return False
-        for group, pages, first in needs:
-            group.drop_before(place, first)
-            group.take(place, pages)
+        for pool, blocks, first in needs:
+            pool.free_before(index, first)
+            pool.allocate(index, blocks)
         return True
 
-    def would_fit(self, place: int, tokens: int) -> bool:
-        """Whether `reserve` would succeed if every page that only `keep` holds were let go."""
-        context = self._computed[place]
+    def would_fit(self, index: int, tokens: int) -> bool:
+        """Whether `reserve` would succeed once every cached block was evicted."""
+        context = self._computed[index]
         return all(
-            group.can_take(
-                group.missing(place, tokens)
-                - group.idle
-                - len(group.left_behind(place, first_visible(context, group.window)))
+            pool.can_allocate(
+                pool.missing(index, tokens)
+                - pool.cached_blocks
+                - len(pool.exclusive_before(index, first_visible(context, pool.window)))
             )
-            for group in self.groups.values()
+            for pool in self.pools.values()
         )
 
     def would_fork(self, tokens: int) -> bool:
-        """Whether `fork` would succeed if every page that only `keep` holds were let go."""
-        return tokens % self.page == 0 or all(group.can_take(1 - group.idle) for group in self.groups.values())
+        """Whether `fork` would succeed once every cached block was evicted."""
+        return tokens % self.block_size == 0 or all(
+            pool.can_allocate(1 - pool.cached_blocks) for pool in self.pools.values()
+        )
 
-    def fork(self, place: int, tokens: int) -> bool:
-        """Share the whole pages of the first `tokens` rows, and copy the page that is not full."""
-        if tokens % self.page and not all(group.can_take(1) for group in self.groups.values()):
+    def fork(self, index: int, tokens: int) -> bool:
+        """See `KVCache.fork`; full blocks are shared, a partly filled last block is copied."""
+        if tokens % self.block_size and not all(pool.can_allocate(1) for pool in self.pools.values()):
             return False
         self._computed.append(tokens)
-        for window, group in self.groups.items():
-            copied = group.fork(place, tokens)
+        for window, pool in self.pools.items():
+            copied = pool.fork(index, tokens)
             if copied is not None:
-                self._copy_page(window, *copied)
+                self._copy_block(window, *copied)
         return True
 
-    def rewind(self, place: int, tokens: int) -> None:
-        """Let the rows from position `tokens` on be written again."""
-        self._computed[place] = tokens
+    def rewind(self, index: int, tokens: int) -> None:
+        """See `KVCache.rewind`; the blocks stay allocated."""
+        self._computed[index] = tokens
 
-    def only_chains(self) -> str | None:
-        """None: rows may lie anywhere."""
+    def tree_unsupported_reason(self) -> str | None:
+        """None: rows can be read from any slot."""
         return None
 
-    def move(self, place: int, sources: Sequence[int], start: int) -> None:
-        """Let the rows at these positions lie side by side from position `start` on."""
-        for window, group in self.groups.items():
-            table = group.tables[place]
-            taken = torch.tensor([table.row(position) for position in sources], device=self.device)
-            given = torch.tensor([table.row(start + n) for n in range(len(sources))], device=self.device)
-            for bank in self.banks[window]:
-                bank.rows[:, given] = bank.rows[:, taken]
+    def move(self, index: int, slots: Sequence[int], start: int) -> None:
+        """See `KVCache.move`."""
+        for window, pool in self.pools.items():
+            table = pool.tables[index]
+            source = torch.tensor([table.slot(slot) for slot in slots], device=self.device)
+            target = torch.tensor([table.slot(start + n) for n in range(len(slots))], device=self.device)
+            for stack in self.stacks[window]:
+                stack.rows[:, target] = stack.rows[:, source]
 
-    def keep(self, place: int, number: int) -> dict[int | None, int]:
-        """Keep page number `number` of the request in every window that still has it; these pages by window."""
-        held = {}
-        for window, group in self.groups.items():
-            table = group.tables[place]
-            if 0 <= number - table.first < len(table.pages):
-                held[window] = table.pages[number - table.first]
-                group.keep(held[window])
-        return held
+    def pin(self, index: int, number: int) -> dict[Window, int]:
+        """Pin block number `number` of the request in every window that still has it; these blocks by window."""
+        pinned = {}
+        for window, pool in self.pools.items():
+            table = pool.tables[index]
+            if 0 <= number - table.first < len(table.blocks):
+                pinned[window] = table.blocks[number - table.first]
+                pool.pin(pinned[window])
+        return pinned
 
-    def let_go(self, pages: Mapping[int | None, int]) -> None:
-        """Keep these pages, by window, no longer."""
-        for window, page in pages.items():
-            self.groups[window].let_go(page)
+    def unpin(self, blocks: Mapping[Window, int]) -> None:
+        """Unpin these blocks, given by window."""
+        for window, block in blocks.items():
+            self.pools[window].unpin(block)
 
-    def adopt(self, place: int, tokens: int, blocks: Sequence[Mapping[int | None, int]]) -> None:
-        """Give the empty request at `place` the kept pages of its first `tokens` positions, as far as windows see."""
-        for window, group in self.groups.items():
-            first = first_visible(tokens, window) // self.page
-            group.share(place, first, [block[window] for block in blocks[first:]])
-        self._computed[place] = tokens
+    def share(self, index: int, tokens: int, blocks: Sequence[Mapping[Window, int]]) -> None:
+        """Let the empty request at `index` reference the pinned blocks of its first `tokens` positions.
 
-    def close(self, place: int) -> None:
-        """Free the request at `place`; the request at the last place takes it over."""
-        for group in self.groups.values():
-            group.close(place)
+        `blocks[i]` are block number i of every window; those before a window are left out.
+        """
+        for window, pool in self.pools.items():
+            first = first_visible(tokens, window) // self.block_size
+            pool.share(index, first, [block[window] for block in blocks[first:]])
+        self._computed[index] = tokens
+
+    def remove_request(self, index: int) -> None:
+        """See `KVCache.remove_request`."""
+        for pool in self.pools.values():
+            pool.remove_request(index)
         last = self._computed.pop()
-        if place < len(self._computed):
-            self._computed[place] = last
+        if index < len(self._computed):
+            self._computed[index] = last
 
-    def step(self, places: Sequence[int], batch: RaggedBatch) -> TokenStep:
-        """One step of the requests at these places; raises `WrongState` for rows that are not held."""
-        self._begin(places, batch)
-        return PagedStep(self, places, batch)
+    def step(self, indices: Sequence[int], batch: RaggedBatch) -> KVCacheStep:
+        """See `KVCache.step`; raises `WrongState` if rows of the step are not reserved."""
+        self._begin(indices, batch)
+        return PagedStep(self, indices, batch)
 
-    def read(self, place: int, tokens: int) -> dict[Key, Tensor]:
-        """The rows [rows, ...] of the first `tokens` positions that the next token can see."""
-        if tokens > self._computed[place] and self.groups:
-            raise WrongState(f"the rows of {tokens} tokens are needed, {self._computed[place]} are computed")
-        numbers = {window: self._numbers(window, place, tokens) for window in self.groups}
+    def export_rows(self, index: int, tokens: int) -> dict[FieldKey, Tensor]:
+        """See `KVCache.export_rows`."""
+        if tokens > self._computed[index] and self.pools:
+            raise WrongState(f"the rows of {tokens} tokens are needed, {self._computed[index]} are computed")
+        slots = {window: self._visible_slots(window, index, tokens) for window in self.pools}
         return {
-            (*state, name): rows.index_select(0, numbers[self.windows[state]])
+            (*state, name): rows.index_select(0, slots[self.windows[state]])
             for state, fields in self.memory.items()
             for name, rows in fields.items()
         }
 
-    def begin(self, place: int, tokens: int) -> None:
-        """Let the empty request at `place` continue after `tokens` tokens; a window needs no page behind it."""
-        self._computed[place] = tokens
-        for window, group in self.groups.items():
-            group.share(place, first_visible(tokens, window) // self.page, [])
+    def start_at(self, index: int, tokens: int) -> None:
+        """See `KVCache.start_at`; no blocks are needed before a window."""
+        self._computed[index] = tokens
+        for window, pool in self.pools.items():
+            pool.share(index, first_visible(tokens, window) // self.block_size, [])
 
-    def write(self, place: int, tokens: int, rows: Mapping[Key, Tensor]) -> None:
-        """Put what `read` gave elsewhere into the reserved rows."""
-        numbers = {window: self._numbers(window, place, tokens) for window in self.groups}
+    def import_rows(self, index: int, tokens: int, rows: Mapping[FieldKey, Tensor]) -> None:
+        """See `KVCache.import_rows`."""
+        slots = {window: self._visible_slots(window, index, tokens) for window in self.pools}
         for (layer, state, name), given in rows.items():
-            self.memory[layer, state][name].index_copy_(0, numbers[self.windows[layer, state]], given.to(self.device))
+            self.memory[layer, state][name].index_copy_(0, slots[self.windows[layer, state]], given.to(self.device))
 
-    def live_bytes(self, place: int, tokens: int) -> int:
-        """Bytes of the last `window` of `tokens` rows of every field, as far as pages hold them."""
+    def live_bytes(self, index: int, tokens: int) -> int:
+        """Bytes of the last `window` of `tokens` rows of every field, as far as blocks store them."""
         total = 0
         for state, fields in self.memory.items():
-            group = self.groups[self.windows[state]]
-            table = group.tables[place]
-            first = 0 if group.window is None else max(0, tokens - group.window)
-            held = max(0, min(tokens, table.end) - max(first, table.first * self.page))
-            total += sum(held * rows[0].nbytes for rows in fields.values())
+            pool = self.pools[self.windows[state]]
+            table = pool.tables[index]
+            first = 0 if pool.window is None else max(0, tokens - pool.window)
+            stored = max(0, min(tokens, table.end) - max(first, table.first * self.block_size))
+            total += sum(stored * rows[0].nbytes for rows in fields.values())
         return total
 
-    def _numbers(self, window: int | None, place: int, tokens: int) -> Tensor:
-        table, first = self.groups[window].tables[place], first_visible(tokens, window)
-        if first < table.first * self.page or tokens > table.end:
-            held = f"{table.first * self.page} to {table.end - 1}"
-            raise WrongState(f"positions {first} to {tokens - 1} are needed, {held} are held")
+    def _visible_slots(self, window: Window, index: int, tokens: int) -> Tensor:
+        table, first = self.pools[window].tables[index], first_visible(tokens, window)
+        if first < table.first * self.block_size or tokens > table.end:
+            stored = f"{table.first * self.block_size} to {table.end - 1}"
+            raise WrongState(f"positions {first} to {tokens - 1} are needed, {stored} are stored")
         positions = torch.arange(first, tokens, device=self.device)
-        pages = torch.tensor(table.pages, dtype=torch.int64, device=self.device)
-        return pages[positions // self.page - table.first] * self.page + positions % self.page
+        blocks = torch.tensor(table.blocks, dtype=torch.int64, device=self.device)
+        return blocks[positions // self.block_size - table.first] * self.block_size + positions % self.block_size
 
-    def _copy_page(self, window: int | None, source: int, copy: int) -> None:
-        for bank in self.banks[window]:
-            bank.rows[:, self._rows_of(copy)] = bank.rows[:, self._rows_of(source)]
+    def _copy_block(self, window: Window, source: int, copy: int) -> None:
+        for stack in self.stacks[window]:
+            stack.rows[:, self._rows_of(copy)] = stack.rows[:, self._rows_of(source)]
 
-    def _rows_of(self, page: int) -> slice:
-        return slice(page * self.page, (page + 1) * self.page)
+    def _rows_of(self, block: int) -> slice:
+        return slice(block * self.block_size, (block + 1) * self.block_size)
 
-    def _begin(self, places: Sequence[int], batch: RaggedBatch) -> None:
-        for request, place in enumerate(places):
+    def _begin(self, indices: Sequence[int], batch: RaggedBatch) -> None:
+        for request, index in enumerate(indices):
             end = batch.end(request)
-            for group in self.groups.values():
-                table = group.tables[place]
-                first = first_visible(batch.contexts[request], group.window)
-                if end > table.end or first < table.first * self.page:
-                    held = f"{table.first * self.page} to {table.end - 1}"
-                    raise WrongState(f"positions {first} to {end - 1} are needed, {held} are reserved")
-            self._computed[place] = end
+            for pool in self.pools.values():
+                table = pool.tables[index]
+                first = first_visible(batch.contexts[request], pool.window)
+                if end > table.end or first < table.first * self.block_size:
+                    reserved = f"{table.first * self.block_size} to {table.end - 1}"
+                    raise WrongState(f"positions {first} to {end - 1} are needed, {reserved} are reserved")
+            self._computed[index] = end
 
     def _allocate(self, count: int, field: Field, dtype: torch.dtype) -> Tensor:
-        return lazy_zeros((count, (1 + self.pages) * self.page, *field.shape), dtype, self.device)
+        return lazy_zeros((count, (1 + self.num_blocks) * self.block_size, *field.shape), dtype, self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class PagedRows:
+    """The rows that some requests attend to under one window.
+
+    `positions` and `slots` are [requests, longest], int64; `slots` are rows of the pool, padded with row 0. `keep`
+    [requests, longest], bool, is True for real rows, None if all are real. `consecutive` replaces `slots` where the
+    rows of a single request are adjacent in the pool, so that they are read without a gather.
+    """
+
+    positions: Tensor
+    keep: Tensor | None
+    slots: Tensor
+    consecutive: slice | None
+
+    def rows(self, memory: Mapping[str, Tensor]) -> Rows:
+        """These rows of the fields of one state."""
+        return Rows(
+            fields={name: self._read(rows) for name, rows in memory.items()}, positions=self.positions, keep=self.keep
+        )
+
+    def _read(self, rows: Tensor) -> Tensor:
+        if self.consecutive is not None:
+            return rows[None, self.consecutive]
+        return rows.index_select(0, self.slots.flatten()).view(*self.slots.shape, *rows.shape[1:])
+
+
+class PagedStep(CachedStep[PagedKVCache, PagedRows]):
+    """One engine step; slot mappings are computed once for all layers of a window."""
+
+    def __init__(self, cache: PagedKVCache, indices: Sequence[int], batch: RaggedBatch) -> None:
+        super().__init__(cache, indices, batch)
+        self._slot_mappings: dict[Window, Tensor] = {}
+        self._in_place: dict[Window, tuple[Tensor, Tensor, tuple[int, ...]]] = {}
+
+    def view(self, layer: str, state: str) -> PagedStateView:
+        """The view of one state of one layer."""
+        return PagedStateView(self, layer, state)
+
+    def slot_mapping(self, window: Window) -> Tensor:
+        """The rows of the pool [tokens], int64, to which the new rows of the batch are written."""
+        found = self._slot_mappings.get(window)
+        if found is None:
+            pool = self.cache.pools[window]
+            slots: list[int] = []
+            for request, index in enumerate(self.indices):
+                slots += map(pool.tables[index].slot, self.batch.places(request))
+            found = self._slot_mappings[window] = torch.tensor(slots, dtype=torch.int64, device=self.cache.device)
+        return found
+
+    def in_place(self, window: Window, memory: Fields) -> RowsInPlace:
+        """Addresses of the rows of all requests of the batch; computed once for all layers of a window."""
+        if window not in self._in_place:
+            found = self.select(window, range(self.batch.requests))
+            slots = found.slots
+            if found.consecutive is not None:
+                slots = torch.arange(found.consecutive.start, found.consecutive.stop, device=self.cache.device)[None]
+            firsts = tuple(first_visible(context, window) for context in self.batch.contexts)
+            self._in_place[window] = self.slot_mapping(window), slots, firsts
+        return RowsInPlace(memory, *self._in_place[window])
+
+    def _select(self, window: Window, requests: tuple[int, ...]) -> PagedRows:
+        pool = self.cache.pools[window]
+        firsts = [first_visible(self.batch.contexts[r], pool.window) for r in requests]
+        ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
+        longest = max(end - first for first, end in zip(firsts, ends, strict=True))
+        bounds = torch.tensor([firsts, ends], device=self.cache.device)
+        positions = bounds[0, :, None] + torch.arange(longest, device=self.cache.device)
+        real = positions < bounds[1, :, None]
+        tables = [pool.tables[self.indices[r]] for r in requests]
+        if len(requests) == 1 and not self.batch.path(requests[0]):
+            start = _consecutive_start(tables[0], firsts[0] - tables[0].first * pool.block_size, longest)
+            if start is not None:
+                return PagedRows(positions, None, positions, slice(start, start + longest))
+        widest = max(len(table.blocks) for table in tables)
+        block_table = torch.tensor(
+            [table.blocks + [0] * (widest - len(table.blocks)) for table in tables], device=self.cache.device
+        )
+        first_blocks = torch.tensor([table.first for table in tables], device=self.cache.device)
+        # Padding positions may lie beyond a request's table; they read row 0, whichever block is looked up.
+        offsets = slots_at(self.batch, requests, positions, firsts)
+        number = (offsets // pool.block_size - first_blocks[:, None]).clamp_(max=widest - 1)
+        slots = (block_table.gather(1, number) * pool.block_size + offsets % pool.block_size).where(real, 0)
+        return PagedRows(positions, None if bool(real.all()) else real, slots, None)
+
+
+def _consecutive_start(table: BlockTable, offset: int, rows: int) -> int | None:
+    """The pool row of the first of `rows` rows from `offset` on, if they are adjacent in the pool; else None."""
+    blocks, size = table.blocks, table.block_size
+    first, last = offset // size, (offset + rows - 1) // size
+    if blocks[last] - blocks[first] != last - first or blocks[first : last + 1] != list(
+        range(blocks[first], blocks[last] + 1)
+    ):
+        return None
+    return blocks[first] * size + offset % size
+
+
+class PagedStateView:
+    """The view of one state of one layer in a step; implements `attn_core.batch.PagedView`."""
+
+    def __init__(self, step: PagedStep, layer: str, state: str) -> None:
+        self._step = step
+        self._key = (layer, state)
+        self._window = step.cache.windows[self._key]
+        self._memory = step.cache.memory[self._key]
+
+    def append(self, fields: Fields) -> Fields:
+        """Write this step's rows, [tokens, ...] each; raises `InvalidValue` for other fields or shapes."""
+        check_names(".".join(self._key), fields, self._memory)
+        slot_mapping = self._step.slot_mapping(self._window)
+        for name, memory in self._memory.items():
+            rows = fields[name]
+            check_shape(".".join((*self._key, name)), rows, (self._step.tokens, *memory.shape[1:]))
+            memory.index_copy_(0, slot_mapping, rows.detach().to(memory.dtype))
+        return fields
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """All rows these requests attend to, [requests, longest, ...] each, padded with zeros."""
+        return self._step.select(self._window, requests).rows(self._memory)
+
+    def in_place(self) -> RowsInPlace:
+        """Addresses of the rows of all requests of the batch in the cache's memory."""
+        return self._step.in_place(self._window, self._memory)

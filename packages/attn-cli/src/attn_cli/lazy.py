@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import typer
-from attn_core import Command, installed
+from attn_core import installed
+from attn_core.plugins.hooks import Command
 
 from attn_cli.flags import FlagCommand, FlagGroup
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core import row_problem
 from attn_core.computation import Computation
-from attn_core.rowwise import ROW_FORMS
+from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 
 from attn_cli.facts import row_of, said
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_core.hooks import Command, hookimpl
+from attn_core.plugins.hooks import Command, hookimpl
 
 COMMANDS = {
     "generate": ("Let a model write, a server's or one that runs here.", "generate:generate_command"),

@@ -1,299 +1,69 @@
-"""The contract of attn: what a mechanism, kernel, cache and model are, and how plugins are found. No torch."""
+"""The contract of attn: what a mechanism, a kernel, a cache and a model are, and how plugins are found. No torch.
 
-from attn_core.batch import (
-    CodedInPlaceView,
-    Fields,
-    InPlaceView,
-    LayerState,
-    ModelState,
-    PagedView,
-    RaggedBatch,
-    Rows,
-    RowsInPlace,
-    SlotView,
-    SourceView,
-    Span,
-)
-from attn_core.block import AttentionParts, BlockKernel, BlockParts, BlockStep, GatedParts
-from attn_core.capability import Capability
-from attn_core.catalog import Catalog, installed
-from attn_core.computation import Computation, WholeCall
-from attn_core.config import MechanismConfig, configure, option_fields, parse_options
+The root exports what most plugins need; the rest is in submodules named for what they hold: `masks`, `scores`,
+`modifiers`, `distributions`, `rotary`, `norms`, `kernels`, `states`, `stores`, `batch`, `models`, `plugins`, `errors`,
+`checks`.
+"""
+
+from attn_core.batch import Fields, LayerState, RaggedBatch
+from attn_core.computation import Computation
+from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
 from attn_core.declared import DeclaredMechanism
-from attn_core.dispatch import Verdict, choose, explain
-from attn_core.distribution import (
-    AdaptiveEntmax,
-    Distribution,
-    Entmax,
-    Hard,
-    LocalGaussian,
-    Sigmoid,
-    Softmax,
-    SoftmaxOne,
-    SoftmaxWithSink,
-    Sparsemax,
-    StickBreaking,
-)
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.heads import Heads
-from attn_core.hooks import Command, Finding, hookimpl
-from attn_core.inner import Attend, InnerAttention
-from attn_core.kernel import Anything, AtLeast, AtMost, Condition, Kernel, MultipleOf, OneOf, Operands
-from attn_core.linear import WEIGHT_CHOICES, WEIGHT_FORMATS, LinearKernel, LinearShape, Pack, choose_linear
-from attn_core.loader import PluginRecord, PluginStatus
-from attn_core.mask import (
-    BigBird,
-    BlockLayout,
-    BlockSparse,
-    Causal,
-    Chunked,
-    ChunkRing,
-    Dense,
-    Fixed,
-    Full,
-    GlobalKeys,
-    GlobalTokens,
-    Graph,
-    Mask,
-    Neighbourhood,
-    NeighbourhoodGrid,
-    PerHead,
-    Predicate,
-    Prefix,
-    Segments,
-    Strided,
-    Summaries,
-    Tree,
-    Window,
-    blocks,
-    mask_mod,
-)
-from attn_core.mechanism import AttentionLayer, ComputedMechanism, Mechanism, Paper
-from attn_core.model import LanguageModel, ModelFamily, ModelShape, NamedMechanisms, SourceModel, Tokenizer
-from attn_core.modifier import (
-    Alibi,
-    DependencyKeys,
-    DependencyTree,
-    DependencyValues,
-    Modifier,
-    RelativeBias,
-    RelativeKeys,
-    RelativeValues,
-    ScoreFunction,
-    SoftCap,
-    T5Bias,
-)
-from attn_core.norm import QkL2Norm, QkNorm
-from attn_core.paged import PagedKernel, PagedOperands, paged_problem
-from attn_core.part import Part
-from attn_core.problem import Problem, attend_problem
-from attn_core.recurrence import RecurrenceKernel, RecurrenceSpec, Steps, recurrence_problem
-from attn_core.recurrence_plan import RecurrencePlan
-from attn_core.registry import Registry
-from attn_core.rotary import (
-    DynamicNtk,
-    LinearScaling,
-    Llama3Scaling,
-    LongRope,
-    Rotary,
-    RotaryScaling,
-    Yarn,
-    rotary_scaling,
-)
-from attn_core.rowwise import (
-    Activation,
-    CrossEntropyKernel,
-    GateKernel,
-    NormKernel,
-    RotaryKernel,
-    RowKernel,
-    Targets,
-    row_kernel,
-    row_problem,
-)
-from attn_core.score import Additive, Concat, Cosine, Dot, General, Location, ScaledDot, Score
+from attn_core.kernels.attend import Operands
+from attn_core.kernels.base import Kernel
+from attn_core.masks.bands import Causal, Full, Window
+from attn_core.masks.base import Mask
+from attn_core.mechanism import Attend, AttentionLayer, Capability, ComputedMechanism, InnerAttention, Mechanism, Paper
+from attn_core.models import ModelFamily
+from attn_core.options import configure
+from attn_core.plugins.catalog import installed
+from attn_core.plugins.hooks import hookimpl
+from attn_core.rotary import Rotary
 from attn_core.spec import AttentionSpec
-from attn_core.state import Field, Paged, Slot, Source, StateSpec, StateSpecs, state_bytes
-from attn_core.store import (
-    BranchingStore,
-    CacheFamily,
-    ModelSpecs,
-    PortableStore,
-    PrefixStore,
-    StateStore,
-    StoreSize,
-    TreeStore,
-    Usage,
-)
-from attn_core.waves import sinusoidal
+from attn_core.states import Field, Paged, Slot, Source, StateSpec, StateSpecs, state_bytes
+from attn_core.stores import CacheFamily
 
 __all__ = [
-    "WEIGHT_CHOICES",
-    "WEIGHT_FORMATS",
-    "Activation",
-    "AdaptiveEntmax",
-    "Additive",
-    "Alibi",
-    "Anything",
-    "AtLeast",
-    "AtMost",
     "Attend",
     "AttentionLayer",
-    "AttentionParts",
     "AttentionSpec",
-    "BigBird",
-    "BlockKernel",
-    "BlockLayout",
-    "BlockParts",
-    "BlockSparse",
-    "BlockStep",
-    "BranchingStore",
     "CacheFamily",
     "Capability",
-    "Catalog",
     "Causal",
-    "ChunkRing",
-    "Chunked",
-    "CodedInPlaceView",
-    "Command",
     "Computation",
     "ComputedMechanism",
-    "Concat",
-    "Condition",
-    "Cosine",
     "Cost",
-    "CrossEntropyKernel",
     "DeclaredMechanism",
-    "Dense",
-    "DependencyKeys",
-    "DependencyTree",
-    "DependencyValues",
-    "Distribution",
-    "Dot",
-    "DynamicNtk",
-    "Entmax",
     "Field",
     "Fields",
-    "Finding",
-    "Fixed",
     "Full",
-    "GateKernel",
-    "GatedParts",
-    "General",
-    "GlobalKeys",
-    "GlobalTokens",
-    "Graph",
-    "Hard",
     "Heads",
-    "InPlaceView",
+    "Incompatible",
     "InnerAttention",
+    "InvalidValue",
     "Kernel",
-    "LanguageModel",
     "LayerState",
-    "LinearKernel",
-    "LinearScaling",
-    "LinearShape",
-    "Llama3Scaling",
-    "LocalGaussian",
-    "Location",
-    "LongRope",
     "Mask",
     "Mechanism",
     "MechanismConfig",
     "ModelFamily",
-    "ModelShape",
-    "ModelSpecs",
-    "ModelState",
-    "Modifier",
-    "MultipleOf",
-    "NamedMechanisms",
-    "Neighbourhood",
-    "NeighbourhoodGrid",
-    "NormKernel",
-    "OneOf",
     "Operands",
-    "Pack",
     "Paged",
-    "PagedKernel",
-    "PagedOperands",
-    "PagedView",
     "Paper",
-    "Part",
-    "PerHead",
-    "PluginRecord",
-    "PluginStatus",
-    "PortableStore",
-    "Predicate",
-    "Prefix",
-    "PrefixStore",
-    "Problem",
-    "QkL2Norm",
-    "QkNorm",
     "RaggedBatch",
-    "RecurrenceKernel",
-    "RecurrencePlan",
-    "RecurrenceSpec",
-    "Registry",
-    "RelativeBias",
-    "RelativeKeys",
-    "RelativeValues",
     "Rotary",
-    "RotaryKernel",
-    "RotaryScaling",
-    "RowKernel",
-    "Rows",
-    "RowsInPlace",
-    "ScaledDot",
-    "Score",
-    "ScoreFunction",
-    "Segments",
     "Shape",
-    "Sigmoid",
     "Slot",
-    "SlotView",
-    "SoftCap",
-    "Softmax",
-    "SoftmaxOne",
-    "SoftmaxWithSink",
     "Source",
-    "SourceModel",
-    "SourceView",
-    "Span",
-    "Sparsemax",
     "StateSpec",
     "StateSpecs",
-    "StateStore",
-    "Steps",
-    "StickBreaking",
-    "StoreSize",
-    "Strided",
-    "Summaries",
-    "T5Bias",
-    "Targets",
-    "Tokenizer",
-    "Tree",
-    "TreeStore",
-    "Usage",
-    "Verdict",
-    "WholeCall",
+    "UnknownName",
     "Window",
-    "Yarn",
-    "attend_problem",
-    "blocks",
-    "choose",
-    "choose_linear",
     "configure",
-    "explain",
     "hookimpl",
     "installed",
-    "mask_mod",
-    "option_fields",
-    "paged_problem",
-    "parse_options",
-    "recurrence_problem",
-    "rotary_scaling",
-    "row_kernel",
-    "row_problem",
-    "sinusoidal",
     "state_bytes",
 ]

@@ -36,7 +36,7 @@ class RaggedBatch:
     each row in the padded form [requests, longest].
 
     Where tokens of a tree are computed side by side, each is a request of one token for itself, after what its
-    ancestors and the tokens before the tree remember: who computes sees nothing else of the tree (`attn_core.Tree`).
+    ancestors and the tokens before the tree remember: who computes sees nothing else of the tree (`Tree`).
     `paths[r]` then says where the rows of its ancestors in the tree and its own lie, oldest first: places counted as
     positions are, which for a tree are not the same. It is None for a request that is no such token, and `paths` is
     empty where none is.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from attn_core.chosen import ChosenSpec, chosen_problem
 from attn_core.errors import InvalidValue
-from attn_core.problem import Problem, attend_problem
-from attn_core.recurrence import RecurrenceSpec, recurrence_problem
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.base import Problem
+from attn_core.kernels.recurrence import RecurrenceSpec, recurrence_problem
+from attn_core.kernels.selected import ChosenSpec, chosen_problem
 from attn_core.spec import AttentionSpec
 
 

@@ -10,11 +10,10 @@ from attn_core.computation import Computation
 from attn_core.config import MechanismConfig
 from attn_core.cost import Cost, Shape
 from attn_core.heads import Heads
-from attn_core.inner import InnerAttention
-from attn_core.mask.runs import size
-from attn_core.mechanism import Mechanism
+from attn_core.masks.ranges import size
+from attn_core.mechanism import InnerAttention, Mechanism
 from attn_core.spec import AttentionSpec
-from attn_core.state import Field, Paged, Source, StateSpecs
+from attn_core.states import Field, Paged, Source, StateSpecs
 
 IN_PLACE = ("plain", "int8", "int4")
 """Forms of rows that a step of a spec meets where a cache keeps them."""
@@ -47,7 +46,7 @@ class DeclaredMechanism(Mechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """The layer of the spec, from the installed package that computes specs (`attn-variants`)."""
-        from attn_core.catalog import installed
+        from attn_core.plugins.catalog import installed
 
         return installed().spec_layer(self.spec(config), config, self.inner(config))
 

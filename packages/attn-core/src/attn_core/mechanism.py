@@ -1,25 +1,58 @@
-"""A mechanism: a plugin's unit. It is listed, priced, drawn, checked, trained and served by this contract alone."""
+"""A mechanism: the unit that a plugin offers, by which it is listed, priced, drawn, checked, trained and served."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from attn_core.batch import Fields, LayerState, RaggedBatch
-from attn_core.capability import Capability
 from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape
-from attn_core.inputs import checked
-from attn_core.state import Field, Paged, StateSpecs
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.attend import Operands
+from attn_core.states import Field, Paged, StateSpecs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attn_core.recurrence import RecurrenceSpec
+    from attn_core.kernels.recurrence import RecurrenceSpec
     from attn_core.spec import AttentionSpec
+else:
+    Tensor = Any
+
+
+class Capability(StrEnum):
+    """One ability. A law applies where its capability is declared."""
+
+    CAUSAL = "causal"
+    """No output depends on a later input when configured causal."""
+    BIDIRECTIONAL = "bidirectional"
+    """Every output may depend on every input when configured not causal."""
+    CROSS = "cross"
+    """Queries attend to a source, not to their own sequence."""
+    INCREMENTAL = "incremental"
+    """Has its own `step`; without it the engine replays the full sequence."""
+    EXACT = "exact"
+    """Computes its equation exactly, without sampling or approximation."""
+    WEIGHTS = "weights"
+    """Returns attention weights on request."""
+    NORMALISED = "normalised"
+    """Weights are not negative and sum to one over the allowed keys."""
+    PADDING = "padding"
+    """Takes a mask of padded keys."""
+    ROTARY = "rotary"
+    """Takes rotary positions."""
+    GROUPED = "grouped"
+    """Takes fewer key/value heads than query heads."""
+    CHOOSES = "chooses"
+    """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
+    BORROWS = "borrows"
+    """Attends to keys and values that another layer made, where it is configured to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,3 +180,98 @@ class ComputedMechanism(Mechanism):
                 f"{type(self).__name__} declares INCREMENTAL, so it must say what its step remembers: state()"
             )
         return {"inputs": Paged({"x": Field((config.width,))})}
+
+
+Attend = Callable[[Operands], Tensor]
+"""The spec over given operands: outputs [batch, query, heads, value_size], or weights [batch, heads, query, key]."""
+
+
+class InnerAttention:
+    """Base, beside `torch.nn.Module`, of the module that `DeclaredMechanism.inner` builds.
+
+    The layer of the spec projects rows to queries, keys and values, turns them to their positions, remembers them
+    from step to step and projects what comes out; the inner module only has a method
+
+        forward(rows, operands, attend) -> [batch, query, ...]
+
+    `rows` [batch, query, width] are the inputs that the queries come from, `operands` what they meet, and
+    `attend(operands)` is the spec's own attention through whichever kernel fits. The last axes of the result have
+    heads x value_size elements in all.
+    """
+
+    def remember(self, rows: Tensor) -> Fields:
+        """Further fields [batch, key, ...] of rows [batch, key, width], found again in `Operands.fields`.
+
+        Their shapes are those of `DeclaredMechanism.further_fields`.
+        """
+        return {}
+
+    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+        """Attention weights [batch, heads, query, key]; here `attend(operands)` gives the spec's own."""
+        raise Incompatible(f"{type(self).__name__} has no attention weights")
+
+
+Build = Callable[["Mechanism", MechanismConfig], Any]
+
+
+@dataclass(frozen=True)
+class InputCheck:
+    """Called before the `forward` of a layer of the mechanism called `name`, with what it is given."""
+
+    name: str
+    width: int
+
+    def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Raise `InvalidValue` for rows that are not [batch, token, width] and padding that does not fit them."""
+        taken = dict(zip(("query", "source"), given, strict=False)) | named
+        query, source, keep = (taken.get(field) for field in ("query", "source", "keep"))
+        if query is None:
+            return
+        self.check_rows("query", query, "[batch, query, width]")
+        if source is not None:
+            self.check_rows("source", source, "[batch, key, width]")
+            if source.shape[0] != query.shape[0]:
+                allowed = f"as many sequences as queries, {query.shape[0]}, in mechanism {self.name!r}"
+                raise InvalidValue.of("source", tuple(source.shape), allowed)
+        if keep is not None:
+            self.check_keep(keep, query if source is None else source)
+
+    def check_rows(self, field: str, rows: Any, axes: str) -> None:
+        """Raise `InvalidValue` unless the rows have three axes and the width."""
+        if rows.dim() != 3 or rows.shape[-1] != self.width:
+            allowed = f"{axes} of width {self.width} in mechanism {self.name!r}"
+            raise InvalidValue.of(field, tuple(rows.shape), allowed)
+
+    def check_keep(self, keep: Any, rows: Any) -> None:
+        """Raise `InvalidValue` unless it says of every row, by a bool, whether it is real."""
+        if keep.dim() != 2 or keep.shape[0] != rows.shape[0] or keep.shape[1] != rows.shape[1]:
+            allowed = f"{tuple(rows.shape[:2])}, [batch, key], in mechanism {self.name!r}"
+            raise InvalidValue.of("keep", tuple(keep.shape), allowed)
+        if str(keep.dtype) != "torch.bool":
+            allowed = f"torch.bool, True where a key is real, in mechanism {self.name!r}"
+            raise InvalidValue.of("keep", str(keep.dtype), allowed)
+
+
+def checked(build: Build) -> Build:
+    """`build`, whose errors name the mechanism, and whose layers check what they are given, once."""
+
+    @wraps(build)
+    def building(mechanism: Mechanism, config: MechanismConfig) -> Any:
+        require_droppable(mechanism, config)
+        try:
+            layer = build(mechanism, config)
+        except InvalidValue as error:
+            raise error.in_mechanism(mechanism.name) from error
+        hooks = getattr(layer, "_forward_pre_hooks", None)
+        if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
+            layer.register_forward_pre_hook(InputCheck(mechanism.name, config.width), with_kwargs=True)
+        return layer
+
+    return building
+
+
+def require_droppable(mechanism: Mechanism, config: MechanismConfig) -> None:
+    """Raise `Incompatible` where weights are to be dropped that the mechanism does not have, or does not show."""
+    if config.dropout and not mechanism.drops_weights:
+        message = f"mechanism {mechanism.name!r} computes without attention weights, or in a way of its own"
+        raise Incompatible(f"{message}: its dropout must be 0, not {config.dropout}", mechanism=mechanism.name)

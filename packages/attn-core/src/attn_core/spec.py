@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attn_core.distribution import Distribution, Softmax
+from attn_core.distributions import Distribution, Softmax
 from attn_core.errors import InvalidValue
-from attn_core.heads import Heads
-from attn_core.mask import Full, Mask
-from attn_core.modifier import Modifier
-from attn_core.norm import QkNorm
-from attn_core.part import Part
+from attn_core.heads import Heads, Part
+from attn_core.masks.bands import Full
+from attn_core.masks.base import Mask
+from attn_core.modifiers import Modifier
+from attn_core.norms import QkNorm
 from attn_core.rotary import Rotary
-from attn_core.score import ScaledDot, Score
+from attn_core.scores import ScaledDot, Score
 
 
 @dataclass(frozen=True, kw_only=True)

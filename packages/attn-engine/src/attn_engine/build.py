@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attn_core import LanguageModel, StateStore, StoreSize, Tokenizer, installed
+from attn_core import installed
+from attn_core.models import LanguageModel, Tokenizer
+from attn_core.stores import StateStore, StoreSize
 
 from attn_engine.draft import Draft
 from attn_engine.engine import Engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attn_core import Tokenizer
+from attn_core.models import Tokenizer
 
 REPLACEMENT = "\ufffd"
 CONTEXT = 4

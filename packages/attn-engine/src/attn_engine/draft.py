@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from attn_core import BranchingStore, LanguageModel, StateStore
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.models import LanguageModel
+from attn_core.stores import BranchingStore, StateStore
 
 from attn_engine.adjust import Draw
 from attn_engine.limits import MOST_BRANCHES

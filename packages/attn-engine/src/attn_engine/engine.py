@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from attn_core import BranchingStore, LanguageModel, StateStore, Tokenizer, TreeStore
 from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable, UserError
+from attn_core.models import LanguageModel, Tokenizer
+from attn_core.stores import BranchingStore, StateStore, TreeStore
 from torch import Tensor
 
 from attn_engine.detokenize import Detokenizer
@@ -79,15 +80,15 @@ class Engine:
         return not self._groups and not self._news
 
     @property
-    def only_chains(self) -> str | None:
+    def tree_unsupported_reason(self) -> str | None:
         """Why a guess cannot be a tree, for people; None if it can (`EngineLimits.branches`)."""
         store = self._store
-        return store.only_chains() if isinstance(store, TreeStore) else "the cache holds no token trees"
+        return store.tree_unsupported_reason() if isinstance(store, TreeStore) else "the cache holds no token trees"
 
     @property
     def limits_note(self) -> str:
         """What of its limits cannot be, for people; empty where all can."""
-        wished = self.limits.branches > 1 and self.only_chains
+        wished = self.limits.branches > 1 and self.tree_unsupported_reason
         return f"guesses are chains, not trees: {wished}" if wished else ""
 
     def check(self, request: Request) -> None:

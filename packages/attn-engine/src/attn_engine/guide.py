@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from attn_core import Tokenizer
 from attn_core.errors import InvalidValue, MissingPackage, UserError
+from attn_core.models import Tokenizer
 from torch import Tensor
 
 from attn_engine.grammar import Grammar

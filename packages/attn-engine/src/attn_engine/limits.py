@@ -18,7 +18,7 @@ class EngineLimits:
     `waiting` is the most requests that may wait; one more is refused with `OutOfCapacity`.
     `guesses` is how many tokens are guessed ahead, at most, for a request that does not say; see `Sampling.guesses`.
     `branches` is in how many ways a guess may go on at most: of more than one it is a tree, whose branches are checked
-    side by side; where states cannot follow several tokens (`Engine.only_chains`) it stays a chain.
+    side by side; where states cannot follow several tokens (`Engine.tree_unsupported_reason`) it stays a chain.
     `shares` are weights by tenant, 1 where none is given: one of weight 2 is served twice the tokens while both have
     requests that wait.
     `offload_bytes` is the most memory outside the store for states of requests that had to leave it; what finds none,

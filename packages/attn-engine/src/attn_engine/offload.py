@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import PortableStore, StateStore
 from attn_core.errors import Incompatible
+from attn_core.stores import PortableStore, StateStore
 
 from attn_engine.sequence import Sequence
 

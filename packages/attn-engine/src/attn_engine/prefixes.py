@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_core import PrefixStore, StateStore
+from attn_core.stores import PrefixStore, StateStore
 
 from attn_engine.sequence import Sequence
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
-from attn_core import BranchingStore
 from attn_core.errors import UserError
+from attn_core.stores import BranchingStore
 from torch import Tensor
 
 from attn_engine import sequence as sequences

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-from attn_core import BranchingStore, StateStore, TreeStore
+from attn_core.stores import BranchingStore, StateStore, TreeStore
 
 from attn_engine.limits import EngineLimits
 from attn_engine.offload import Offload
@@ -59,7 +59,8 @@ class Scheduler:
         self._branches = store if isinstance(store, BranchingStore) else None
         self._step_tokens = limits.step_tokens
         self._guesses = limits.guesses
-        self._branching = limits.branches if isinstance(store, TreeStore) and store.only_chains() is None else 1
+        trees = isinstance(store, TreeStore) and store.tree_unsupported_reason() is None
+        self._branching = limits.branches if trees else 1
         self.prefixes = Prefixes(store)
         self.offload = Offload(store, limits.offload_bytes)
         self.shares = Shares(limits.shares)

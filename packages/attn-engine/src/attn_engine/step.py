@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
-from attn_core import LanguageModel, RaggedBatch, Source, SourceModel, StateStore
+from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
-from attn_core.likeliest import FindsLikeliest
+from attn_core.models import FindsLikeliest, LanguageModel, SourceModel
+from attn_core.stores import StateStore
 from torch import Tensor
 
 from attn_engine.scheduler import Chunk

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attn_core import BranchingStore
 from attn_core.errors import InternalError, WrongState
+from attn_core.stores import BranchingStore
 from torch import Tensor
 
 from attn_engine.scheduler import Chunk, Scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import Usage
+from attn_core.stores import Usage
 
 from attn_engine.limits import Load
 from attn_engine.scheduler import Scheduler

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from attn_core import Tree
+from attn_core.masks import Tree
 
 
 @dataclass(frozen=True)

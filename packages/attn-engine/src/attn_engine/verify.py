@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from attn_core import BranchingStore, TreeStore
+from attn_core.stores import BranchingStore, TreeStore
 
 from attn_engine.outcome import Progress
 from attn_engine.sequence import Sequence as Growing
@@ -59,7 +59,7 @@ def settle(guess: Guess, store: BranchingStore) -> None:
     sequence, known = guess.sequence, guess.sequence.computed
     right = len(sequence.tokens) - 1
     if guess.tree.branches:
-        cast("TreeStore", store).keep_path(sequence.number, known, [known + node for node in guess.right])
+        cast("TreeStore", store).accept_path(sequence.number, known, [known + node for node in guess.right])
         sequence.computed = right
     else:
         computed = known + len(guess.tree)

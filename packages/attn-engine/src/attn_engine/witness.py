@@ -10,8 +10,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from attn_core import Fields, LanguageModel, LayerState, ModelState, NamedMechanisms
+from attn_core import Fields, LayerState
+from attn_core.batch import ModelState
 from attn_core.errors import LayerFailed
+from attn_core.models import LanguageModel, NamedMechanisms
 from torch import Tensor, nn
 
 NOT_FINITE = "it gives numbers that are not finite"

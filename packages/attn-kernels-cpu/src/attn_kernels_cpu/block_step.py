@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from attn_core import BlockParts, LayerState, RaggedBatch, Rotary, RowsInPlace
+from attn_core import LayerState, RaggedBatch, Rotary
+from attn_core.batch import RowsInPlace
+from attn_core.kernels.block import BlockParts
 from torch import Tensor
 
 from attn_kernels_cpu.forms import FORMS
@@ -69,7 +71,7 @@ def _prepare(
 
 
 class CpuBlockStep:
-    """Computes the steps of one block; implements `attn_core.BlockStep`."""
+    """Computes the steps of one block; implements `attn_core.kernels.block.BlockStep`."""
 
     def __init__(self, parts: BlockParts) -> None:
         self.parts = parts
@@ -119,7 +121,7 @@ class CpuBlockStep:
 
 
 class CpuStackStep:
-    """Computes the steps of blocks in one call; implements `attn_core.block.StackStep`."""
+    """Computes the steps of blocks in one call; implements `attn_core.kernels.block.StackStep`."""
 
     def __init__(self, blocks: Sequence[CpuBlockStep]) -> None:
         self._blocks = tuple(blocks)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from attn_core import AttentionSpec, BlockKernel, BlockParts, BlockStep, Window
-from attn_core.block import StackStep
+from attn_core import AttentionSpec, Window
+from attn_core.kernels.block import BlockKernel, BlockParts, BlockStep, StackStep
 
 from attn_kernels_cpu.compiling import why_not
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core import LinearKernel, LinearShape
 from attn_core.errors import KernelRefused
+from attn_core.kernels.linear import LinearKernel, LinearShape
 
 from attn_kernels_cpu import chip
 from attn_kernels_cpu.compiling import why_not

@@ -72,7 +72,7 @@ class PackedLinear(nn.Module):
         return out.to(rows.dtype)
 
     def largest(self, rows: Tensor) -> Tensor | None:
-        """See `attn_core.likeliest.FindsLargest`; None for rows that are not float32, as outputs are."""
+        """See `attn_core.models.FindsLargest`; None for rows that are not float32, as outputs are."""
         self._require(rows)
         if rows.dtype != torch.float32:
             return None

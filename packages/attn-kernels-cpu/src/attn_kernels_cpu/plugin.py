@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from attn_core import BlockKernel, LinearKernel, hookimpl
+from attn_core import hookimpl
+from attn_core.kernels.block import BlockKernel
+from attn_core.kernels.linear import LinearKernel
 
 
 @hookimpl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from attn_core import AttentionSpec, Operands
 from attn_core.errors import InvalidValue
-from attn_core.packed import check_packed
+from attn_core.kernels.attend import check_packed
 from torch import Tensor
 
 from attn_kernels_triton.backends.attend import WIDEST_DROPPED

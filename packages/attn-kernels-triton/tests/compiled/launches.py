@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, Softmax
+from attn_core import AttentionSpec, Causal, Heads, Mask, Operands
+from attn_core.distributions import Softmax
 from attn_core.dropout import Dropout
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
 from attn_kernels_triton.attention.backward import Backwards, backward_launches, bias_launch, call_of
 from attn_kernels_triton.attention.forward import empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import plan_of

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Mask, PagedOperands, RaggedBatch, RowsInPlace, Softmax
+from attn_core import AttentionSpec, Causal, Heads, Mask, RaggedBatch
+from attn_core.batch import RowsInPlace
+from attn_core.distributions import Softmax
+from attn_core.kernels.paged import PagedOperands
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
 

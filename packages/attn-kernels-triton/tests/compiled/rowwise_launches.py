@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Targets
+from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.rowwise.cross_entropy import loss_launch
 from attn_kernels_triton.rowwise.gate import gate_launch, ungate_launch

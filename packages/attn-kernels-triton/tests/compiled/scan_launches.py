@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Steps
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.recurrence.compute import given_of
 from attn_kernels_triton.recurrence.launch import backward_launches, between, decode_launch, forward_launches, gradients

@@ -3,9 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import Alibi, Causal, Full, Prefix, SoftCap, SoftmaxWithSink, T5Bias, Window
+from attn_core import Causal, Full, Window
+from attn_core.distributions import SoftmaxWithSink
 from attn_core.dropout import Dropout
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
+from attn_core.masks import Prefix
+from attn_core.modifiers import Alibi, SoftCap, T5Bias
 from attn_kernels_triton.attention import backward, tiles
 from attn_kernels_triton.attention import forward as dense
 from attn_kernels_triton.tuning.candidates import CANDIDATES

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from artefacts import SHARED_MEMORY, artefact
-from attn_core import Causal, Full, SoftCap, SoftmaxWithSink, Window
+from attn_core import Causal, Full, Window
+from attn_core.distributions import SoftmaxWithSink
+from attn_core.modifiers import SoftCap
 from attn_kernels_triton.attention import backward, tiles
 from attn_kernels_triton.attention import forward as dense
 from attn_kernels_triton.paged import tiles as choices

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from artefacts import HOPPER, compiled
-from attn_core import Causal, Prefix, RelativeBias
+from attn_core import Causal
 from attn_core.dropout import Dropout
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
+from attn_core.masks import Prefix
+from attn_core.modifiers import RelativeBias
 from launches import launches
 from paged_launches import paged_launches
 

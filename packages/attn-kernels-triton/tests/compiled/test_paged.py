@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import Alibi, SoftCap, SoftmaxWithSink, T5Bias, Window
+from attn_core import Window
+from attn_core.distributions import SoftmaxWithSink
+from attn_core.modifiers import Alibi, SoftCap, T5Bias
 from attn_kernels_triton.kernels.paged import attend_paged
 from attn_kernels_triton.paged import attend
 from attn_kernels_triton.paged.tiles import PagedChoice

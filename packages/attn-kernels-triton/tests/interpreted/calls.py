@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Distribution, Heads, Mask, Modifier, Operands, Softmax
+from attn_core import AttentionSpec, Heads, Mask, Operands
+from attn_core.distributions import Distribution, Softmax
+from attn_core.modifiers import Modifier
 from attn_testing import oracle
 from bounds import require_close, roundings_of
 from torch import Tensor

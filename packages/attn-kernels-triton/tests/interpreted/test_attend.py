@@ -4,24 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import (
-    Alibi,
-    BigBird,
-    Causal,
-    Full,
-    Predicate,
-    Prefix,
-    RelativeBias,
-    Segments,
-    SoftCap,
-    Softmax,
-    SoftmaxOne,
-    SoftmaxWithSink,
-    Strided,
-    T5Bias,
-    Window,
-)
+from attn_core import Causal, Full, Window
+from attn_core.distributions import Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue
+from attn_core.masks import BigBird, Predicate, Prefix, Segments, Strided
+from attn_core.modifiers import Alibi, RelativeBias, SoftCap, T5Bias
 from attn_kernels_triton.attention import backward, forward, tiles
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
 from attn_kernels_triton.attention.forward import copied

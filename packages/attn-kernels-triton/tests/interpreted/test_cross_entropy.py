@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from attn_core import Targets
 from attn_core.errors import InvalidValue
+from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.rowwise import rows as tiles
 from attn_kernels_triton.rowwise.cross_entropy import losses
 from bounds import require_close

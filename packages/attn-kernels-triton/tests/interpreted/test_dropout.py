@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import Causal, Full, Prefix, RelativeBias, SoftmaxWithSink, Window, configure, installed
+from attn_core import Causal, Full, Window, configure, installed
+from attn_core.distributions import SoftmaxWithSink
 from attn_core.dropout import Dropout
-from attn_core.packed import Packed, texts
+from attn_core.kernels.attend import Packed, texts
+from attn_core.masks import Prefix
+from attn_core.modifiers import RelativeBias
 from attn_kernels_triton.attention import tiles
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.backends.attend import TritonAttend

@@ -6,8 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, PagedOperands, RaggedBatch, RowsInPlace, Steps, Window
+from attn_core import AttentionSpec, Causal, Heads, Operands, RaggedBatch, Window
+from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
+from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.fp8 import attend as attend_codes
 from attn_kernels_triton.paged.attend import attend_rows

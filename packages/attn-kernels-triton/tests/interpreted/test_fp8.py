@@ -4,9 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, ScaledDot, Segments, SoftmaxWithSink, Window
+from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, Window
+from attn_core.distributions import SoftmaxWithSink
 from attn_core.errors import InvalidValue
-from attn_core.pairs import seen_pairs
+from attn_core.masking import seen_pairs
+from attn_core.masks import Segments
+from attn_core.scores import ScaledDot
 from attn_kernels_triton import fp8_reference as plain
 from attn_kernels_triton.fp8 import attend, rotation
 from attn_testing import oracle

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import rowwise
+from attn_core.kernels import rowwise
 from attn_kernels_triton.backends import rowwise as kernels
+from attn_models import losses
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.losses import linear
 
 VOCABULARY = 40
 METHODS = {
@@ -63,7 +63,7 @@ def test_a_decoder_takes_these_kernels_and_learns_the_same(monkeypatch, taken, p
     )
     model = Decoder(config)
     text = torch.randint(VOCABULARY, (1, 10), generator=torch.Generator().manual_seed(1))
-    monkeypatch.setitem(linear.LOGITS, "cpu", 4 * VOCABULARY)
+    monkeypatch.setitem(losses.LOGITS, "cpu", 4 * VOCABULARY)
     found = learned(model, text)
     assert taken == {name for names in METHODS.values() for name in names}
     monkeypatch.setattr(rowwise, "able", lambda kind: ())

@@ -4,23 +4,12 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import (
-    Alibi,
-    AttentionSpec,
-    Causal,
-    Full,
-    Operands,
-    RelativeBias,
-    Segments,
-    SoftCap,
-    SoftmaxOne,
-    SoftmaxWithSink,
-    Strided,
-    T5Bias,
-    Window,
-)
+from attn_core import AttentionSpec, Causal, Full, Operands, Window
+from attn_core.distributions import SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue
-from attn_core.packed import Packed, texts
+from attn_core.kernels.attend import Packed, texts
+from attn_core.masks import Segments, Strided
+from attn_core.modifiers import Alibi, RelativeBias, SoftCap, T5Bias
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
 from attn_kernels_triton.attention.plan import plan_of
 from attn_testing import oracle

@@ -5,32 +5,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from attn_core import (
-    Alibi,
-    AttentionSpec,
-    Causal,
-    Distribution,
-    Full,
-    Heads,
-    Mask,
-    Modifier,
-    Operands,
-    PagedOperands,
-    Prefix,
-    RaggedBatch,
-    RelativeBias,
-    RowsInPlace,
-    ScaledDot,
-    SoftCap,
-    Softmax,
-    SoftmaxOne,
-    SoftmaxWithSink,
-    T5Bias,
-    Window,
-    installed,
-    paged_problem,
-)
+from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, RaggedBatch, Window, installed
+from attn_core.batch import RowsInPlace
+from attn_core.distributions import Distribution, Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue, KernelRefused
+from attn_core.kernels.paged import PagedOperands, paged_problem
+from attn_core.masks import Prefix
+from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
+from attn_core.scores import ScaledDot
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_testing import oracle
 from bounds import require_close

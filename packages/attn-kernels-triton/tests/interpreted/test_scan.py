@@ -4,14 +4,16 @@ import copy
 
 import pytest
 import torch
-from attn_core import RecurrencePlan, Steps, configure, installed
+from attn_core import configure, installed
 from attn_core.errors import InvalidValue
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.backends.recurrence import TritonChunked
 from attn_kernels_triton.recurrence import tiles
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
 from attn_testing import DictionaryStore
 from attn_testing.serving import ragged
-from attn_variants.recurrences.recurrent import recurrent
+from attn_variants.mechanisms.recurrences.scan import recurrent
 from bounds import require_close
 from torch import Tensor
 

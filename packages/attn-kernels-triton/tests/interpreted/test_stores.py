@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from attn_core import MechanismConfig, RaggedBatch, StoreSize, configure, installed
+from attn_core import MechanismConfig, RaggedBatch, configure, installed
+from attn_core.stores import StoreSize
 from attn_kernels_triton.backends.paged import TritonPaged
 
 STEPS = [(5, 1, 20), (1, 1, 1), (7, 1, 2), (1, 1, 1)]

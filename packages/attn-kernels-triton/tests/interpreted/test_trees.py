@@ -6,7 +6,11 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import Alibi, PagedOperands, RaggedBatch, RowsInPlace, SoftmaxWithSink, T5Bias, Window
+from attn_core import RaggedBatch, Window
+from attn_core.batch import RowsInPlace
+from attn_core.distributions import SoftmaxWithSink
+from attn_core.kernels.paged import PagedOperands
+from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_kernels_triton.paged.schedule import grove_of
 from bounds import require_close

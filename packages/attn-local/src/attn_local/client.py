@@ -10,11 +10,11 @@ from types import TracebackType
 from attn_client.results.inference import Chunk
 from attn_client.sampling import Prompt, Sampling
 from attn_client.writer import Writer
-from attn_core import WEIGHT_CHOICES
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.kernels.linear import WEIGHT_CHOICES
 from attn_engine import EngineLimits
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.sources.shelf import Shelf
+from attn_models.sources.store import ModelStore
 
 from attn_local.running import RunningModel
 
@@ -23,12 +23,12 @@ class LocalClient(Writer):
     """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
 
     A model is named as under the `models` of `home`, or by its folder; it is loaded when it is first asked, and stays.
-    `weights`, one of `attn_core.WEIGHT_CHOICES`, says how linear layers keep theirs. Threads may share a client. Raises
+    `weights`, one of `WEIGHT_CHOICES`, says how linear layers keep theirs. Threads may share a client. Raises
     the errors of `attn_core.errors`.
     """
 
     def __init__(self, home: Path | None = None, weights: str = "auto") -> None:
-        self._shelf = Shelf(home)
+        self._shelf = ModelStore(home)
         self._weights = weights
         self._branches = 1
         self._running: dict[Path, RunningModel] = {}
@@ -59,7 +59,7 @@ class LocalClient(Writer):
         return self._run(model).generate(prompt, sampling or Sampling(), timeout)
 
     def keep(self, weights: str) -> None:
-        """Keep the weights of linear layers so, one of `attn_core.WEIGHT_CHOICES`, in models that do not run yet.
+        """Keep the weights of linear layers so, one of `WEIGHT_CHOICES`, in models that do not run yet.
 
         Raises `InvalidValue` for other words.
         """

@@ -11,12 +11,12 @@ from typing import cast
 
 from attn_client.results.inference import Chunk
 from attn_client.sampling import Prompt, Sampling
-from attn_core import LanguageModel, state_bytes
+from attn_core import state_bytes
 from attn_core.errors import InvalidValue
+from attn_core.models import LanguageModel
 from attn_engine import EngineLimits, EngineLoop, Event, Request, build_engine
 from attn_engine import Sampling as EngineSampling
-from attn_models.drafts import load_draft
-from attn_models.loading import load_model
+from attn_models.loading import load_draft, load_model
 
 from attn_local.words import Words, sampling_fields
 
@@ -31,7 +31,7 @@ class RunningModel:
     """The model in `folder`, with the one in `draft` to guess for it; raises what loading them raises, `InvalidValue`
     where it has no tokenizer, `Incompatible` for a draft of other tokens.
 
-    `weights` is one of `attn_core.WEIGHT_CHOICES`, `branches` in how many ways a guess may go on.
+    `weights` is one of `attn_core.kernels.linear.WEIGHT_CHOICES`, `branches` in how many ways a guess may go on.
     """
 
     def __init__(self, folder: Path, weights: str = "auto", draft: Path | None = None, branches: int = 1) -> None:

@@ -11,7 +11,7 @@ from attn_client.sampling import ChatMessage, Prompt, Sampling, Sourced
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
 from attn_engine import Event, Finish, RequestUsage, ScoredToken
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.sides import begun, source_ids
+from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
 
 SPELLINGS_KEPT = 65536
 OTHER_NAMES = {"ignore_eos": "ignore_end", "top_logprobs": "alternatives"}
@@ -35,7 +35,7 @@ class Words:
             begin = prompt.begin
             if begin and not isinstance(begin, str):
                 return tuple(begin)
-            return begun(self._tokenizer, self._tokenizer.encode(str(begin or ""), add_special=False))
+            return decoder_start_ids(self._tokenizer, self._tokenizer.encode(str(begin or ""), add_special=False))
         if isinstance(prompt, str):
             ids = tuple(self._tokenizer.encode(prompt))
         else:
@@ -52,7 +52,11 @@ class Words:
         """The token ids of the source, None where the prompt has none."""
         if not isinstance(prompt, Sourced):
             return None
-        return source_ids(self._tokenizer, prompt.source) if isinstance(prompt.source, str) else tuple(prompt.source)
+        return (
+            encoder_input_ids(self._tokenizer, prompt.source)
+            if isinstance(prompt.source, str)
+            else tuple(prompt.source)
+        )
 
     def chunk(self, event: Event) -> Chunk:
         """News of a completion; raises the error that ended it."""

@@ -1,12 +1,15 @@
-"""`attn convert` and `attn pull`. Torch is imported only where weights are written."""
+"""The commands `attn convert` and `attn pull`. Torch is imported only where weights are written."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from attn_core.errors import InvalidValue
+from typer.core import TyperGroup
 
 from attn_models.sources import convert as convert_model
 from attn_models.sources import known_sources, shown_progress
@@ -59,3 +62,117 @@ def pull(
 
 def _answer(facts: Any, text: str, json: bool) -> None:  # noqa: FBT001  (the user's flag)
     typer.echo(dumps(facts, indent=2, ensure_ascii=False) if json else text)
+
+
+PLAIN = "model"
+"""The subcommand that is meant where none is named."""
+
+Source = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model that was pulled or trained here, by name, or a model folder.")
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="OUT", help="The folder to write; a model there is replaced, nothing else is.")
+]
+Text = Annotated[Path | None, typer.Option("--text", help="A text on which to compare the loss before and after.")]
+
+
+class ConvertGroup(TyperGroup):
+    """A group whose first word may also be a file: then `model` is meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the subcommand that is meant before arguments that name none."""
+        if args and args[0] not in {*self.commands, "--help"}:
+            args = [PLAIN, *args]
+        return list(super().parse_args(ctx, args))
+
+
+app = typer.Typer(cls=ConvertGroup, add_completion=False, no_args_is_help=True, rich_markup_mode="markdown")
+app.command(PLAIN)(convert)
+
+
+@app.callback()
+def root() -> None:
+    """Turn a model into a model folder: `attn convert SOURCE TARGET`, or change its attention.
+
+    A source that is called like a subcommand is written `./heads`.
+    """
+
+
+@app.command()
+def heads(
+    model: Source,
+    target: Target,
+    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="How many, in equal groups of neighbours.")] = None,
+    groups: Annotated[
+        str | None, typer.Option("--groups", help="For each key/value head its new one, such as 0,0,1,0.")
+    ] = None,
+    method: Annotated[str, typer.Option("--method", help="mean, first or random.")] = "mean",
+    text: Text = None,
+    json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
+) -> None:
+    """Give a model fewer key/value heads, each the mean of a group (GQA, arXiv 2305.13245).
+
+    The answer says how much of the energy of the weights is kept. A little more training brings most of the loss back.
+
+    Example: `attn convert heads smollm2-135m-instruct smaller --kv-heads 1 --text play.txt`
+    """
+    from attn_models.conversion import HeadMap, convert_heads
+    from attn_models.sources.store import ModelStore
+
+    if (kv_heads is None) == (groups is None):
+        raise InvalidValue("--kv-heads, --groups: exactly one of them is needed", field="kv_heads")
+    wanted = kv_heads if groups is None else HeadMap(_numbers(groups))
+    with shown_progress() as report:
+        done = convert_heads(ModelStore().find(model), target, wanted, method, text=_read(text), report=report)  # type: ignore[arg-type]
+    _answer_converted(done, json)
+
+
+@app.command()
+def latent(
+    model: Source,
+    target: Target,
+    size: Annotated[
+        int | None, typer.Option("--latent", help="Elements remembered per token; the full rank by default.")
+    ] = None,
+    text: Text = None,
+    json: Json = False,  # noqa: FBT002  (the user gives it as a flag)
+) -> None:
+    """Make keys and values of all heads from one latent a token (TransMLA, arXiv 2502.07864).
+
+    At full rank nothing changes; below it, the answer says how much of the energy of the weights is kept.
+
+    Example: `attn convert latent smollm2-135m-instruct smaller --latent 128 --text play.txt`
+    """
+    from attn_models.conversion import convert_latent
+    from attn_models.sources.store import ModelStore
+
+    with shown_progress() as report:
+        done = convert_latent(ModelStore().find(model), target, size, text=_read(text), report=report)
+    _answer_converted(done, json)
+
+
+def _numbers(words: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in words.split(","))
+    except ValueError as error:
+        raise InvalidValue.of("groups", words, "whole numbers with commas between them, such as 0,0,1,0") from error
+
+
+def _read(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidValue.of("text", str(path), f"a file of text in UTF-8 ({error})") from error
+
+
+def _answer_converted(converted: Any, json: bool) -> None:  # noqa: FBT001  (the user's flag)
+    facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(converted).items()}
+    if json:
+        typer.echo(dumps(facts, indent=2))
+        return
+    lines = [f"{converted.folder} ({converted.layout}), energy kept {converted.energy:.4f}"]
+    if converted.loss_before is not None:
+        lines.append(f"loss {converted.loss_before:.4f} -> {converted.loss_after:.4f} nats per token")
+    typer.echo("\n".join(lines))

@@ -1,31 +1,92 @@
-"""Models from folders and into folders."""
+"""Loading models from checkpoint folders and saving them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import WEIGHT_CHOICES
-from attn_core.dtype import dtype_name
+from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.kernels.linear import WEIGHT_CHOICES
+from attn_core.models import LanguageModel
+from attn_core.states import dtype_name
 from torch import nn
 
-from attn_models.decoder.attention import layer_attentions
+from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.weightless import weightless
-from attn_models.encoder_decoder import folders as other_families
-from attn_models.families.door import Door
-from attn_models.families.doors import door_of
-from attn_models.families.keys import say_unread
-from attn_models.families.own import OwnDoor
-from attn_models.families.tensors import read_parameters, stored_tensors, stored_type
-from attn_models.packing.lossless import pack_lossless
-from attn_models.packing.pack import pack_weights, require_unpacked
+from attn_models.families.adapter import StateDictAdapter, needed
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.native import NativeAdapter, require_installed
+from attn_models.families.registry import decoder_adapter
+from attn_models.families.state_dict import (
+    check_config_fits,
+    fill_buffers,
+    init_empty_weights,
+    read_parameters,
+    stored_tensors,
+    stored_type,
+)
+from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+
+SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
+LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
+"""The `model_type` of their config.json, of those that read a source and of those that do not, and its architecture."""
+
+PLACES = ("mechanism", "encoder", "decoder", "cross")
+"""Fields of a config that name mechanisms."""
+
+
+def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
+    """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
+    path = checkpoint.path / "config.json"
+    try:
+        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
+        if not isinstance(values, Mapping) or not isinstance(name, str):
+            raise InvalidValue.of("model", values, "an object, with its family's name beside it")
+        for place in PLACES:
+            if isinstance(values.get(place), str):
+                require_installed(values[place], checkpoint.config.get("requires"))
+        family = installed().models.get(name)
+        config = family.configure(values)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = family.build(config)
+    model.load_state_dict(read_parameters(checkpoint, NativeAdapter(), model.state_dict(), dtype), assign=True)
+    if any(buffer.is_meta for buffer in model.buffers()):
+        fill_buffers(model, family.build(config))
+    return model
+
+
+def hf_config_of(model: Any) -> dict[str, Any]:
+    """The config.json of a model: its family, its fields and the packages that build it."""
+    registry, values = installed().mechanisms, model.config.plain()
+    for place in PLACES:
+        if place in values:
+            values[place] = registry.full_name(values[place])
+    owners = {registry.owner(values[place]) for place in PLACES if place in values}
+    layout = SOURCE if hasattr(model, "source_context") else LANGUAGE
+    return {
+        "architectures": [LAYOUTS[layout]],
+        "model_type": layout,
+        "family": family_of(model.config),
+        "model": values,
+        "requires": {name: version(name) for name in sorted(owners | {"attn-core", "attn-models"})},
+    }
+
+
+def family_of(config: Any) -> str:
+    """The name of the installed family whose config this is."""
+    return next(item.name for item in installed().models if getattr(item, "Config", None) is type(config))
+
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 
@@ -58,7 +119,7 @@ class LoadedModel:
         """The name of the model's family."""
         if isinstance(self.config, DecoderConfig):
             return "decoder"
-        return str(other_families.family_of(self.config))
+        return str(family_of(self.config))
 
     @property
     def source_context(self) -> int | None:
@@ -72,13 +133,13 @@ def load_model(
     """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
 
     Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
-    folder is checked against its manifest, if it has one. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs the
-    weights of linear layers for serving; `dtype` is what everything else is computed in (see `pack_weights`). `auto`
-    packs them as they are stored, and a model in float32 alone (see `pack_lossless`); None means `unpacked`.
+    folder is checked against its manifest, if it has one. `weights`, one of `WEIGHT_CHOICES`, packs the
+    weights of linear layers for serving; `dtype` is what everything else is computed in (see `quantize_model`). `auto`
+    packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `unpacked`.
 
     Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
     tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
-    `weights`, what `pack_weights` raises.
+    `weights`, what `quantize_model` raises.
     """
     name = dtype_name(dtype)
     if name not in FLOATS:
@@ -90,15 +151,15 @@ def load_model(
         weights = None
     # Packing reads each weight once, wherever it lies and whatever its type.
     read_as = getattr(torch, name) if weights is None else stored_type(checkpoint)
-    if checkpoint.config.get("model_type") in other_families.LAYOUTS:
-        model: Any = other_families.build_from(checkpoint, read_as)
+    if checkpoint.config.get("model_type") in LAYOUTS:
+        model: Any = build_from(checkpoint, read_as)
     else:
         model = _decoder_from(checkpoint, read_as)
     count = sum(parameter.numel() for parameter in model.parameters())
     if weights == "auto":
-        pack_lossless(model, read_as)
+        prepack_model(model, read_as)
     elif weights is not None:
-        pack_weights(model, weights, getattr(torch, name))
+        quantize_model(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
     if tokenizer is not None and tokenizer.vocabulary > model.vocabulary:
         rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {model.vocabulary} rows in the embedding"
@@ -118,7 +179,7 @@ def save_model(
     model: Any,
     tokenizer: Tokenizer | None = None,
     *,
-    layout: str = OwnDoor.model_type,
+    layout: str = NativeAdapter.model_type,
     generation: dict[str, Any] | None = None,
 ) -> Path:
     """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
@@ -129,14 +190,17 @@ def save_model(
     Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
     """
-    require_unpacked(model, "weights packed as {} cannot be written; load the model without packing")
+    require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     if isinstance(model, Decoder):
-        door = door_of(layout)
-        if model.config.lenders and layout != OwnDoor.model_type:
+        adapter = decoder_adapter(layout)
+        if model.config.lenders and layout != NativeAdapter.model_type:
             raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
-        described, tensors = door.describe(model.config), stored_tensors(model.state_dict(), door.layout(model.config))
+        described, tensors = (
+            adapter.describe(model.config),
+            stored_tensors(model.state_dict(), adapter.layout(model.config)),
+        )
     else:
-        described, tensors = other_families.described(model), dict(model.state_dict())
+        described, tensors = hf_config_of(model), dict(model.state_dict())
     described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     if generation:
@@ -145,25 +209,25 @@ def save_model(
 
 
 def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
-    door = door_of(checkpoint.config.get("model_type"))
-    config = _configured(checkpoint, door)
-    with weightless():
+    adapter = decoder_adapter(checkpoint.config.get("model_type"))
+    config = _configured(checkpoint, adapter)
+    with init_empty_weights():
         model = Decoder(config)
-    model.load_state_dict(read_parameters(checkpoint, door.layout(config), model.state_dict(), dtype), assign=True)
+    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
     _compute_constants(model, config)
     return model
 
 
-def _configured(checkpoint: CheckpointFolder, door: Door) -> DecoderConfig:
+def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> DecoderConfig:
     """The config, refused before anything is built if it is larger than the file could fill."""
     path = checkpoint.path / "config.json"
     try:
-        say_unread(checkpoint.config, door.reads, path)
-        config = door.configure(checkpoint.config)
+        check_unread_keys(checkpoint.config, adapter.reads, path)
+        config = adapter.configure(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
     entries = checkpoint.tensors.entries
-    config = door.filled(config, entries)
+    config = adapter.filled(config, entries)
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
     limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
     for field, limit in limits.items():
@@ -190,3 +254,22 @@ def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
             if prefix + name in pending:
                 owner, _, leaf = (prefix + name).rpartition(".")
                 model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
+
+
+def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", weights: str = "auto") -> LanguageModel:
+    """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for.
+
+    Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
+    """
+    draft = load_model(folder, dtype, weights=weights)
+    if draft.source_context is not None:
+        raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
+    theirs, ours = draft.tokenizer, served.tokenizer
+    if theirs is None or ours is None or draft.model.vocabulary != served.model.vocabulary:
+        sizes = draft.model.vocabulary, served.model.vocabulary
+        raise Incompatible(f"draft {folder}: it has {sizes[0]} tokens, the model {sizes[1]}", field="draft")
+    for token in range(min(theirs.vocabulary, ours.vocabulary)):
+        if theirs.token_bytes(token) != ours.token_bytes(token):
+            raise Incompatible(f"draft {folder}: token {token} is another than the model's", field="draft")
+    model: LanguageModel = draft.model
+    return model

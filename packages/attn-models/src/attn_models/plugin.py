@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from attn_core import Command, LinearKernel, ModelFamily, ModelShape, hookimpl
+from attn_core import ModelFamily, hookimpl
+from attn_core.kernels.linear import LinearKernel
+from attn_core.models import ModelShape
+from attn_core.plugins.hooks import Command
 
 
 @hookimpl
 def attn_models() -> list[ModelFamily]:
     """Decoders, models that read a source, recurrent language models, encoders with a head, and of images."""
-    from attn_models.decoder.family import DecoderFamily
-    from attn_models.decoder.named import named_decoders
-    from attn_models.encoder.families import encoder_families
-    from attn_models.encoder_decoder.families import source_families
+    from attn_models.decoder.families import DecoderFamily, named_decoders
+    from attn_models.encoder.families import VitFamily, encoder_families
+    from attn_models.encoder_decoder.families import encoder_decoder_families
     from attn_models.recurrent.families import recurrent_families
-    from attn_models.vision.families import VitFamily
 
     decoders = [DecoderFamily(), *named_decoders(), *recurrent_families()]
-    return [*decoders, *source_families(), *encoder_families(), VitFamily()]
+    return [*decoders, *encoder_decoder_families(), *encoder_families(), VitFamily()]
 
 
 @hookimpl
@@ -30,9 +31,14 @@ def attn_shapes() -> list[ModelShape]:
 @hookimpl
 def attn_linears() -> list[LinearKernel]:
     """What torch offers for packed weights."""
-    from attn_models.packing.plain import PlainBfloat16, PlainFloat32
-    from attn_models.packing.prepacked import PrepackedBfloat16, PrepackedFloat32
-    from attn_models.packing.weight_only import WeightOnlyInt4, WeightOnlyInt8
+    from attn_models.quantization.kernels import (
+        PlainBfloat16,
+        PlainFloat32,
+        PrepackedBfloat16,
+        PrepackedFloat32,
+        WeightOnlyInt4,
+        WeightOnlyInt8,
+    )
 
     return [
         PlainFloat32(),
@@ -51,7 +57,7 @@ def attn_commands() -> list[Command]:
         Command(
             name="convert",
             summary="Turn a GGUF file or a Hugging Face folder into a model folder.",
-            target="attn_models.convert_command:app",
+            target="attn_models.commands:app",
         ),
         Command(
             name="pull",

@@ -5,7 +5,7 @@ Each is from the paper or the config.json that its makers published.
 
 from __future__ import annotations
 
-from attn_core import ModelShape
+from attn_core.models import ModelShape
 
 GPT2_VOCABULARY = 50257
 LLAMA2_VOCABULARY = 32000

@@ -9,12 +9,11 @@ import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.decoder.decoder import Decoder
-from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.config import EncoderConfig, VisionConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.gpt2 import Gpt2Door
-from attn_models.families.llama import LlamaDoor
-from attn_models.vision.config import VisionConfig
-from attn_models.vision.vit import VisionTransformer
+from attn_models.encoder.vit import VisionTransformer
+from attn_models.families.gpt2 import Gpt2Adapter
+from attn_models.families.llama import LlamaAdapter
 from torch.utils.checkpoint import checkpoint
 
 BLOCKS = {"width": 8, "layers": 2, "heads": 2, "hidden": 12}
@@ -96,7 +95,7 @@ def test_layers_without_weights_and_attention_step_by_step_refuse():
 
 def test_checkpoints_say_what_is_dropped_in_training(caplog):
     sizes = {"vocab_size": 23, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    door = Gpt2Door()
+    door = Gpt2Adapter()
     config = door.configure(sizes | {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2})
     assert (config.attention_dropout, config.dropout) == (0.1, 0.2)
     assert door.configure(door.describe(config)) == config
@@ -108,6 +107,6 @@ def test_checkpoints_say_what_is_dropped_in_training(caplog):
         door.configure(sizes | {"attn_pdrop": 2})
     llama = {"vocab_size": 23, "max_position_embeddings": 12, "hidden_size": 8, "intermediate_size": 12}
     llama |= {"num_hidden_layers": 1, "num_attention_heads": 2, "attention_dropout": 0.3}
-    config = LlamaDoor().configure(llama)
+    config = LlamaAdapter().configure(llama)
     assert config.attention_dropout == 0.3
-    assert LlamaDoor().configure(LlamaDoor().describe(config)).attention_dropout == 0.3
+    assert LlamaAdapter().configure(LlamaAdapter().describe(config)).attention_dropout == 0.3

@@ -8,7 +8,7 @@ import pytest
 import torch
 import typer
 from attn_core import installed
-from attn_models import commands, convert_command
+from attn_models import commands
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from typer.testing import CliRunner
@@ -19,8 +19,8 @@ def attn():
     """Runs a subcommand by its name in the catalogue."""
     app = typer.Typer()
     targets = [installed().commands.get(name).target for name in ("convert", "pull")]
-    assert targets == [f"{convert_command.__name__}:app", f"{commands.__name__}:pull"]
-    app.add_typer(convert_command.app, name="convert")
+    assert targets == [f"{commands.__name__}:app", f"{commands.__name__}:pull"]
+    app.add_typer(commands.app, name="convert")
     app.command("pull")(commands.pull)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 

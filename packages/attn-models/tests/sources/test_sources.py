@@ -25,8 +25,7 @@ from attn_models.sources import (
     pull_source,
     shown_progress,
 )
-from attn_models.sources.archive_members import read_members
-from attn_models.sources.registry import download
+from attn_models.sources.download import download, read_members
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import read_folder, write_folder
 

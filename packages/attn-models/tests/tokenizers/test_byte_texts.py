@@ -6,9 +6,8 @@ import pytest
 import tokenizers
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer, character_tokenizer
-from attn_models.tokenizers.byte_alphabet import byte_of_character
-from attn_models.tokenizers.byte_texts import ByteTexts
 from attn_models.tokenizers.settings import TokenizerSettings
+from attn_models.tokenizers.vocabulary import ByteDecoder, byte_of_character
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models
@@ -32,7 +31,7 @@ def backend() -> tokenizers.Tokenizer:
 @given(ids=st.lists(st.integers(0, SIZE - 1), max_size=24))
 def test_any_ids_have_the_text_that_the_library_decodes(backend, ids):
     """Bytes that are no UTF-8 and cut characters too."""
-    texts = ByteTexts.of(backend, {256, 257})
+    texts = ByteDecoder.of(backend, {256, 257})
     assert texts is not None
     assert texts.text(ids) == backend.decode(ids, skip_special_tokens=True)
 
@@ -42,13 +41,13 @@ def test_any_ids_have_the_text_that_the_library_decodes(backend, ids):
 def test_texts_cut_anywhere_have_the_text_that_the_library_decodes(backend, text, cut):
     alphabet = {byte: c for c, byte in byte_of_character().items()}
     ids = [backend.token_to_id(alphabet[b]) for b in text.encode("utf-8", "surrogatepass")][cut:]
-    texts = ByteTexts.of(backend, ())
+    texts = ByteDecoder.of(backend, ())
     assert texts is not None
     assert texts.text(ids) == backend.decode(ids, skip_special_tokens=False)
 
 
 def test_tokenizers_of_another_kind_are_left_to_the_library():
-    assert ByteTexts.of(character_tokenizer("abc").backend, ()) is None
+    assert ByteDecoder.of(character_tokenizer("abc").backend, ()) is None
 
 
 @pytest.mark.parametrize("wrong", [SIZE, -1, 1 << 70])

@@ -6,7 +6,7 @@ import pytest
 from attn_core.errors import InvalidValue, UserError
 from attn_models.tokenizers import character_tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
-from attn_models.tokenizers.sides import begun, source_ids
+from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
 
 TEXTS = ["Ein Hund läuft über die Straße.", "Two dogs run over the street."]
 
@@ -32,17 +32,17 @@ def test_words_are_tokens_and_others_are_unknown():
 
 def test_a_source_ends_and_a_target_begins():
     tokenizer = word_tokenizer(["a b"])
-    spelled = [tokenizer.token(i) for i in source_ids(tokenizer, "b a")]
+    spelled = [tokenizer.token(i) for i in encoder_input_ids(tokenizer, "b a")]
     assert spelled == ["b", "a", "</s>"]
-    assert [tokenizer.token(i) for i in begun(tokenizer, tokenizer.encode("b"))] == ["<s>", "b"]
+    assert [tokenizer.token(i) for i in decoder_start_ids(tokenizer, tokenizer.encode("b"))] == ["<s>", "b"]
 
 
 def test_what_cannot_be_is_named():
     with pytest.raises(InvalidValue, match="at least 260"):
         byte_pair_tokenizer(TEXTS, 200)
     with pytest.raises(InvalidValue, match="at least one token"):
-        source_ids(word_tokenizer(["a"]), "  ")
+        encoder_input_ids(word_tokenizer(["a"]), "  ")
     with pytest.raises(UserError, match="begin"):
-        begun(character_tokenizer("ab"))
+        decoder_start_ids(character_tokenizer("ab"))
     with pytest.raises(UserError, match="end"):
-        source_ids(character_tokenizer("ab"), "a")
+        encoder_input_ids(character_tokenizer("ab"), "a")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from attn_core.errors import UserError
-from attn_models.tokenizers.template_worker import TemplateWorker
+from attn_models.tokenizers.chat import TemplateWorker
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_many_threads_each_get_their_own_answer(worker: TemplateWorker) -> None:
 def test_the_process_ends_with_its_owner() -> None:
     code = """
 import os
-from attn_models.tokenizers.template_worker import TemplateWorker
+from attn_models.tokenizers.chat import TemplateWorker
 worker = TemplateWorker()
 worker.render("a", {})
 print(worker._child.pid, flush=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, InvalidValue
 from attn_models.weights import read_folder, staged_folder, write_folder
-from attn_models.weights.folder_swap import exchange, replace_in_two_steps
+from attn_models.weights.atomic_write import exchange, replace_in_two_steps
 
 OLD = {"weight": torch.arange(4.0)}
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from attn_core.errors import CheckpointInvalid
 from attn_models.weights import read_gguf_header
-from attn_models.weights.gguf_header import GgufHeader
-from attn_models.weights.gguf_tensor import dequantised
+from attn_models.weights.gguf_child import dequantised
+from attn_models.weights.gguf_reader import GgufHeader
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 

@@ -12,8 +12,8 @@ import pytest
 from attn_core.errors import AttnError, CheckpointInvalid
 from attn_models.tokenizers import tokenizer_from_gguf
 from attn_models.weights import read_gguf_header
-from attn_models.weights.architectures import architecture_of
-from attn_models.weights.gguf_tensor import dequantised
+from attn_models.weights.gguf_architectures import architecture_of
+from attn_models.weights.gguf_child import dequantised
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -13,10 +13,8 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
 from attn_models.weights import gguf_config, import_gguf_weights, read_gguf_header
-from attn_models.weights.gguf_child import REFUSED
-from attn_models.weights.gguf_tensor import half_split_rows, stored
-from attn_models.weights.llama_layout import shortest_float32
-from attn_models.weights.shard_plan import plan_shards
+from attn_models.weights.gguf_architectures import shortest_float32
+from attn_models.weights.gguf_child import REFUSED, half_split_rows, plan_shards, stored
 from safetensors.torch import load_file
 
 

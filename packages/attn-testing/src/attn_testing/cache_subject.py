@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from attn_core import CacheFamily, Field, ModelSpecs, Paged, Slot, Source, StateStore, StoreSize, installed
+from attn_core import CacheFamily, Field, Paged, Slot, Source, installed
 from attn_core.errors import UserError
+from attn_core.stores import ModelSpecs, StateStore, StoreSize
 
 KEYS = {"key": Field((2, 3)), "value": Field((2, 4))}
 SUMS = {"sum": Field((3, 2)), "count": Field((3,), "float64")}

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from attn_core import Kernel, Problem, installed
-from attn_core.kernel import DEFAULTS
-from attn_core.problem import reach_of
+from attn_core import Kernel, installed
+from attn_core.kernels.attend import reach_of
+from attn_core.kernels.base import DEFAULTS, Problem
 
 from attn_testing import oracle
 from attn_testing.problems import HEAD_MASKS, LENGTH_MASKS, MASK_KINDS, MASKS

@@ -7,20 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
-from attn_core import (
-    Field,
-    ModelSpecs,
-    ModelState,
-    Paged,
-    RaggedBatch,
-    Rows,
-    Slot,
-    Source,
-    StateSpec,
-    StateSpecs,
-    Usage,
-)
-from attn_core.batch import Fields
+from attn_core import Field, Paged, RaggedBatch, Slot, Source, StateSpec, StateSpecs
+from attn_core.batch import Fields, ModelState, Rows
+from attn_core.stores import ModelSpecs, Usage
 from torch import Tensor
 
 Address = tuple[str, str]
@@ -93,13 +82,13 @@ class DictionaryStore:
             for layer, states in self.specs.items()
         }
 
-    def only_chains(self) -> str | None:
-        """See `attn_core.TreeStore.only_chains`."""
+    def tree_unsupported_reason(self) -> str | None:
+        """See `attn_core.TreeStore.tree_unsupported_reason`."""
         fixed = [".".join((layer, s)) for layer, states in self.specs.items() for s in states if _fixed(states[s])]
         return f"{fixed[0]} has a fixed size and exists once a request" if fixed else None
 
-    def keep_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
-        """See `attn_core.TreeStore.keep_path`."""
+    def accept_path(self, request: int, tokens: int, places: Sequence[int]) -> None:
+        """See `attn_core.TreeStore.accept_path`."""
         for rows in self._held[request].pages.values():
             kept = {place: row for place, row in rows.items() if place < tokens}
             kept |= {tokens + n: rows[place] for n, place in enumerate(places)}

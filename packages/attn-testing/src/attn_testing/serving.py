@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, LayerState, RaggedBatch, StateStore, Tree, TreeStore
+from attn_core import Capability, LayerState, RaggedBatch
+from attn_core.masks import Tree
+from attn_core.stores import StateStore, TreeStore
 from torch import Tensor
 
 from attn_testing.case import Case
@@ -59,7 +61,7 @@ class Serving:
     def keep(self, request: int, path: Sequence[int]) -> None:
         """Go on behind these tokens of the tree, each of which follows the one before."""
         start = self.done[request]
-        cast("TreeStore", self.store).keep_path(request, start, [start + node for node in path])
+        cast("TreeStore", self.store).accept_path(request, start, [start + node for node in path])
         self.done[request] += len(path)
 
     def _compute(self, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attn_core import Field, Fields, Paged, RaggedBatch, Rows, Slot, Source, StateSpec, StoreSize
+from attn_core import Field, Fields, Paged, RaggedBatch, Slot, Source, StateSpec
+from attn_core.batch import Rows
+from attn_core.stores import StoreSize
 from torch import Tensor
 
 from attn_testing.cache_subject import SIZE, CacheCase

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 import torch
-from attn_core import Heads, Part, QkL2Norm
-from attn_core.score import Additive, Concat
+from attn_core import Heads
+from attn_core.heads import Part
+from attn_core.norms import QkL2Norm
+from attn_core.scores import Additive, Concat
 from torch import Tensor, nn
 
 from attn_variants.score.additive import draw_additive, draw_concat

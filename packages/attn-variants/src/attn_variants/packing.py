@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.packed import Packed
+from attn_core.kernels.attend import Packed
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to
 from attn_variants.dropping import dropping
 
 if TYPE_CHECKING:
-    from attn_variants.layer import SpecLayer
+    from attn_variants.spec_layer import SpecLayer
 
 
 def forward_packed(layer: SpecLayer, rows: Tensor, lengths: Sequence[int], more: Mapping[str, object | None]) -> Tensor:
@@ -41,7 +41,7 @@ def forward_packed(layer: SpecLayer, rows: Tensor, lengths: Sequence[int], more:
 
 def joint(layer: SpecLayer) -> bool:
     """Whether all that the layer computes is projections and its spec."""
-    from attn_variants.layer import SpecLayer
+    from attn_variants.spec_layer import SpecLayer
 
     return type(layer) is SpecLayer and layer.inner is None and not layer.borrows
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, PagedKernel, PagedOperands, RaggedBatch, RowsInPlace, explain, installed
-from attn_core.paged import LATENT, paged_problem
+from attn_core import AttentionSpec, RaggedBatch, installed
+from attn_core.batch import RowsInPlace
+from attn_core.kernels.dispatch import explain
+from attn_core.kernels.paged import LATENT, PagedKernel, PagedOperands, paged_problem
 from torch import Tensor
 
 PLAIN, CODED = ("plain",), ("int8", "int4")

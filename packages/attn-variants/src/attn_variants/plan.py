@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Kernel, Operands, Problem, attend_problem, choose, explain, installed
-from attn_core.packed import texts
+from attn_core import AttentionSpec, Kernel, Operands, installed
+from attn_core.kernels.attend import attend_problem, texts
+from attn_core.kernels.base import Problem
+from attn_core.kernels.dispatch import choose, explain
 from torch import Tensor
 
 from attn_variants.kernels.block_sparse import BlockSparse
@@ -37,15 +39,17 @@ class KernelPlan:
         """A fresh plan: kernels are known by who they are."""
         return KernelPlan(self.spec, self.name)
 
-    def run(self, operands: Operands) -> Tensor:
+    def run(self, operands: Operands, spec: AttentionSpec | None = None) -> Tensor:
         """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`.
 
-        Packed texts that no kernel takes together are computed one by one.
+        Packed texts that no kernel takes together are computed one by one. `spec` is computed instead of the plan's own
+        where the two differ in tensors only; see `tensor_masks.without_tensors`.
         """
+        spec = spec or self.spec
         if operands.packed is not None:
             kernel = self.packed_kernel(operands)
             if kernel is not None:
-                return kernel.run(self.spec, operands)
+                return kernel.run(spec, operands)
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         scattered = operands.key_positions is not None
@@ -64,8 +68,8 @@ class KernelPlan:
             # Its operators are made by a part of torch that only a process which compiles need load.
             from attn_variants.compute.block_sparse.compiled import attend
 
-            return attend(self.spec, names, operands)
-        return self._kernels[index].run(self.spec, operands)
+            return attend(spec, names, operands)
+        return self._kernels[index].run(spec, operands)
 
     def packed_kernel(self, operands: Operands) -> Kernel | None:
         """The cheapest kernel, or the one of this plan's name, that takes packed texts together, if any does."""

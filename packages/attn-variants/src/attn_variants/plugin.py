@@ -38,7 +38,7 @@ def attn_spec_layers() -> list[Callable[..., Any]]:
 
 def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttention | None = None) -> Any:
     """A fresh `SpecLayer` with random weights around `inner`."""
-    from attn_variants.layer import SpecLayer
+    from attn_variants.spec_layer import SpecLayer
 
     return SpecLayer(
         spec, width=config.width, bias=config.bias, inner=inner, borrows=config.borrows, dropout=config.dropout

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import Fields, LayerState, PagedView, RaggedBatch, Rotary, Rows, Span
+from attn_core import Fields, LayerState, RaggedBatch, Rotary
+from attn_core.batch import PagedView, Rows, Span
 from torch import Tensor
 
 from attn_variants.compute.rotary import Turns, turns_to
 
 if TYPE_CHECKING:
-    from attn_variants.layer import SpecLayer
+    from attn_variants.spec_layer import SpecLayer
 
 
 _TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], Turns]] = WeakKeyDictionary()

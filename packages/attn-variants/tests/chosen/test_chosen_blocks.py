@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import Heads, choose, installed
-from attn_core.chosen import Choices, ChosenSpec, KeyBlocks, chosen_problem
-from attn_core.pairs import shares
+from attn_core import Heads, installed
+from attn_core.kernels.dispatch import choose
+from attn_core.kernels.selected import Choices, ChosenSpec, KeyBlocks, chosen_problem
+from attn_core.masking import shares
 from attn_variants.compute.chosen import pieces, whole
 from attn_variants.compute.chosen.tiles import attend_in_tiles, tiled
 from torch.nn.attention import SDPBackend, sdpa_kernel

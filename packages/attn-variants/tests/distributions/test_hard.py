@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.reinforce import Draw, MovingBaseline, drawn_from, reinforce_loss
+from attn_variants.reinforce import MovingBaseline, SampledKeys, reinforce_loss, sample_keys
 
 KEYS = 4
 DRAWS = 40000
@@ -34,7 +34,7 @@ def test_sharp_softmax_is_hard_attention(build, agrees):
 def gradients(baseline, scores, rewards):
     """The REINFORCE gradient of each of many draws, [draw, key]."""
     repeated = scores.expand(DRAWS, 1, 1, KEYS).clone().requires_grad_()
-    weights, draw = drawn_from(torch.softmax(repeated, -1))
+    weights, draw = sample_keys(torch.softmax(repeated, -1))
     reward = (weights.detach() * rewards).sum((1, 2, 3))
     loss = reinforce_loss([draw], reward, baseline, entropy_weight=0.0)
     return -torch.autograd.grad(loss, repeated)[0][:, 0, 0] * DRAWS
@@ -63,7 +63,7 @@ def test_queries_and_keys_learn_to_look_where_the_reward_is(build):
     for _ in range(150):
         out = layer(rows)
         reward = -(out - layer.output(target)[:, None]).detach().square().sum((1, 2))
-        loss = reinforce_loss([layer.inner.drawn], reward, baseline.update(reward))
+        loss = reinforce_loss([layer.inner.samples], reward, baseline.update(reward))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -77,11 +77,11 @@ def test_masked_keys_are_never_drawn(build):
     for _ in range(20):
         out = layer(rows, keep=keep)
         assert torch.equal(out[1], torch.zeros(5, 8, dtype=torch.float64))
-        (gradient,) = torch.autograd.grad(out.sum() + layer.inner.drawn.log_probability.sum(), rows)
+        (gradient,) = torch.autograd.grad(out.sum() + layer.inner.samples.log_probability.sum(), rows)
         assert torch.isfinite(gradient).all()
         assert torch.equal(gradient[1], torch.zeros(5, 8, dtype=torch.float64))
     shares = torch.softmax(doubles(1, 1, 500, 5).masked_fill(~keep[0], float("-inf")), -1)
-    assert drawn_from(shares)[0][..., ~keep[0]].sum() == 0
+    assert sample_keys(shares)[0][..., ~keep[0]].sum() == 0
 
 
 def test_the_expectation_taken_in_training_is_softmax_attention(build, agrees):
@@ -89,7 +89,7 @@ def test_the_expectation_taken_in_training_is_softmax_attention(build, agrees):
     mha.load_state_dict(layer.state_dict())
     same = agrees("sampled", identity="its expectation is mha")
     same.functions(layer.train(), mha, doubles(1, 6, 16), tolerance=1e-12)
-    assert layer.inner.drawn is None
+    assert layer.inner.samples is None
 
 
 @pytest.mark.parametrize("expected", [-0.1, 1.5])
@@ -104,7 +104,7 @@ def test_the_mean_over_every_draw_is_the_gradient_of_the_expected_reward(agrees)
     mean = torch.zeros(KEYS, dtype=torch.float64)
     for place in range(KEYS):
         chance = scores.softmax(-1)[place]
-        draw = Draw(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
+        draw = SampledKeys(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
         loss = reinforce_loss([draw], rewards[place].view(1), baseline=5.5)
         mean -= chance.detach() * torch.autograd.grad(loss, scores)[0]
     agrees("sampled", paper="REINFORCE over every possible draw").gradients([mean], [exact], 1e-14)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import UserError
-from attn_variants.graphs.layer import GraphLayer
+from attn_variants.mechanisms.gat_layer import GraphLayer
 
 WIDTH, HEADS, TOKENS = 12, 3, 6
 EDGES = ((0, 1), (2, 1), (5, 1), (1, 0), (3, 4), (4, 3), (1, 5), (0, 1))

@@ -2,8 +2,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.memory.reinforce import Glimpses, MovingBaseline, reinforce_loss
-from attn_variants.memory.visual import sample
+from attn_variants.reinforce import MovingBaseline, SampledKeys, reinforce_loss, sample_keys
 
 
 def scores(layer, query, source):
@@ -57,14 +56,14 @@ def test_the_gradient_of_samples_is_on_average_that_of_the_expected_reward(agree
     shares = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log().requires_grad_()
     rewards = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
     (exact,) = torch.autograd.grad((shares.softmax(0) * rewards).sum(), shares)
-    baseline = MovingBaseline()
+    baseline = MovingBaseline(initial=0.0)
     baseline.update(torch.tensor(5.0))
     assert baseline.value == pytest.approx(0.5)
     mean = torch.zeros(4, dtype=torch.float64)
     for place in range(4):  # each sample, as often as it is drawn
         chance = shares.softmax(0)[place]
-        glimpses = Glimpses(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
-        loss = reinforce_loss(glimpses, rewards[place].view(1, 1), baseline)
+        samples = SampledKeys(chance.log().view(1, 1, 1), torch.zeros(1, 1, 1, dtype=torch.float64))
+        loss = reinforce_loss([samples], rewards[place].view(1, 1), baseline.value)
         mean -= chance.detach() * torch.autograd.grad(loss, shares)[0]
     agrees("visual_hard", paper="REINFORCE over every possible draw").gradients([mean], [exact], 1e-15)
 
@@ -79,32 +78,32 @@ def test_a_baseline_near_the_mean_reward_lowers_the_variance():
         made = []
         for place in range(3):
             logits = shares.log().requires_grad_()
-            baseline = MovingBaseline(keep=0.0)
+            baseline = MovingBaseline(decay=0.0)
             baseline.update(torch.tensor(value, dtype=torch.float64))
-            glimpses = Glimpses(logits.log_softmax(0)[place].view(1, 1, 1), torch.zeros(1, 1, 1))
-            made.append(-torch.autograd.grad(reinforce_loss(glimpses, rewards[place].view(1, 1), baseline), logits)[0])
+            samples = SampledKeys(logits.log_softmax(0)[place].view(1, 1, 1), torch.zeros(1, 1, 1))
+            made.append(
+                -torch.autograd.grad(reinforce_loss([samples], rewards[place].view(1, 1), baseline.value), logits)[0]
+            )
         assert torch.allclose(torch.stack(made), gradients, rtol=0, atol=1e-12)
     assert spreads[1] < spreads[0] / 50
 
 
 def test_the_entropy_term_pulls_towards_equal_shares():
     logits = torch.tensor([2.0, 0.0], requires_grad=True)
-    glimpses, _ = sample(logits.softmax(0).view(1, 1, 1, 2))
-    (gradient,) = torch.autograd.grad(
-        reinforce_loss(glimpses, torch.zeros(1, 1), MovingBaseline(), entropy=1.0), logits
-    )
+    _, samples = sample_keys(logits.softmax(0).view(1, 1, 1, 2))
+    (gradient,) = torch.autograd.grad(reinforce_loss([samples], torch.zeros(1, 1), entropy_weight=1.0), logits)
     assert gradient[0] > 0 > gradient[1]
 
 
 def test_samples_follow_their_shares_and_never_touch_what_is_masked():
     shares = torch.tensor([0.5, 0.0, 0.25, 0.25]).expand(1, 1, 20000, 4)
     torch.manual_seed(0)
-    glimpses, drawn = sample(shares)
+    drawn, samples = sample_keys(shares)
     assert torch.equal(drawn.sum(-1), torch.ones(1, 1, 20000))
     assert torch.allclose(drawn.mean((0, 1, 2)), shares[0, 0, 0], atol=0.015)
     assert drawn[..., 1].sum() == 0
-    assert torch.allclose(glimpses.log_chance.exp(), (drawn * shares).sum(-1))
-    _, nothing = sample(torch.zeros(1, 1, 3, 4))
+    assert torch.allclose(samples.log_probability.exp(), (drawn * shares).sum(-1))
+    nothing, _ = sample_keys(torch.zeros(1, 1, 3, 4))
     assert torch.equal(nothing, torch.zeros(1, 1, 3, 4))
 
 
@@ -114,7 +113,7 @@ def test_training_draws_or_takes_the_mean(build, rate, drawn):
     query, source = torch.randn(1, 3, 5, dtype=torch.float64), torch.randn(1, 4, 5, dtype=torch.float64)
     out = layer(query, source)
     weights = scores(layer, query[0], source[0]).softmax(-1)
-    assert (layer.inner.glimpses is not None) == drawn
+    assert (layer.inner.samples is not None) == drawn
     assert torch.allclose(out[0], seen(layer, query[0], source[0], weights), rtol=0, atol=1e-12) != drawn
     if drawn:
         one_of = [seen(layer, query[0], source[0], torch.eye(4, dtype=torch.float64)[[s] * 3]) for s in range(4)]

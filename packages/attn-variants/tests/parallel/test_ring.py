@@ -4,22 +4,11 @@ import itertools
 
 import pytest
 import torch
-from attn_core import (
-    Alibi,
-    AttentionSpec,
-    Causal,
-    Entmax,
-    Full,
-    GlobalTokens,
-    Heads,
-    Operands,
-    PerHead,
-    RelativeBias,
-    RelativeValues,
-    SoftCap,
-    Window,
-)
+from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_core.distributions import Entmax
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.masks import GlobalTokens, PerHead
+from attn_core.modifiers import Alibi, RelativeBias, RelativeValues, SoftCap
 from attn_variants.compute import plain
 from attn_variants.compute.merging import merged, partial
 from attn_variants.parallel.deals import Contiguous, Striped

@@ -7,8 +7,8 @@ import random
 import networkx as nx
 import pytest
 import torch
-from attn_core import DependencyTree
 from attn_core.errors import InvalidValue
+from attn_core.modifiers import DependencyTree
 from attn_variants.compute.dependency import tree_distances
 
 # "The old man saw a small dog yesterday": saw is the root.

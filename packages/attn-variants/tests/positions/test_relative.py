@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from attn_core import T5Bias, configure, installed
+from attn_core import configure, installed
 from attn_core.errors import InvalidValue
+from attn_core.modifiers import T5Bias
 
 
 def doubles(*shape):

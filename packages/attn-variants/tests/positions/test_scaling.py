@@ -4,8 +4,9 @@ import math
 
 import pytest
 import torch
-from attn_core import LongRope, Rotary, Yarn, configure, installed, rotary_scaling
+from attn_core import Rotary, configure, installed
 from attn_core.errors import InvalidValue, UnknownName
+from attn_core.rotary import LongRope, Yarn, rotary_scaling
 from attn_variants.compute.rotary import turns
 
 SIZE = 16

@@ -6,8 +6,8 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue, WrongState
-from attn_variants.recurrences import favor
-from attn_variants.recurrences.projection import independent, orthogonal
+from attn_variants.mechanisms.recurrences import performer_layer as favor
+from attn_variants.mechanisms.recurrences.performer_layer import independent, orthogonal
 from torch import nn
 
 SIZE = 8

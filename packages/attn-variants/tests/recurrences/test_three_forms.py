@@ -2,11 +2,15 @@
 
 import pytest
 import torch
-from attn_core import Steps
-from attn_variants.recurrences.chunked import chunked
-from attn_variants.recurrences.parallel import effective_weights, parallel
-from attn_variants.recurrences.recurrent import recurrent
-from attn_variants.recurrences.scan import by_doubling, one_by_one
+from attn_core.kernels.recurrence import Steps
+from attn_variants.mechanisms.recurrences.scan import (
+    by_doubling,
+    chunked,
+    effective_weights,
+    one_by_one,
+    parallel,
+    recurrent,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Concat, Cosine, Heads, Operands, configure, installed
+from attn_core import AttentionSpec, Heads, Operands, configure, installed
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.scores import Concat, Cosine
 from attn_variants.compute import plain
 
 WIDTH = 12

@@ -4,27 +4,22 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import (
-    AttentionSpec,
+from attn_core import AttentionSpec, Causal, Heads, Operands, Window, installed
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.dispatch import choose
+from attn_core.masks import (
     BigBird,
-    Causal,
     Chunked,
     Fixed,
     GlobalTokens,
-    Heads,
     Neighbourhood,
-    Operands,
     PerHead,
     Predicate,
     Prefix,
     Segments,
     Strided,
-    Window,
-    attend_problem,
-    choose,
-    installed,
 )
-from attn_core.mask.density import seen_by, tiled
+from attn_core.masks.layout import seen_by, tiled
 from attn_variants.compute import plain
 from attn_variants.compute.block_sparse.attend import attend
 from attn_variants.compute.block_sparse.layout import parts

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, BigBird, Heads, Neighbourhood, Operands, Window, installed
+from attn_core import AttentionSpec, Heads, Operands, Window, installed
+from attn_core.masks import BigBird, Neighbourhood
 from attn_variants.compute.block_sparse import compiled
 from attn_variants.compute.block_sparse.compiled import named, tiles, tiles_backward
 from attn_variants.compute.block_sparse.layout import parts

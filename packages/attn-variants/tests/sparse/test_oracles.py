@@ -2,21 +2,9 @@
 
 import pytest
 import torch
-from attn_core import (
-    AttentionSpec,
-    BigBird,
-    Causal,
-    Heads,
-    Operands,
-    PerHead,
-    Segments,
-    Tree,
-    Window,
-    configure,
-    installed,
-    mask_mod,
-)
-from attn_core.pairs import seen_pairs
+from attn_core import AttentionSpec, Causal, Heads, Operands, Window, configure, installed
+from attn_core.masking import seen_pairs
+from attn_core.masks import BigBird, PerHead, Segments, Tree, mask_mod
 from attn_testing.problems import MASKS
 from attn_variants.compute import plain
 from attn_variants.compute.block_sparse.attend import attend

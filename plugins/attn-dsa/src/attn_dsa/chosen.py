@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
-from attn_core.pairs import positions, wide
+from attn_core.masking import positions, wide
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core.pairs import wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 
 from attn_dsa.options import DsaConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionSpec, Mask
-from attn_core.pairs import of_query_heads, seen_pairs, shares
+from attn_core.masking import of_query_heads, seen_pairs, shares
 from torch import Tensor
 
 from attn_dsa.alignment import divergence

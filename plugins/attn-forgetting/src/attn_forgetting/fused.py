@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from attn_core import Heads, Operands
-from attn_core.pairs import LOWEST, of_query_heads, wide
+from attn_core.masking import LOWEST, of_query_heads, wide
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 

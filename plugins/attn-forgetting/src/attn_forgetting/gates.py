@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
-from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wide
+from attn_core.masking import allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 

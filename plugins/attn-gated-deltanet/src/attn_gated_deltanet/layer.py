@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from attn_core import LayerState, RaggedBatch, RecurrencePlan, Steps
+from attn_core import LayerState, RaggedBatch
 from attn_core.errors import InvalidValue
-from attn_core.pairs import wide
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 

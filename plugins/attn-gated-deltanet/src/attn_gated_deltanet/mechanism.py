@@ -16,12 +16,12 @@ from attn_core import (
     Heads,
     MechanismConfig,
     Paper,
-    RecurrenceSpec,
     Shape,
     Slot,
     StateSpecs,
 )
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
 
 
 class Sizes(NamedTuple):

@@ -16,11 +16,11 @@ from attn_core import (
     Mechanism,
     MechanismConfig,
     Paper,
-    QkNorm,
     Shape,
     hookimpl,
 )
 from attn_core.errors import InvalidValue
+from attn_core.norms import QkNorm
 
 if TYPE_CHECKING:
     from attn_gated.gate import Gate

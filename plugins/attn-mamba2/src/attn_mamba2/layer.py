@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from attn_core import LayerState, RaggedBatch
 from attn_core.errors import InvalidValue
-from attn_core.pairs import wide
+from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 

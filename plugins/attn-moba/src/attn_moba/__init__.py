@@ -18,9 +18,9 @@ from attn_core import (
     Shape,
     hookimpl,
 )
-from attn_core.chosen import ChosenSpec
-from attn_core.chosen_price import ChosenPairs
+from attn_core.cost import ChosenPairs
 from attn_core.errors import InvalidValue
+from attn_core.kernels.selected import ChosenSpec
 
 if TYPE_CHECKING:
     from attn_moba.blocks import BlockMixture

@@ -21,9 +21,9 @@ from attn_core import (
     Window,
     hookimpl,
 )
-from attn_core.chosen import ChosenSpec
-from attn_core.chosen_price import ChosenPairs
+from attn_core.cost import ChosenPairs
 from attn_core.errors import InvalidValue
+from attn_core.kernels.selected import ChosenSpec
 
 from attn_nsa.options import NsaConfig
 

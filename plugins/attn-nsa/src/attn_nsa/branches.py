@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from attn_core import Attend, AttentionSpec, InnerAttention, Operands
-from attn_core.chosen import Choices, KeyBlocks
-from attn_core.chosen_plan import ChosenPlan
-from attn_core.pairs import positions, shares, wide
+from attn_core.kernels.plans import ChosenPlan
+from attn_core.kernels.selected import Choices, KeyBlocks
+from attn_core.masking import positions, shares, wide
 from torch import Tensor, nn
 
 from attn_nsa.compression import Compression, windows

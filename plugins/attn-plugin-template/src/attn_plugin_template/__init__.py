@@ -14,10 +14,10 @@ from attn_core import (
     Mechanism,
     MechanismConfig,
     Paper,
-    ScoreFunction,
     hookimpl,
 )
 from attn_core.errors import InvalidValue
+from attn_core.modifiers import ScoreFunction
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ import grpc.aio
 from attn.v1 import catalog_pb2 as pb
 from attn.v1.catalog_pb2_grpc import CatalogServiceServicer, add_CatalogServiceServicer_to_server
 from attn_core.errors import AttnError
+from attn_core.options import option_fields
+from attn_core.plugins.catalog import Catalog
+from attn_core.plugins.loader import PluginStatus
 from google.protobuf import json_format
 from google.protobuf.struct_pb2 import Value
 
@@ -32,7 +35,7 @@ class CatalogGrpc:
 
     names = ("attn.v1.CatalogService",)
 
-    def __init__(self, catalog: attn_core.Catalog | None = None) -> None:
+    def __init__(self, catalog: Catalog | None = None) -> None:
         self._servicer = CatalogServicer(catalog)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -50,12 +53,12 @@ class CatalogGrpc:
 class CatalogServicer(CatalogServiceServicer):
     """The calls."""
 
-    def __init__(self, catalog: attn_core.Catalog | None = None) -> None:
+    def __init__(self, catalog: Catalog | None = None) -> None:
         self._given = catalog
         self._mechanisms: list[pb.Mechanism] = []
 
     @property
-    def _catalog(self) -> attn_core.Catalog:
+    def _catalog(self) -> Catalog:
         return self._given or attn_core.installed()
 
     async def load(self) -> None:
@@ -77,7 +80,7 @@ class CatalogServicer(CatalogServiceServicer):
         return pb.GetMechanismResponse(mechanism=found)
 
 
-def messages(catalog: attn_core.Catalog) -> list[pb.Mechanism]:
+def messages(catalog: Catalog) -> list[pb.Mechanism]:
     """Every mechanism of the catalogue as a message, sorted by name, then distribution."""
     versions = {plugin.distribution: plugin.version for plugin in catalog.plugins}
     found = []
@@ -104,9 +107,7 @@ def mechanism_message(mechanism: attn_core.Mechanism) -> pb.Mechanism:
         equation=mechanism.equation,
         capabilities=sorted(mechanism.capabilities),
         state_kinds=state_kinds(mechanism),
-        options=[
-            option_message(mechanism, name, default) for name, default in attn_core.option_fields(mechanism).items()
-        ],
+        options=[option_message(mechanism, name, default) for name, default in option_fields(mechanism).items()],
     )
 
 
@@ -132,9 +133,9 @@ def state_kinds(mechanism: attn_core.Mechanism) -> list[pb.StateKind.ValueType]:
     return sorted({kind for spec in specs.values() for cls, kind in STATE_KINDS.items() if isinstance(spec, cls)})
 
 
-def broken_plugins(catalog: attn_core.Catalog) -> list[pb.BrokenPlugin]:
+def broken_plugins(catalog: Catalog) -> list[pb.BrokenPlugin]:
     """The plugins that could not be used, with the reason."""
-    well = (attn_core.PluginStatus.OK, attn_core.PluginStatus.NOT_SELECTED)
+    well = (PluginStatus.OK, PluginStatus.NOT_SELECTED)
     return [
         pb.BrokenPlugin(distribution=plugin.distribution, version=plugin.version, reason=plugin.reason)
         for plugin in catalog.plugins

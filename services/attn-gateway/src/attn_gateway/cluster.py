@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attn_core import WEIGHT_CHOICES
 from attn_core.errors import InvalidValue, Unavailable
 from attn_core.home import home_folder
+from attn_core.kernels.linear import WEIGHT_CHOICES
 
 from attn_gateway.ray_process import RayProcess
 
@@ -85,7 +85,7 @@ class Cluster:
 
     @property
     def weights(self) -> str | None:
-        """What the weights of these models are kept as, one of `attn_core.WEIGHT_CHOICES`; None leaves the choice."""
+        """What the weights of these models are kept as, one of `WEIGHT_CHOICES`; None leaves the choice."""
         return self.settings.weights
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attn_core.hooks import Command, hookimpl
+from attn_core.plugins.hooks import Command, hookimpl
 
 if TYPE_CHECKING:
     from attn_gateway.service import GrpcService

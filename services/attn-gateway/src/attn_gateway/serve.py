@@ -15,6 +15,7 @@ import attn_core
 import psutil
 import structlog
 from attn_core.errors import MissingPackage
+from attn_core.plugins.loader import PluginStatus
 
 from attn_gateway.cluster import Cluster, ClusterSettings
 from attn_gateway.gateway import Gateway
@@ -76,7 +77,7 @@ def offered_services(cluster: Cluster) -> Sequence[GrpcService]:
     catalog = attn_core.installed()
     services = [service for _, service in catalog.offers("attn_services", cluster=cluster)]
     for plugin in catalog.plugins:
-        if plugin.status not in (attn_core.PluginStatus.OK, attn_core.PluginStatus.NOT_SELECTED):
+        if plugin.status not in (PluginStatus.OK, PluginStatus.NOT_SELECTED):
             log.warning("plugin not used", plugin=plugin.full_name, reason=plugin.reason)
     return services
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from attn_core import CacheFamily
 from attn_engine import Draft, EngineLimits
-from attn_models.drafts import load_draft
-from attn_models.loading import LoadedModel
+from attn_models.loading import LoadedModel, load_draft
 
 from attn_serve.memory import store_size
 from attn_serve.requests import EngineSettings

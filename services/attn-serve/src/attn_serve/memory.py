@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from attn_core import CacheFamily, LanguageModel, StoreSize
+from attn_core import CacheFamily
 from attn_core.errors import InvalidValue
+from attn_core.models import LanguageModel
+from attn_core.stores import StoreSize
 
 from attn_serve.requests import EngineSettings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_core.hooks import hookimpl
+from attn_core.plugins.hooks import hookimpl
 
 
 @hookimpl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.sides import begun, source_ids
+from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
 
 from attn_serve.answers import TokenizedAnswer
 from attn_serve.requests import PromptInput
@@ -32,7 +32,7 @@ class Reader:
         if prompt.source is not None and not self._has_source:
             raise InvalidValue.of("prompt.source", "a source", "none, the model has no source")
         if prompt.source is not None and prompt.chat is None and not prompt.tokens:
-            return begun(self._tokenizer, self._tokenizer.encode(prompt.text or "", add_special=False))
+            return decoder_start_ids(self._tokenizer, self._tokenizer.encode(prompt.text or "", add_special=False))
         if prompt.tokens is not None:
             ids = prompt.tokens
         elif prompt.chat is not None:
@@ -51,7 +51,7 @@ class Reader:
             return None
         if prompt.source.tokens is not None:
             return prompt.source.tokens
-        return source_ids(self._tokenizer, prompt.source.text or "")
+        return encoder_input_ids(self._tokenizer, prompt.source.text or "")
 
     def tokenize(self, prompt: PromptInput) -> TokenizedAnswer:
         """The tokens of a prompt, and the text they spell; raises as `read` does."""

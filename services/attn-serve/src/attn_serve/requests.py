@@ -82,7 +82,7 @@ class EngineSettings:
     """How to run a model; None leaves the choice to the engine.
 
     `state_bytes` bounds the memory for the states of all requests, which the cache of that name keeps; `threads` are
-    those of tensor operations. `weights`, one of `attn_core.WEIGHT_CHOICES`, packs those of linear layers. `guesses`
+    those of tensor operations. `weights`, one of `WEIGHT_CHOICES`, packs those of linear layers. `guesses`
     are tokens guessed ahead for requests that do not say, by the model `draft` where one is named; None is 4 with a
     draft and none without; of more than one of `branches` a guess is a tree. `offload_bytes` bounds the memory for
     states of requests that had to leave. `shares` are those of tenants, 1 where none is given.

@@ -19,9 +19,9 @@ def evaluate_command(
     `attn evaluate folder --data test.conllu`.
     """
     from attn_core.home import home_folder
-    from attn_models.sources.shelf import Shelf
+    from attn_models.sources.store import ModelStore
 
     from attn_train.evaluation import evaluate
 
-    found = evaluate(Shelf().find(model), data, home_folder())
+    found = evaluate(ModelStore().find(model), data, home_folder())
     typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.encoder.headed import load_masked, load_tagger
-from attn_models.families.encoder_doors import ENCODER_DOORS
-from attn_models.families.own_vit import VIT_LAYOUTS
+from attn_models.encoder.folders import load_masked, load_tagger
+from attn_models.encoder.vit import load_image_classifier
+from attn_models.families.native import VIT_ADAPTERS
+from attn_models.families.registry import ENCODER_ADAPTERS
 from attn_models.loading import load_model
 from attn_models.tokenizers import Tokenizer
-from attn_models.vision.classifier import load_image_classifier
 from attn_models.weights import read_folder
-from attn_models.weights.config_file import read_config
+from attn_models.weights.safe_files import read_config
 from torch import Tensor
 
 from attn_train.data import text_path
@@ -49,9 +49,9 @@ def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
 
 def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
     layout = read_config(folder / "config.json").get("model_type")
-    if layout in VIT_LAYOUTS:
+    if layout in VIT_ADAPTERS:
         return _images
-    if layout not in ENCODER_DOORS:
+    if layout not in ENCODER_ADAPTERS:
         return _foreseen
     names = read_folder(folder, verify="sizes").tensors.entries
     if "cls.predictions.bias" in names:

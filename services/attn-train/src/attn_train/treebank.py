@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attn_core import DependencyTree
 from attn_core.errors import InvalidValue
+from attn_core.modifiers import DependencyTree
 
 from attn_train.text_lines import text_lines
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
-from attn_models.families.doors import DOORS
-from attn_models.families.own import OwnDoor
+from attn_models.families.native import NativeAdapter
+from attn_models.families.registry import ADAPTERS
 from attn_train.admission.check import check_spec
 from attn_train.data import load_material
 from attn_train.loop.stop import StopFlag
@@ -22,7 +22,7 @@ from attn_train.worker import build_model
 
 SENTENCE = "1\tdogs\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"
 DOOR_OF = {"deepseek": "deepseek_v3", "gemma3": "gemma3_text", "qwen3-next": "qwen3_next"}
-WITHOUT = {OwnDoor.model_type, "deepseek_v2"}
+WITHOUT = {NativeAdapter.model_type, "deepseek_v2"}
 """Layouts that no recipe is named after: every decoder's, and that of the model before DeepSeek-V3."""
 
 
@@ -73,9 +73,9 @@ def test_every_family_of_models_has_a_recipe():
     assert families == {family.name for family in installed().models}
 
 
-@pytest.mark.parametrize("layout", sorted(DOORS.keys() - WITHOUT))
+@pytest.mark.parametrize("layout", sorted(ADAPTERS.keys() - WITHOUT))
 def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(layout):
     names = {DOOR_OF.get(name, name): name for name in recipe_names()}
     spec = spec_of(read_recipe(names[layout]))
     config = installed().models.get("decoder").configure(spec.model.values({"vocabulary": 100}))
-    assert DOORS[layout].describe(config)["model_type"] == layout
+    assert ADAPTERS[layout].describe(config)["model_type"] == layout

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from attn_core import installed, parse_options
+from attn_core import installed
 from attn_core.errors import MissingPackage
+from attn_core.options import parse_options
 
 from attn_cli.options import Options
 from attn_cli.output import Json, print_json

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from attn_core import installed
-from attn_core.dtype import dtype_name
 from attn_core.errors import InvalidValue
+from attn_core.states import dtype_name
 
 from attn_cli.facts import price
 from attn_cli.options import Bidirectional, Dtype, HeadCount, HeadSize, KeyValueHeads, Sizes, Width, fitting

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from attn_core import Cost, ModelShape, Shape, StateSpecs, installed, parse_options, state_bytes
-from attn_core.dtype import dtype_name
-from attn_core.lending import Lenders, checked_lenders, lender_of
+from attn_core import Cost, Shape, StateSpecs, installed, state_bytes
+from attn_core.models import Lenders, ModelShape, checked_lenders, lender_of
+from attn_core.options import parse_options
+from attn_core.states import dtype_name
 
 from attn_cli.options import Dtype, KeyValueHeads, Options, Sizes
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json

@@ -8,7 +8,9 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import typer
-from attn_core import Finding, PluginStatus, installed
+from attn_core import installed
+from attn_core.plugins.hooks import Finding
+from attn_core.plugins.loader import PluginStatus
 
 from attn_cli.output import Json, print_json
 from attn_cli.tables import print_table

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from attn_core import WholeCall, installed, parse_options
-from attn_core.dtype import dtype_name
+from attn_core import installed
+from attn_core.computation import WholeCall
 from attn_core.errors import Incompatible, InvalidValue
-from attn_core.rowwise import ROW_FORMS
+from attn_core.kernels.rowwise import ROW_FORMS
+from attn_core.options import parse_options
+from attn_core.states import dtype_name
 
 from attn_cli.facts import paged_verdicts, verdicts
 from attn_cli.options import (

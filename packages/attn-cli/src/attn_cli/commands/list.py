@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
-from attn_core import Catalog, Registry, installed
+from attn_core import installed
 from attn_core.errors import InvalidValue
+from attn_core.plugins.catalog import Catalog
+from attn_core.plugins.registry import Registry
 
 from attn_cli.flags import FlagCommand, FlagGroup
 from attn_cli.output import Json, print_json

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from attn_core import WholeCall, installed, parse_options
-from attn_core.dtype import dtype_name
+from attn_core import installed
+from attn_core.computation import WholeCall
+from attn_core.options import parse_options
+from attn_core.states import dtype_name
 
 from attn_cli.facts import describe, price, verdicts, weights_statement
 from attn_cli.options import (

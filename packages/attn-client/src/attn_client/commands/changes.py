@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn.v1 import training_pb2 as pb
-from attn_core import parse_options
 from attn_core.errors import InvalidValue
+from attn_core.options import parse_options
 from google.protobuf.message import Message
 
 DECODER = ("", "decoder")

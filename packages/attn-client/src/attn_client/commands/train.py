@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
-from attn_core import parse_options
 from attn_core.errors import InvalidValue
+from attn_core.options import parse_options
 from google.protobuf import struct_pb2
 
 from attn_client.client import Client

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.mask.band import band_of
-from attn_core.packed import texts
+from attn_core.kernels.attend import texts
+from attn_core.masks import band_of
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Mask
-from attn_core.mask.blocks import blocks
+from attn_core.masks import blocks
 from torch import Tensor
 
 from attn_kernels_triton.kernels.arguments import Blocks

@@ -8,10 +8,11 @@ from functools import lru_cache
 
 import torch
 import triton.language as tl
-from attn_core import Alibi, AttentionSpec, Mask, Operands, ScaledDot, SoftCap
-from attn_core.mask.band import Band, band_of
-from attn_core.modifier import BiasTable
-from attn_core.pairs import positions, seen_pairs
+from attn_core import AttentionSpec, Mask, Operands
+from attn_core.masking import positions, seen_pairs
+from attn_core.masks import Band, band_of
+from attn_core.modifiers import Alibi, BiasTable, SoftCap
+from attn_core.scores import ScaledDot
 from torch import Tensor
 
 from attn_kernels_triton.attention.block_lists import Grid, Lists, lists_of, with_map

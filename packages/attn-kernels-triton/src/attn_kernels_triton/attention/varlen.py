@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Mask, Operands
-from attn_core.mask.band import Band, band_of, packed_band_of
-from attn_core.packed import Packed, starts
+from attn_core.kernels.attend import Packed, starts
+from attn_core.masks import Band, band_of, packed_band_of
 from torch import Tensor
 
 

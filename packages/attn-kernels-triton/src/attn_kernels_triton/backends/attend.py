@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, AtMost, Condition, Kernel, OneOf, Operands, Problem
+from attn_core import Kernel, Operands
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
 
 from attn_kernels_triton.backends.conditions import MODIFIERS, OnGpu
 from attn_kernels_triton.machine import absence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, AtMost, Condition, OneOf, PagedKernel, PagedOperands, Problem
-from attn_core.paged import BAND, LATENT
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.paged import BAND, LATENT, PagedKernel, PagedOperands
 
 from attn_kernels_triton.backends.attend import LEARNED, WIDEST_BIASED, wide_biases
 from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MODIFIERS, OnGpu

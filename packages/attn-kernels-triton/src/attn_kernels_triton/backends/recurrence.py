@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, AtMost, Condition, OneOf, Problem, RecurrenceKernel, Steps
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.recurrence import RecurrenceKernel, Steps
 
 from attn_kernels_triton.backends.conditions import OnGpu
 from attn_kernels_triton.machine import absence

@@ -5,22 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import (
+from attn_core.kernels.base import Anything, AtLeast, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.rowwise import (
+    CROSS_ENTROPY,
+    GATE,
+    RMS_NORM,
+    ROTARY,
+    ROW_FORMS,
     Activation,
-    Anything,
-    AtLeast,
-    AtMost,
-    Condition,
     CrossEntropyKernel,
     GateKernel,
     NormKernel,
-    OneOf,
-    Problem,
     RotaryKernel,
     RowKernel,
     Targets,
 )
-from attn_core.rowwise import CROSS_ENTROPY, GATE, RMS_NORM, ROTARY, ROW_FORMS
 
 from attn_kernels_triton.backends.conditions import OnGpu
 from attn_kernels_triton.machine import absence

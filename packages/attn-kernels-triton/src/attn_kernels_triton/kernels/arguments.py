@@ -107,7 +107,7 @@ NO_TILE = Tile(None, None, None, None, None, None)
 
 class Dropped(NamedTuple):
     """`state` [4], int64: seed, offset, the number of the first row of a batch, and the threshold of words; see
-    `attn_core.Dropout`. What is left is multiplied by `scale`. None where nothing is dropped.
+    `attn_core.dropout.Dropout`. What is left is multiplied by `scale`. None where nothing is dropped.
     """
 
     state: Any

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import torch
 import triton.language as tl
-from attn_core import AttentionSpec, PagedOperands
+from attn_core import AttentionSpec
 from attn_core.errors import InvalidValue
-from attn_core.mask.band import band_of
+from attn_core.kernels.paged import PagedOperands
+from attn_core.masks import band_of
 from torch import Tensor
 
 from attn_kernels_triton.attention.plan import bias_of, rule_of, sink_of, with_learned

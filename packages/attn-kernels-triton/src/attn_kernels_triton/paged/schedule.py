@@ -9,8 +9,10 @@ from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import PagedOperands, RaggedBatch, RowsInPlace
+from attn_core import RaggedBatch
+from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
+from attn_core.kernels.paged import PagedOperands
 from torch import Tensor
 
 from attn_kernels_triton.launch import integers

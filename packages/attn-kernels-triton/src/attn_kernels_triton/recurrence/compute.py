@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core import Steps
 from attn_core.errors import InvalidValue
-from attn_core.recurrence import Decay
+from attn_core.kernels.recurrence import Decay, Steps
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

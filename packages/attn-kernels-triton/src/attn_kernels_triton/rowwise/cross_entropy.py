@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
-from attn_core import Targets
+from attn_core.kernels.rowwise import Targets
 from torch import Tensor
 
 from attn_kernels_triton.kernels.rowwise import Losses, judge_rows

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import triton.language as tl
 from attn_core.errors import InvalidValue
-from attn_core.rowwise import GATE, ROW_FORMS, Activation
+from attn_core.kernels.rowwise import GATE, ROW_FORMS, Activation
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 

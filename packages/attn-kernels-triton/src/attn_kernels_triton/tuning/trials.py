@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, PagedOperands, RaggedBatch, RowsInPlace
+from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, RaggedBatch
+from attn_core.batch import RowsInPlace
+from attn_core.kernels.paged import PagedOperands
 
 from attn_kernels_triton.attention.backward import Backwards, dense_launches
 from attn_kernels_triton.attention.forward import Inputs, empty, forward_launch, launch_of

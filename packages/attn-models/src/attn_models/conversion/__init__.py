@@ -1,11 +1,9 @@
 """Models turned into models of other attention: fewer key/value heads, or one latent in their place."""
 
 from attn_models.conversion.folders import Converted, convert_heads, convert_latent
-from attn_models.conversion.groups import HeadMap
-from attn_models.conversion.heads import fewer_heads
+from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads, pooled
 from attn_models.conversion.latent import latent_attention
-from attn_models.conversion.pooling import METHODS, Method, pooled
-from attn_models.conversion.text_loss import text_loss
+from attn_models.evaluation import text_loss
 
 __all__ = [
     "METHODS",

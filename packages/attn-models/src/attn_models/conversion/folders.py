@@ -8,17 +8,15 @@ from pathlib import Path
 
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.conversion.groups import HeadMap
-from attn_models.conversion.heads import fewer_heads
+from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads
 from attn_models.conversion.latent import latent_attention
-from attn_models.conversion.pooling import METHODS, Method
-from attn_models.conversion.text_loss import text_loss
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.own import OwnDoor
+from attn_models.evaluation import text_loss
+from attn_models.families.native import NativeAdapter
 from attn_models.loading import LoadedModel, load_model, save_model
 from attn_models.sources.progress import Report, silent
 from attn_models.weights import read_folder
-from attn_models.weights.staging import require_replaceable
+from attn_models.weights.atomic_write import require_replaceable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +91,7 @@ def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:
         save_model(target, model, loaded.tokenizer, layout=own, generation=loaded.generation)
     except Incompatible:
         save_model(target, model, loaded.tokenizer, generation=loaded.generation)
-        return OwnDoor.model_type
+        return NativeAdapter.model_type
     return own
 
 

@@ -3,17 +3,94 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
-from attn_core import Capability, Heads, installed
+from attn_core import AttentionSpec, Capability, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor
 
-from attn_models.conversion.attentions import PROJECTIONS, specs_of
-from attn_models.conversion.groups import HeadMap
-from attn_models.conversion.pooling import Method, by_head, energy_kept, pooled
+from attn_models.attention import layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.decoder.decoder import Decoder
+from attn_models.decoder.layers import STANDARD
+
+PROJECTIONS = ("key.weight", "key.bias", "value.weight", "value.bias")
+
+
+def specs_of(config: DecoderConfig) -> list[AttentionSpec]:
+    """The attention of every layer; raises `Incompatible` for one that has no keys and values per head."""
+    specs = []
+    for attention in layer_attentions(config):
+        spec = attention.mechanism.spec(attention.config)
+        if spec is None:
+            name = attention.mechanism.name
+            raise Incompatible(f"mechanism {name!r} has no heads of keys and values to convert", mechanism=name)
+        specs.append(spec)
+    return specs
+
+
+@dataclass(frozen=True)
+class HeadMap:
+    """`groups[head]` is the new key/value head, from 0, of each old one; every new head has at least one old one."""
+
+    groups: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.groups or set(self.groups) != set(range(max(self.groups, default=-1) + 1)):
+            raise InvalidValue.of(
+                "groups", self.groups, "for each key/value head a group, numbered from 0 without gaps"
+            )
+
+    @classmethod
+    def consecutive(cls, heads: int, groups: int) -> HeadMap:
+        """`heads` in equal groups of neighbours; raises `InvalidValue` where they do not divide."""
+        if groups < 1 or heads % groups:
+            raise InvalidValue.of("kv_heads", groups, f"a divisor of the {heads} key/value heads, or an explicit map")
+        share = heads // groups
+        return cls(tuple(head // share for head in range(heads)))
+
+    @property
+    def count(self) -> int:
+        """The number of new heads."""
+        return max(self.groups) + 1
+
+    def members(self, group: int) -> list[int]:
+        """The old heads of a group, in order."""
+        return [head for head, own in enumerate(self.groups) if own == group]
+
+
+Method = Literal["mean", "first", "random"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+
+def pooled(weight: Tensor, heads: HeadMap, method: Method, generator: torch.Generator) -> Tensor:
+    """The weight [groups · size, ...] of pooled heads from that of the old, [heads · size, ...].
+
+    `mean` is the least-squares fit of a group; `first` takes its first head; `random` draws anew, N(0, 0.02²), for
+    comparison, and zeros for biases (Ainslie et al. 2023, arXiv 2305.13245, section 2.1 and figure 4).
+    """
+    old = by_head(weight, len(heads.groups))
+    if method == "random":
+        shape = (heads.count, *old.shape[1:])
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64) * STANDARD
+        return (drawn if weight.ndim > 1 else drawn * 0).to(weight.dtype).flatten(0, 1)
+    chosen = [old[heads.members(group)] for group in range(heads.count)]
+    new = [group.double().mean(0) if method == "mean" else group[0] for group in chosen]
+    return torch.stack(new).to(weight.dtype).flatten(0, 1)
+
+
+def energy_kept(weight: Tensor, new: Tensor, heads: HeadMap) -> tuple[float, float]:
+    """The squared norm of `weight` [heads · size, ...], and how far the pooled `new` is from it, squared."""
+    old = by_head(weight.double(), len(heads.groups))
+    repeated = by_head(new.double(), heads.count)[list(heads.groups)]
+    return old.square().sum().item(), (old - repeated).square().sum().item()
+
+
+def by_head(rows: Tensor, heads: int) -> Tensor:
+    """Rows [heads · size, ...] as [heads, size, ...]."""
+    return rows.reshape(heads, -1, *rows.shape[1:])
 
 
 def fewer_heads(model: Decoder, heads: HeadMap, method: Method, *, seed: int = 0) -> tuple[Decoder, float]:

@@ -9,8 +9,7 @@ from attn_core import AttentionSpec, Causal, Heads
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor
 
-from attn_models.conversion.attentions import PROJECTIONS, specs_of
-from attn_models.conversion.pooling import by_head
+from attn_models.conversion.heads import PROJECTIONS, by_head, specs_of
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 

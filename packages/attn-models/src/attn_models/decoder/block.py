@@ -1,22 +1,58 @@
-"""One block: attention, then the feed-forward, each added to what came in."""
+"""One decoder block: attention and feed-forward with residual connections."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from attn_core import BlockParts, BlockStep, Capability, Fields, LayerState, RaggedBatch
-from attn_core.errors import Incompatible
+import torch
+from attn_core import AttentionLayer, Capability, Fields, LayerState, RaggedBatch
+from attn_core.errors import Incompatible, InternalError
+from attn_core.kernels.block import BlockParts, BlockStep
 from torch import Tensor, nn
 
-from attn_models.decoder.attention import LayerAttention
-from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.experts import MixtureOfExperts
-from attn_models.decoder.feedforward import FeedForward, GatedFeedForward, build_feed_forward
-from attn_models.decoder.initial import initialise_block
-from attn_models.decoder.mixture import Experts
-from attn_models.decoder.norms import build_norm, normed_sum
-from attn_models.replay import replay_step
-from attn_models.rows import require_rows
+from attn_models.attention import LayerAttention
+from attn_models.decoder.config import DecoderConfig, Experts
+from attn_models.decoder.layers import (
+    FeedForward,
+    GatedFeedForward,
+    build_feed_forward,
+    build_norm,
+    initialise_block,
+    normed_sum,
+)
+from attn_models.decoder.mixture_of_experts import MixtureOfExperts
+
+
+def require_same_shape(given: Tensor, like: Tensor) -> Tensor:
+    """`given`, if its shape is that of `like`; one that is not could be broadcast and be wrong in silence.
+
+    Raises `InternalError` with both shapes.
+    """
+    if given.shape != like.shape:
+        shapes = tuple(given.shape), tuple(like.shape)
+        raise InternalError(f"the attention gave rows of the shape {shapes[0]}; needed: {shapes[1]}")
+    return given
+
+
+STATE = "inputs"
+FIELD = "x"
+
+
+def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+    """What a step of `layer` gives for the new rows `inputs` [tokens, width], as [tokens, width].
+
+    `state` holds the `Paged` state "inputs" with the field "x" [width]. Requests are run one by one: padding
+    could change the answer of a mechanism whose computation depends on the length.
+    """
+    view = state[STATE]
+    view.append({FIELD: inputs})
+    outputs = []
+    for span in batch.spans():
+        rows = view.rows([span.request])
+        remembered = rows.fields[FIELD] if rows.keep is None else rows.fields[FIELD][rows.keep][None]
+        outputs.append(layer.forward(remembered)[0, remembered.shape[1] - (span.stop - span.start) :])
+    return torch.cat(outputs)
 
 
 class Block(nn.Module):
@@ -62,7 +98,7 @@ class Block(nn.Module):
             attended = self.attention.step(entering, batch, state)
         else:
             attended = replay_step(self.attention, entering, batch, state)
-        return self._around(hidden, require_rows(attended, hidden))
+        return self._around(hidden, require_same_shape(attended, hidden))
 
     def parts(self) -> BlockParts | None:
         """What a packed block is made of; None where a kernel of whole blocks has no words for it."""
@@ -109,3 +145,18 @@ class Block(nn.Module):
 def given(borrowed: Fields | None) -> dict[str, Fields]:
     """The argument of an attention that borrows; none for others, which do not know it."""
     return {} if borrowed is None else {"borrowed": borrowed}
+
+
+class SharedKeyValues:
+    """Keys and values of the blocks that others borrow from, made once; `lenders` has one entry a block."""
+
+    def __init__(self, lenders: Sequence[int]) -> None:
+        self._lenders = lenders
+        self._wanted = {lender for layer, lender in enumerate(lenders) if lender < layer}
+        self._lent: dict[int, Fields] = {}
+
+    def of(self, layer: int, block: Block, hidden: Tensor) -> Fields | None:
+        """What the block, which is about to be given `hidden`, borrows, if only from itself; None where from nobody."""
+        if layer in self._wanted:
+            self._lent[layer] = block.lend(hidden)
+        return self._lent.get(self._lenders[layer])

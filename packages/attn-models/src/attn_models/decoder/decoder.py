@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
-from attn_core import Fields, ModelSpecs, ModelState, RaggedBatch, Targets, sinusoidal
-from attn_core.block import StackStep
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
-from attn_core.likeliest import FindsLargest
+from attn_core.kernels.block import StackStep
+from attn_core.kernels.rowwise import Targets
+from attn_core.models import FindsLargest
+from attn_core.rotary import sinusoidal
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
-from attn_models.decoder.attention import layer_attentions
-from attn_models.decoder.block import Block
+from attn_models.attention import LayerAttention, layer_attentions
+from attn_models.decoder.block import Block, SharedKeyValues
 from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.initial import initialise
-from attn_models.decoder.loans import Loans
-from attn_models.decoder.norms import build_norm
-from attn_models.decoder.prediction import PredictionModule
-from attn_models.losses.linear import linear_cross_entropy
-from attn_models.losses.plain import capped, mean_loss
+from attn_models.decoder.layers import build_norm, initialise
+from attn_models.losses import capped, linear_cross_entropy, mean_loss
+
+
+class PredictionModule(nn.Module):
+    """h'ᵢ = TRM(M [norm(Emb(tᵢ₊ₖ)); norm(hᵢ)]), from which tᵢ₊ₖ₊₁ is predicted (DeepSeek-V3, arXiv 2412.19437, 2.2).
+
+    M's input begins with the embedding, as in the published weights; the paper writes it second. TRM is a block like
+    the decoder's last, which borrows from nobody. `norm` stands before the unembedding, which is the decoder's own.
+    """
+
+    def __init__(self, config: DecoderConfig, last: LayerAttention) -> None:
+        super().__init__()
+        self.token_norm, self.hidden_norm = build_norm(config), build_norm(config)
+        self.join = nn.Linear(2 * config.width, config.width, bias=False)
+        own = dataclasses.replace(last, config=dataclasses.replace(last.config, borrows=False))
+        self.block = Block(config, own, config.experts_in(config.layers - 1))
+        self.norm = build_norm(config)
+        initialise(self.join)
+
+    def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        """Rows [batch, tokens, width] of a depth less and embeddings [batch, tokens, width] of the tokens that are k
+        places later, to rows [batch, tokens, width]."""
+        joined = self.join(torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], dim=-1))
+        normed: Tensor = self.norm(self.block(joined))
+        return normed
 
 
 class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
-    It is what the engine, the trainer and the tools know as `attn_core.LanguageModel`. Tokens are int64. Where the
+    It is what the engine, the trainer and the tools know as `LanguageModel`. Tokens are int64. Where the
     weights are packed for serving, `weights` is their format and `head` unembeds.
     """
 
@@ -71,7 +96,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens: Tensor) -> Tensor:
         """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits."""
         hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        loans = Loans(self._lenders)
+        loans = SharedKeyValues(self._lenders)
         for index, block in enumerate(self._blocks()):
             hidden = block(hidden, loans.of(index, block, hidden))
         normed: Tensor = self.norm(hidden)
@@ -112,7 +137,7 @@ class Decoder(nn.Module):
         return capped(logits, self.config.logit_cap)
 
     def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.likeliest.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
+        """See `attn_core.models.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
         if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
             return self.head.largest(hidden)
         return None
@@ -145,7 +170,7 @@ class Decoder(nn.Module):
                 raise InvalidValue.of("layers", layer, f"0 to {len(self.blocks) - 1}")
         maps = {}
         hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
-        loans = Loans(self._lenders)
+        loans = SharedKeyValues(self._lenders)
         for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
             borrowed = loans.of(index, block, hidden)
             if index in layers:

@@ -1,14 +1,109 @@
-"""What an encoder is made of, as data."""
+"""Configs of encoders: of text (BERT) and of images (ViT)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 from attn_core.errors import InvalidValue
 
-from attn_models.decoder.checks import require_count, require_word
-from attn_models.encoder.shape import EncoderShape
+from attn_models.attention import LayerAttention, encoder_attention
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
+from attn_models.plain_config import plain_fields, require_choice, require_count, require_word, whole
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderShape(ABC):
+    """Blocks of attention both ways and feed-forward.
+
+    `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
+    is given. `head_size` defaults to `width / heads`. `attention_dropout` acts in training on attention weights. `noun`
+    calls it by name with its article, and `pairs` are fields of two numbers. Raises `InvalidValue` for a field
+    outside its range.
+    """
+
+    width: int
+    layers: int
+    heads: int
+    hidden: int
+    head_size: int | None = None
+    mechanism: str = "mha"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    pattern: tuple[AttentionChoice, ...] = ()
+    feed_forward: str = "gelu"
+    norm_eps: float = 1e-12
+    attention_dropout: float = 0.0
+    norm_place: ClassVar[str]
+    attention_bias: ClassVar[bool] = True
+    noun: ClassVar[str]
+    pairs: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        require_choice(self.mechanism, self.options)
+        require_word("feed_forward", self.feed_forward, ACTIVATIONS)
+        _ = self.block
+
+    def plain(self) -> dict[str, Any]:
+        """The config as plain values, which `from_plain` turns back."""
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
+        return values | {"options": dict(self.options), "pattern": choices}
+
+    @classmethod
+    def from_plain(cls, values: Mapping[str, Any]) -> Self:
+        """The config of plain values, such as JSON's, whose whole numbers may be floats.
+
+        Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
+        """
+        plain = plain_fields(cls, values, cls.noun)
+        plain |= {name: tuple(map(whole, plain[name])) for name in cls.pairs if isinstance(plain.get(name), list)}
+        pattern = tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())
+        return cls(**plain | {"pattern": pattern})
+
+    @property
+    @abstractmethod
+    def kinds(self) -> int:
+        """How many different tokens it reads, or classes it tells apart."""
+
+    @property
+    @abstractmethod
+    def places(self) -> int:
+        """The rows of the longest sequence that its blocks see."""
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each layer."""
+        return tuple(self.choice(layer).mechanism for layer in range(self.layers))
+
+    def choice(self, layer: int) -> AttentionChoice:
+        """The mechanism and options of one layer."""
+        if self.pattern:
+            return self.pattern[layer % len(self.pattern)]
+        return AttentionChoice(mechanism=self.mechanism, options=self.options)
+
+    @property
+    def block(self) -> DecoderConfig:
+        """The sizes of norms and feed-forwards, which are those of any Transformer."""
+        return DecoderConfig(
+            vocabulary=self.kinds,
+            context=self.places,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            head_size=self.head_size,
+            hidden=self.hidden,
+            feed_forward=self.feed_forward,
+            norm_place=self.norm_place,
+            norm_eps=self.norm_eps,
+            attention_dropout=self.attention_dropout,
+            bias=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,3 +141,112 @@ class EncoderConfig(EncoderShape):
     def places(self) -> int:
         """Its context."""
         return self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggerConfig:
+    """An encoder and how many `classes` of tags there are; raises `InvalidValue` for none."""
+
+    encoder: EncoderConfig
+    classes: int
+
+    def __post_init__(self) -> None:
+        require_count("classes", self.classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReformerConfig(EncoderShape):
+    """Reversible blocks over token and position embeddings.
+
+    Where `axes` (rows, columns) are given, place p has the vector of row p // columns beside that of column
+    p % columns, of `axis_widths` elements each; else every place of the `context` has a vector of its own. Raises
+    `InvalidValue` for a field outside its range.
+    """
+
+    vocabulary: int
+    context: int
+    axes: tuple[int, int] | None = None
+    axis_widths: tuple[int, int] | None = None
+    norm_place: ClassVar[str] = "pre"
+    attention_bias: ClassVar[bool] = False
+    noun: ClassVar[str] = "a Reformer"
+    pairs: ClassVar[tuple[str, ...]] = ("axes", "axis_widths")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.axes is None and self.axis_widths is None:
+            return
+        for name in self.pairs:
+            pair = getattr(self, name)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise InvalidValue.of(name, pair, "two whole numbers, or neither axes nor axis_widths")
+            for size in pair:
+                require_count(name, size)
+        if self.axes is not None and math.prod(self.axes) < self.context:
+            raise InvalidValue.of("axes", self.axes, f"a product of at least the context of {self.context} tokens")
+        if self.axis_widths is not None and sum(self.axis_widths) != self.width:
+            raise InvalidValue.of("axis_widths", self.axis_widths, f"a sum of {self.width}, the width")
+
+    @property
+    def kinds(self) -> int:
+        """Its tokens."""
+        return self.vocabulary
+
+    @property
+    def places(self) -> int:
+        """Its context."""
+        return self.context
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(EncoderShape):
+    """Square images of `image` pixels a side and `channels` numbers a pixel, cut into patches of `patch` pixels a side.
+
+    `classes` are told apart. Raises `InvalidValue` for a field outside its range, and for patches that do not cover an
+    image exactly.
+    """
+
+    image: int
+    patch: int
+    classes: int
+    channels: int = 3
+    norm_place: ClassVar[str] = "pre"
+    noun: ClassVar[str] = "a vision Transformer"
+
+    def __post_init__(self) -> None:
+        for name in ("image", "patch", "classes", "channels"):
+            require_count(name, getattr(self, name))
+        if self.image % self.patch:
+            raise InvalidValue.of("patch", self.patch, f"a divisor of the image's side of {self.image} pixels")
+        super().__post_init__()
+
+    @property
+    def patches(self) -> int:
+        """How many patches an image has."""
+        return (self.image // self.patch) ** 2
+
+    @property
+    def kinds(self) -> int:
+        """Its classes."""
+        return self.classes
+
+    @property
+    def places(self) -> int:
+        """Its patches, and the row that is asked for the class."""
+        return self.patches + 1
+
+
+def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
+    """The attention of one layer; raises as `encoder_attention`."""
+    choice = config.choice(layer)
+    return encoder_attention(
+        choice.mechanism,
+        choice.options,
+        width=config.width,
+        heads=config.heads,
+        head_size=config.head_size,
+        bias=config.attention_bias,
+        context=config.places,
+        layer=layer,
+        dropout=config.attention_dropout,
+    )

@@ -1,16 +1,119 @@
-"""An encoder of blocks that see both ways; the mechanism is any that is installed and can."""
+"""Bidirectional encoders of text, with heads for masked language modelling and token classification."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
 import torch
 from attn_core.errors import InvalidValue
+from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
-from attn_models.decoder.initial import initialise
-from attn_models.decoder.norms import build_norm
-from attn_models.encoder.block import PostNormBlock
-from attn_models.encoder.config import EncoderConfig
-from attn_models.encoder.positions import POSITIONS, Position
+from attn_models.decoder.layers import ACTIVATIONS, build_feed_forward, build_norm, initialise
+from attn_models.encoder.config import EncoderConfig, EncoderShape, TaggerConfig, attention_of
+
+
+class EveryPosition(nn.Embedding):
+    """A row for each place of a sequence, padding included (Devlin et al. 2019)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config.context, config.width)
+
+    def rows(self, tokens: Tensor, keep: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Rows [tokens, width] for token ids [batch, tokens]."""
+        found: Tensor = self(torch.arange(tokens.shape[1], device=tokens.device))
+        return found
+
+
+class RealPosition(nn.Embedding):
+    """A row for each real token by its number among them, wherever padding stands (RoBERTa, Liu et al. 2019,
+    arXiv 1907.11692, as its authors' code has it: real tokens begin at `first`, padding has the row before)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__(config.first_position + config.context, config.width)
+        self.first = config.first_position
+
+    def rows(self, tokens: Tensor, keep: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Rows [batch, tokens, width] for token ids [batch, tokens] and `keep` [batch, tokens], True where real."""
+        real = torch.ones_like(tokens) if keep is None else keep.to(torch.int64)
+        found: Tensor = self(real.cumsum(1) * real + self.first - 1)
+        return found
+
+
+class DepthPosition(nn.Module):
+    """tanh(U PE(i) + W PE(δ_i)) for token i, δ_i steps below the root of its sentence's tree, PE sinusoids (Wang et al.
+    2019, arXiv 1909.00383, section 3.1). Learned: `sequential` U and `structural` W."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.sequential = nn.Linear(config.width, config.width, bias=False)
+        self.structural = nn.Linear(config.width, config.width, bias=False)
+
+    def rows(self, tokens: Tensor, keep: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
+
+        Raises `InvalidValue` without depths, or for those of other tokens.
+        """
+        if depths is None or depths.shape != tokens.shape:
+            given = "none" if depths is None else f"the shape {list(depths.shape)}"
+            raise InvalidValue.of("depths", given, f"a depth of every token, {list(tokens.shape)}")
+        width, like = self.sequential.in_features, self.sequential.weight
+        order = sinusoidal(torch.arange(tokens.shape[1], device=tokens.device), width).to(like.dtype)
+        tree = sinusoidal(depths, width).to(like.dtype)
+        return torch.tanh(self.sequential(order) + self.structural(tree))
+
+
+Position: TypeAlias = EveryPosition | RealPosition | DepthPosition
+
+POSITIONS: Mapping[str, type[Position]] = {"every": EveryPosition, "real": RealPosition, "depth": DepthPosition}
+
+
+class EncoderBlock(nn.Module):
+    """Attention that sees both ways, a feed-forward, and a norm for each."""
+
+    def __init__(self, config: EncoderShape, layer: int) -> None:
+        super().__init__()
+        chosen = attention_of(config, layer)
+        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        self.attention: Any = chosen.mechanism.build(chosen.config)
+        self.attention_norm = build_norm(config.block)
+        self.feed_forward = build_feed_forward(config.block)
+        self.feed_forward_norm = build_norm(config.block)
+
+
+class PostNormBlock(EncoderBlock):
+    """norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1)."""
+
+    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
+        """[batch, tokens, width] to [batch, tokens, width]; `keep` [batch, tokens] is True where a token is real."""
+        after: Tensor = self.attention_norm(hidden + self.attention(hidden, keep=keep))
+        out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
+        return out
+
+
+class ReversibleBlock(EncoderBlock):
+    """y_1 = x_1 + attention(norm(x_2)), then y_2 = x_2 + feed-forward(norm(y_1)) (Kitaev et al. 2020, equation 9).
+
+    What came in follows from what goes out, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here remembers it
+    all the same.
+    """
+
+    def forward(self, one: Tensor, two: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Two streams [batch, tokens, width] each; `keep` as `PostNormBlock.forward`."""
+        one = one + self.attention(self.attention_norm(two), keep=keep)
+        return one, two + self.feed_forward(self.feed_forward_norm(one))
+
+
+class PreNormBlock(EncoderBlock):
+    """x + attention(norm(x)), then x + feed-forward(norm(x)) (Dosovitskiy et al. 2021, equations 2 and 3)."""
+
+    def forward(self, hidden: Tensor, keep: Tensor | None = None) -> Tensor:
+        """As `PostNormBlock.forward`."""
+        after = hidden + self.attention(self.attention_norm(hidden), keep=keep)
+        out: Tensor = after + self.feed_forward(self.feed_forward_norm(after))
+        return out
 
 
 class Encoder(nn.Module):
@@ -51,3 +154,46 @@ class Encoder(nn.Module):
         for block in self.blocks:
             hidden = block(hidden, keep)
         return hidden
+
+
+class MaskedLanguageModel(nn.Module):
+    """norm(f(W h + b)) E^T + c over the rows h of an encoder whose embedding is E (Devlin et al. 2019,
+    arXiv 1810.04805, section 3.1; W, the norm and c are their code's).
+
+    `encoder` is an `Encoder` or a `Reformer`. Learned besides its weights: `transform`, `norm` and `bias`.
+    """
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        vocabulary, width = encoder.embedding.weight.shape
+        self.encoder = encoder
+        self.vocabulary: int = vocabulary
+        self.transform = nn.Linear(encoder.size, width)
+        self.activation = ACTIVATIONS[encoder.config.feed_forward]()
+        self.norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
+        self.bias = nn.Parameter(self.transform.weight.new_zeros(vocabulary))
+
+    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; `keep` as `Encoder.forward`."""
+        return self.guess(self.encoder(tokens, keep))
+
+    def guess(self, rows: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of an encoder's rows [..., size]."""
+        shaped = self.norm(self.activation(self.transform(rows)))
+        return linear(shaped, self.encoder.embedding.weight, self.bias)
+
+
+class Tagger(nn.Module):
+    """softmax(W h + b) over an encoder's rows h (Devlin et al. 2019, arXiv 1810.04805, figure 4d)."""
+
+    def __init__(self, config: TaggerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Encoder(config.encoder)
+        self.classifier = nn.Linear(config.encoder.width, config.classes)
+        initialise(self.classifier)
+
+    def forward(self, tokens: Tensor, keep: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
+        """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
+        scores: Tensor = self.classifier(self.encoder(tokens, keep, depths=depths))
+        return scores

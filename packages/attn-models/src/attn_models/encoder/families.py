@@ -1,4 +1,4 @@
-"""The families of encoders that are trained with a head, as the catalogue offers them. Imports no torch until asked."""
+"""The model families of encoders. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from attn_core import ModelFamily
 from attn_core.errors import InvalidValue
 
-from attn_models.encoder.config import EncoderConfig
+from attn_models.encoder.config import EncoderConfig, ReformerConfig, TaggerConfig, VisionConfig, attention_of
 
 
 class MaskedFamily(ModelFamily):
@@ -27,8 +27,7 @@ class MaskedFamily(ModelFamily):
 
     def build(self, config: EncoderConfig) -> Any:
         """A fresh model with random weights."""
-        from attn_models.encoder.encoder import Encoder
-        from attn_models.encoder.masked import MaskedLanguageModel
+        from attn_models.encoder.encoder import Encoder, MaskedLanguageModel
 
         return MaskedLanguageModel(Encoder(config))
 
@@ -42,16 +41,15 @@ class ReformerFamily(ModelFamily):
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """The Reformer of plain values; raises `Incompatible` for one that its checkpoints cannot say."""
-        from attn_models.encoder.headed import door_for
-        from attn_models.encoder.reformer import ReformerConfig
+        from attn_models.encoder.folders import adapter_for
 
         config = ReformerConfig.from_plain(values)
-        door_for(config)
+        adapter_for(config)
         return config
 
     def build(self, config: Any) -> Any:
         """A fresh model with random weights."""
-        from attn_models.encoder.masked import MaskedLanguageModel
+        from attn_models.encoder.encoder import MaskedLanguageModel
         from attn_models.encoder.reformer import Reformer
 
         return MaskedLanguageModel(Reformer(config))
@@ -66,22 +64,18 @@ class TaggerFamily(ModelFamily):
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """The tagger of an encoder's plain values and `classes`."""
-        from attn_models.encoder.tagger import TaggerConfig
-
         encoder = {name: value for name, value in values.items() if name != "classes"}
         return TaggerConfig(encoder=checked(EncoderConfig.from_plain(encoder)), classes=values.get("classes", 0))
 
     def build(self, config: Any) -> Any:
         """A fresh tagger with random weights."""
-        from attn_models.encoder.tagger import Tagger
+        from attn_models.encoder.encoder import Tagger
 
         return Tagger(config)
 
 
 def checked(config: EncoderConfig) -> EncoderConfig:
     """The encoder; raises what its mechanisms do where they do not fit."""
-    from attn_models.encoder.block import attention_of
-
     for layer in range(config.layers):
         attention_of(config, layer)
     return config
@@ -90,3 +84,24 @@ def checked(config: EncoderConfig) -> EncoderConfig:
 def encoder_families() -> list[ModelFamily]:
     """One of each."""
     return [MaskedFamily(), ReformerFamily(), TaggerFamily()]
+
+
+class VitFamily(ModelFamily):
+    """Patches as words."""
+
+    name = "vit"
+    summary = "A vision Transformer over any mechanism that sees both ways; it names images (Dosovitskiy et al. 2021)."
+    learns: ClassVar[str] = "images"
+
+    def configure(self, values: Mapping[str, Any]) -> VisionConfig:
+        """The model of plain values, asked of the mechanisms that it names too."""
+        config = VisionConfig.from_plain(values)
+        for layer in range(config.layers):
+            attention_of(config, layer)
+        return config
+
+    def build(self, config: VisionConfig) -> Any:
+        """A fresh model with random weights."""
+        from attn_models.encoder.vit import VisionTransformer
+
+        return VisionTransformer(config)

@@ -1,28 +1,38 @@
-"""Encoders from folders and into folders."""
+"""Loading encoders from checkpoint folders and saving them, with or without a head."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from torch import Tensor, nn
 
-from attn_models.decoder.weightless import weightless
-from attn_models.families.built import fill_constants, refuse_giants
-from attn_models.families.encoder_doors import ENCODER_DOORS, encoder_door_of
-from attn_models.families.keys import say_unread
-from attn_models.families.own_encoder import OwnEncoderDoor
-from attn_models.families.tensors import read_parameters, stored_tensors
-from attn_models.packing.pack import require_unpacked
+from attn_models.encoder.config import ReformerConfig, TaggerConfig
+from attn_models.encoder.encoder import MaskedLanguageModel, Tagger
+from attn_models.families.adapter import EncoderAdapter
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.native import NativeEncoderAdapter
+from attn_models.families.registry import ENCODER_ADAPTERS, encoder_adapter
+from attn_models.families.state_dict import (
+    check_config_fits,
+    fill_buffers,
+    init_empty_weights,
+    read_parameters,
+    stored_tensors,
+)
+from attn_models.families.vit import labels_of
+from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
-from attn_models.weights import CheckpointFolder, write_folder
-from attn_models.weights.config_file import read_config
+from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+from attn_models.weights.safe_files import read_config
 
 
 def is_encoder(folder: Path) -> bool:
     """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
-    return read_config(folder / "config.json").get("model_type") in ENCODER_DOORS
+    return read_config(folder / "config.json").get("model_type") in ENCODER_ADAPTERS
 
 
 def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
@@ -32,23 +42,23 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     misshaped; `UnknownName` for another kind of model. Keys of its config.json that are not known are said.
     """
     path = checkpoint.path / "config.json"
-    door = encoder_door_of(checkpoint.config.get("model_type"))
+    adapter = encoder_adapter(checkpoint.config.get("model_type"))
     try:
-        say_unread(checkpoint.config, door.reads, path)
-        config = door.configure(checkpoint.config)
+        check_unread_keys(checkpoint.config, adapter.reads, path)
+        config = adapter.configure(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
-    refuse_giants(checkpoint, config)
-    with weightless():
-        model = door.build(config)
-    model.load_state_dict(read_parameters(checkpoint, door.layout(config), model.state_dict(), dtype), assign=True)
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = adapter.build(config)
+    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
     if any(buffer.is_meta for buffer in model.buffers()):
-        fill_constants(model, door.build(config))
+        fill_buffers(model, adapter.build(config))
     return model
 
 
 def save_encoder(
-    folder: str | Path, model: Any, tokenizer: Tokenizer | None = None, *, layout: str = OwnEncoderDoor.model_type
+    folder: str | Path, model: Any, tokenizer: Tokenizer | None = None, *, layout: str = NativeEncoderAdapter.model_type
 ) -> Path:
     """Write an encoder as a checkpoint folder, replacing one already there, whole or not at all.
 
@@ -56,8 +66,111 @@ def save_encoder(
     `Incompatible` for an encoder that the layout cannot say, `InvalidValue` for weights that are not finite,
     `CheckpointWriteFailed` where the file system fails, `WrongState` for one whose weights are packed.
     """
-    require_unpacked(model, "weights packed as {} cannot be written; load the model without packing")
-    door = encoder_door_of(layout)
-    described = door.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
+    adapter = encoder_adapter(layout)
+    described = adapter.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
-    return write_folder(folder, described, stored_tensors(model.state_dict(), door.layout(model.config)), files)
+    return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
+
+
+GUESS = {
+    "transform.weight": "cls.predictions.transform.dense.weight",
+    "transform.bias": "cls.predictions.transform.dense.bias",
+    "norm.weight": "cls.predictions.transform.LayerNorm.weight",
+    "norm.bias": "cls.predictions.transform.LayerNorm.bias",
+    "bias": "cls.predictions.bias",
+}
+TAG = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
+"""Our names of a head's weights, and transformers'."""
+BERT, REFORMER = "bert", "reformer"
+
+
+def adapter_for(config: Any) -> EncoderAdapter:
+    """The layout in which an encoder with a head is kept: BERT's where that can say it, else ours; the Reformer's own.
+
+    Raises `Incompatible` for a Reformer that its layout cannot say.
+    """
+    if isinstance(config, ReformerConfig):
+        ENCODER_ADAPTERS[REFORMER].describe(config)
+        return ENCODER_ADAPTERS[REFORMER]
+    try:
+        ENCODER_ADAPTERS[BERT].describe(config)
+    except Incompatible:
+        return ENCODER_ADAPTERS[NativeEncoderAdapter.model_type]
+    return ENCODER_ADAPTERS[BERT]
+
+
+def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
+    """Write a model that guesses; raises as `save_encoder`."""
+    return _save(folder, model, GUESS, {"architectures": ["BertForMaskedLM"]}, tokenizer)
+
+
+def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokenizer: Tokenizer) -> Path:
+    """Write a tagger with the names of its tags; raises as `save_encoder`, and `InvalidValue` for other labels."""
+    if len(set(labels)) != model.config.classes:
+        raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
+    said = {
+        "architectures": ["BertForTokenClassification"],
+        "id2label": {str(place): label for place, label in enumerate(labels)},
+        "label2id": {label: place for place, label in enumerate(labels)},
+    }
+    return _save(folder, model, TAG, said, tokenizer)
+
+
+def load_masked(folder: str | Path, *, verify: Verify = "hashes") -> tuple[MaskedLanguageModel, Tokenizer]:
+    """The model that guesses in a folder, in evaluation mode; raises as `build_encoder`, also for its head."""
+    checkpoint, encoder, tokenizer = _loaded(folder, verify)
+    model = MaskedLanguageModel(encoder)
+    _read_head(checkpoint, model, GUESS)
+    return model.eval(), tokenizer
+
+
+def load_tagger(folder: str | Path, *, verify: Verify = "hashes") -> tuple[Tagger, list[str], Tokenizer]:
+    """The tagger in a folder, in evaluation mode, and its labels; raises as `load_masked`."""
+    checkpoint, encoder, tokenizer = _loaded(folder, verify)
+    try:
+        labels = labels_of(checkpoint.config)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
+    model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
+    model.encoder = encoder
+    _read_head(checkpoint, model, TAG)
+    return model.eval(), labels, tokenizer
+
+
+def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    encoder, own = model.encoder, model.state_dict()
+    adapter = adapter_for(encoder.config)
+    # Only BERT's architectures with a head are those of this head.
+    described = (said | adapter.describe(encoder.config)) | (said if adapter.model_type == BERT else {})
+    described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
+    body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
+    tensors = {f"{adapter.prefix}{name}": tensor for name, tensor in body.items()}
+    tensors |= {theirs: own[ours] for ours, theirs in head.items()}
+    return write_folder(folder, described, tensors, dict(tokenizer.files()))
+
+
+def _loaded(folder: str | Path, verify: Verify) -> tuple[CheckpointFolder, Any, Tokenizer]:
+    checkpoint = read_folder(folder, verify=verify)
+    encoder = build_encoder(checkpoint, torch.float32)
+    if checkpoint.tokenizer is None:
+        raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
+    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path)
+
+
+def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str, str]) -> None:
+    wanted = model.state_dict()
+    problems, found = [], dict[str, Tensor]()
+    for ours, theirs in head.items():
+        entry = checkpoint.tensors.entries.get(theirs)
+        if entry is None:
+            problems.append(f"tensor {theirs!r} is missing")
+        elif tuple(entry.shape) != tuple(wanted[ours].shape):
+            problems.append(
+                f"tensor {theirs!r} has shape {list(entry.shape)}; its model needs {list(wanted[ours].shape)}"
+            )
+        else:
+            found[ours] = checkpoint.tensors[theirs].to(torch.float32)
+    if problems:
+        raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
+    model.load_state_dict(found, strict=False)

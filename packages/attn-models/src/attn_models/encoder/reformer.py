@@ -2,62 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import ClassVar
-
 import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.decoder.checks import require_count
-from attn_models.decoder.initial import STANDARD, initialise
-from attn_models.encoder.block import ReversibleBlock
-from attn_models.encoder.shape import EncoderShape
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReformerConfig(EncoderShape):
-    """Reversible blocks over token and position embeddings.
-
-    Where `axes` (rows, columns) are given, place p has the vector of row p // columns beside that of column
-    p % columns, of `axis_widths` elements each; else every place of the `context` has a vector of its own. Raises
-    `InvalidValue` for a field outside its range.
-    """
-
-    vocabulary: int
-    context: int
-    axes: tuple[int, int] | None = None
-    axis_widths: tuple[int, int] | None = None
-    norm_place: ClassVar[str] = "pre"
-    attention_bias: ClassVar[bool] = False
-    noun: ClassVar[str] = "a Reformer"
-    pairs: ClassVar[tuple[str, ...]] = ("axes", "axis_widths")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.axes is None and self.axis_widths is None:
-            return
-        for name in self.pairs:
-            pair = getattr(self, name)
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidValue.of(name, pair, "two whole numbers, or neither axes nor axis_widths")
-            for size in pair:
-                require_count(name, size)
-        if self.axes is not None and math.prod(self.axes) < self.context:
-            raise InvalidValue.of("axes", self.axes, f"a product of at least the context of {self.context} tokens")
-        if self.axis_widths is not None and sum(self.axis_widths) != self.width:
-            raise InvalidValue.of("axis_widths", self.axis_widths, f"a sum of {self.width}, the width")
-
-    @property
-    def kinds(self) -> int:
-        """Its tokens."""
-        return self.vocabulary
-
-    @property
-    def places(self) -> int:
-        """Its context."""
-        return self.context
+from attn_models.decoder.layers import STANDARD, initialise
+from attn_models.encoder.config import ReformerConfig
+from attn_models.encoder.encoder import ReversibleBlock
 
 
 class AxialPositions(nn.Module):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core import WEIGHT_CHOICES
 from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_core.kernels.linear import WEIGHT_CHOICES
 from torch import Tensor, nn
 
 from attn_models.encoder.folders import build_encoder
-from attn_models.families.tensors import stored_type
-from attn_models.packing.pack import pack_weights
+from attn_models.families.state_dict import stored_type
+from attn_models.quantization.quantize import quantize_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder
 
@@ -81,7 +81,7 @@ def load_sentence_encoder(
     nothing.
 
     Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
-    more tokens than the embedding has rows; with `weights`, what `pack_weights` raises.
+    more tokens than the embedding has rows; with `weights`, what `quantize_model` raises.
     """
     if weights not in (None, *WEIGHT_CHOICES):
         raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
@@ -97,5 +97,5 @@ def load_sentence_encoder(
         raise CheckpointInvalid.of(checkpoint.path, rule)
     encoder = SentenceEncoder(model.eval(), tokenizer)
     if form is not None:
-        pack_weights(model, form, getattr(torch, dtype))
+        quantize_model(model, form, getattr(torch, dtype))
     return encoder

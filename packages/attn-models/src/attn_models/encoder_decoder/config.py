@@ -1,4 +1,4 @@
-"""What models that read a source are made of, as data."""
+"""Configs of encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from attn_core.errors import InvalidValue
 
-from attn_models.decoder.checks import require_choice
-from attn_models.plain_config import PlainConfig
+from attn_models.decoder.config import DecoderConfig
+from attn_models.plain_config import PlainConfig, require_choice, require_word
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceConfig(PlainConfig):
+class EncoderDecoderConfig(PlainConfig):
     """What all of them have: one vocabulary for source and target, and the longest of each in tokens.
 
     `width` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for
@@ -28,7 +28,7 @@ class SourceConfig(PlainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BottleneckConfig(SourceConfig):
+class BottleneckConfig(EncoderDecoderConfig):
     """Two stacks of `layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
 
     `reverse_source` reads the source from its end.
@@ -40,7 +40,7 @@ class BottleneckConfig(SourceConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RnnsearchConfig(SourceConfig):
+class RnnsearchConfig(EncoderDecoderConfig):
     """RNNsearch (Bahdanau et al. 2015): `width` n of a state, `embedding` m, `maxout` l units before the vocabulary.
 
     Annotations have 2 n numbers; `mechanism` attends to them, with `heads` heads and its own `options`.
@@ -75,7 +75,7 @@ class LuongConfig(BottleneckConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShowAttendTellConfig(SourceConfig):
+class ShowAttendTellConfig(EncoderDecoderConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
     `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `heads` heads and
@@ -103,3 +103,52 @@ class ShowAttendTellConfig(SourceConfig):
     def cells(self) -> int:
         """Cells of the grid."""
         return self.rows * self.columns
+
+
+PLACES = ("encoder", "decoder", "cross")
+NORM_PLACES = ("post", "pre")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(EncoderDecoderConfig):
+    """`layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); one embedding is used thrice.
+
+    `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`. `hidden`
+    is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains without warm-up.
+    `attention_dropout` acts in training on the weights of all three.
+    """
+
+    layers: int
+    heads: int
+    hidden: int
+    encoder: str = "mha"
+    encoder_options: Mapping[str, Any] = field(default_factory=dict)
+    decoder: str = "mha"
+    decoder_options: Mapping[str, Any] = field(default_factory=dict)
+    cross: str = "cross"
+    cross_options: Mapping[str, Any] = field(default_factory=dict)
+    norm_place: str = "post"
+    attention_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_word("norm_place", self.norm_place, NORM_PLACES)
+        for place in PLACES:
+            require_choice(getattr(self, place), getattr(self, f"{place}_options"))
+        if self.width % self.heads:
+            raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}")
+
+    @property
+    def block(self) -> DecoderConfig:
+        """The sizes of the parts that are those of any Transformer: norms, feed-forwards and positions."""
+        return DecoderConfig(
+            vocabulary=self.vocabulary,
+            context=self.context,
+            width=self.width,
+            layers=self.layers,
+            heads=self.heads,
+            hidden=self.hidden,
+            feed_forward="relu",
+            positions="sinusoidal",
+            bias=True,
+        )

@@ -8,29 +8,24 @@ from typing import Any, ClassVar
 
 from attn_core import ModelFamily
 
-from attn_models.encoder_decoder.attention import (
-    cross_attention,
-    decoder_attention,
-    encoder_attention,
-    stepped_attention,
-)
+from attn_models.attention import cross_attention, decoder_attention, encoder_attention, stepped_attention
 from attn_models.encoder_decoder.config import (
     BottleneckConfig,
+    EncoderDecoderConfig,
     LuongConfig,
     RnnsearchConfig,
     ShowAttendTellConfig,
-    SourceConfig,
+    TransformerConfig,
 )
-from attn_models.encoder_decoder.transformer_config import TransformerConfig
 
 
-class SourceFamily(ModelFamily):
+class EncoderDecoderFamily(ModelFamily):
     """A family with a `Config`, and the module and class that build it."""
 
-    Config: ClassVar[type[SourceConfig]]
+    Config: ClassVar[type[EncoderDecoderConfig]]
     built_by: ClassVar[tuple[str, str]]
 
-    def configure(self, values: Mapping[str, Any]) -> SourceConfig:
+    def configure(self, values: Mapping[str, Any]) -> EncoderDecoderConfig:
         """The config of plain values, asked of the mechanisms it names too."""
         config = self.Config.from_plain(values)
         self.check(config)
@@ -45,42 +40,42 @@ class SourceFamily(ModelFamily):
         return getattr(import_module(module), name)(config)
 
 
-class BottleneckFamily(SourceFamily):
+class BottleneckFamily(EncoderDecoderFamily):
     """Two LSTMs and one vector."""
 
     name = "bottleneck"
     summary = "Sequence to sequence through the last state of an LSTM, without attention (Sutskever et al. 2014)."
     Config = BottleneckConfig
-    built_by = ("attn_models.encoder_decoder.bottleneck", "Bottleneck")
+    built_by = ("attn_models.encoder_decoder.translation", "Bottleneck")
 
 
-class RnnsearchFamily(SourceFamily):
+class RnnsearchFamily(EncoderDecoderFamily):
     """Bidirectional encoder and soft search."""
 
     name = "rnnsearch"
     summary = "Translation that learns to align, over any attention to a source (Bahdanau et al. 2015)."
     Config = RnnsearchConfig
-    built_by = ("attn_models.encoder_decoder.rnnsearch", "Rnnsearch")
+    built_by = ("attn_models.encoder_decoder.translation", "Rnnsearch")
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as an annotation."""
         stepped_attention(config.mechanism, config.options, width=2 * config.width, heads=config.heads)
 
 
-class LuongFamily(SourceFamily):
+class LuongFamily(EncoderDecoderFamily):
     """LSTMs with global or local attention."""
 
     name = "luong"
     summary = "LSTM translation with global or local attention and input feeding (Luong et al. 2015)."
     Config = LuongConfig
-    built_by = ("attn_models.encoder_decoder.luong", "Luong")
+    built_by = ("attn_models.encoder_decoder.translation", "Luong")
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as a state."""
         stepped_attention(config.mechanism, config.options, width=config.width, heads=config.heads)
 
 
-class TransformerFamily(SourceFamily):
+class TransformerFamily(EncoderDecoderFamily):
     """Encoder and decoder blocks."""
 
     name = "transformer"
@@ -96,7 +91,7 @@ class TransformerFamily(SourceFamily):
         cross_attention(config.cross, config.cross_options, **sizes, context=config.source_context)
 
 
-class ShowAttendTellFamily(SourceFamily):
+class ShowAttendTellFamily(EncoderDecoderFamily):
     """Convolutions and an LSTM that looks at their grid."""
 
     name = "show_attend_tell"
@@ -109,6 +104,6 @@ class ShowAttendTellFamily(SourceFamily):
         stepped_attention(config.mechanism, config.options, width=config.features, heads=config.heads)
 
 
-def source_families() -> list[ModelFamily]:
+def encoder_decoder_families() -> list[ModelFamily]:
     """One of each."""
     return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily(), ShowAttendTellFamily()]

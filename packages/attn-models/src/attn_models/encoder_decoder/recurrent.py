@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import Field, Fields, ModelSpecs, ModelState, Pack, RaggedBatch, Slot, Source
+from attn_core import Field, Fields, RaggedBatch, Slot, Source
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.linear import Pack
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
-from attn_models.decoder.attention import LayerAttention
-from attn_models.encoder_decoder.config import SourceConfig
-from attn_models.encoder_decoder.packed_stack import packed_stack
-from attn_models.encoder_decoder.sources import SomeSources, encoded, source_lengths
+from attn_models.attention import LayerAttention
+from attn_models.encoder_decoder.config import EncoderDecoderConfig
+from attn_models.encoder_decoder.encoder_input import SelectedRequests, encode_each, encoder_input_lengths
+from attn_models.recurrent.cells import prepack_rnn
 
 WIDE = 400
 """Units from which packed matrices make up for moments in Python; at 192 torch is a fifth faster, at 500 slower."""
@@ -44,7 +47,11 @@ class RecurrentModel(nn.Module):
     attention: Any
 
     def __init__(
-        self, config: SourceConfig, fields: Mapping[str, Field], begun: Sequence[str], chosen: LayerAttention | None
+        self,
+        config: EncoderDecoderConfig,
+        fields: Mapping[str, Field],
+        begun: Sequence[str],
+        chosen: LayerAttention | None,
     ) -> None:
         super().__init__()
         self.config = config
@@ -68,7 +75,7 @@ class RecurrentModel(nn.Module):
             if isinstance(layer, nn.Linear) and name != "unembedding":
                 setattr(self, name, pack([layer]))
             elif isinstance(layer, nn.LSTM | nn.GRU) and (name != "encoder" or layer.hidden_size >= WIDE):
-                setattr(self, name, packed_stack(layer, pack))
+                setattr(self, name, prepack_rnn(layer, pack))
 
     @abstractmethod
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
@@ -89,7 +96,7 @@ class RecurrentModel(nn.Module):
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        source, lengths = source_lengths(source, keep, self.source_context)
+        source, lengths = encoder_input_lengths(source, keep, self.source_context)
         return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
@@ -124,7 +131,7 @@ class RecurrentModel(nn.Module):
             chosen = torch.tensor(active, device=tokens.device)
             contexts = [batch.contexts[r] + moment for r in active]
             now = RaggedBatch.of([1] * len(active), contexts, chosen.new_tensor)
-            views = {name: SomeSources(view, active) for name, view in sources.items()}
+            views = {name: SelectedRequests(view, active) for name, view in sources.items()}
             at = chosen.new_tensor([firsts[r] + moment for r in active])
             some = {name: values[chosen] for name, values in held.items()}
             hidden, fresh = self.advance(inputs[at], some, self._attend(now, views))
@@ -143,7 +150,7 @@ class RecurrentModel(nn.Module):
         for layer in layers:
             if layer != 0:
                 raise InvalidValue.of("layers", layer, "0")
-        given, lengths = source_lengths(None if source is None else source[None], None, self.source_context)
+        given, lengths = encoder_input_lengths(None if source is None else source[None], None, self.source_context)
         reading = self.read(given, lengths)
         queries: list[Tensor] = []
         self._run(tokens[None], reading, lengths, queries)
@@ -153,7 +160,7 @@ class RecurrentModel(nn.Module):
     def _run(self, tokens: Tensor, reading: Reading, lengths: Sequence[int], asked: list[Tensor] | None) -> Tensor:
         """Hidden rows [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
         self._require_room(tokens)
-        sources = {} if self.chosen is None else encoded(self.attention, reading.memory, lengths)
+        sources = {} if self.chosen is None else encode_each(self.attention, reading.memory, lengths)
         held = self._started(reading.start, tokens)
         inputs = self.embedding(tokens)
         rows = []

@@ -10,10 +10,10 @@ from attn_core import Source
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.attention import stepped_attention
+from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
-from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack
 from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
+from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
 
 
 class ShowAttendTell(RecurrentModel):
@@ -77,7 +77,7 @@ class ShowAttendTell(RecurrentModel):
         """ẑ_t, h_t, and what the vocabulary is told of them."""
         entering = self.dropout(inputs)
         seen = attend(self.ask(held["hidden"][:, 0]))
-        hidden, fresh = lstm_moment(self.decoder, torch.cat([entering, seen], dim=-1), held)
+        hidden, fresh = lstm_step(self.decoder, torch.cat([entering, seen], dim=-1), held)
         return entering + self.of_state(self.dropout(hidden)) + self.of_seen(seen), fresh
 
     def logits(self, hidden: Tensor) -> Tensor:

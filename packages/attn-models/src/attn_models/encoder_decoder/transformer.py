@@ -1,27 +1,115 @@
-"""The Transformer of Vaswani et al. (2017, arXiv 1706.03762): encoder and decoder."""
+"""The encoder-decoder Transformer (Vaswani et al. 2017, arXiv 1706.03762)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, Fields, ModelSpecs, ModelState, RaggedBatch, sinusoidal
+from attn_core import Capability, Fields, LayerState, RaggedBatch
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
-from attn_core.likeliest import FindsLargest
+from attn_core.models import FindsLargest
+from attn_core.rotary import sinusoidal
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
-from attn_models.decoder.initial import initialise
-from attn_models.decoder.norms import build_norm
-from attn_models.encoder_decoder.attention import cross_attention, decoder_attention, encoder_attention
-from attn_models.encoder_decoder.sources import source_lengths
-from attn_models.encoder_decoder.transformer_blocks import DecoderBlock, EncoderBlock
-from attn_models.encoder_decoder.transformer_config import TransformerConfig
+from attn_models.attention import LayerAttention, cross_attention, decoder_attention, encoder_attention
+from attn_models.decoder.block import replay_step, require_same_shape
+from attn_models.decoder.layers import build_feed_forward, build_norm, initialise
+from attn_models.encoder_decoder.config import TransformerConfig
+from attn_models.encoder_decoder.encoder_input import encoder_input_lengths
+
+Inner = Callable[[Tensor], Tensor]
+
+
+class Residual(nn.Module):
+    """norm(x + F(x)) (Vaswani et al. 2017, section 3.1), or x + F(norm(x)) (arXiv 2002.04745)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.pre = config.norm_place == "pre"
+        self.norm: nn.Module = build_norm(config.block)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor, inner: Inner) -> Tensor:
+        """[..., width] to [..., width]."""
+        entering = self.entering(hidden)
+        after: Tensor = hidden + self.dropout(inner(entering))
+        normed: Tensor = after if self.pre else self.norm(after)
+        return normed
+
+    def entering(self, hidden: Tensor) -> Tensor:
+        """What F is given."""
+        normed: Tensor = self.norm(hidden) if self.pre else hidden
+        return normed
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention over the source, then the feed-forward."""
+
+    def __init__(self, config: TransformerConfig, chosen: LayerAttention) -> None:
+        super().__init__()
+        # Any: what a mechanism builds is a module with the methods of AttentionLayer.
+        self.attention: Any = chosen.mechanism.build(chosen.config)
+        self.around_attention = Residual(config)
+        self.feed_forward = build_feed_forward(config.block)
+        self.around_feed_forward = Residual(config)
+
+    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
+        """[batch, source, width] to [batch, source, width]."""
+        attended = self.around_attention(hidden, partial(self.attention, keep=keep))
+        out: Tensor = self.around_feed_forward(attended, self.feed_forward)
+        return out
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the source, then the feed-forward."""
+
+    def __init__(self, config: TransformerConfig, own: LayerAttention, cross: LayerAttention) -> None:
+        super().__init__()
+        self.incremental = own.mechanism.can(Capability.INCREMENTAL)
+        self.attention: Any = own.mechanism.build(own.config)
+        self.around_attention = Residual(config)
+        self.cross: Any = cross.mechanism.build(cross.config)
+        self.around_cross = Residual(config)
+        self.feed_forward = build_feed_forward(config.block)
+        self.around_feed_forward = Residual(config)
+
+    def forward(self, hidden: Tensor, memory: Tensor, keep: Tensor | None) -> Tensor:
+        """Whole sequences [batch, tokens, width] over memory [batch, source, width]."""
+        return self._through(hidden, self.attention, partial(self.cross, source=memory, keep=keep))
+
+    def step(self, hidden: Tensor, batch: RaggedBatch, own: LayerState, source: LayerState) -> Tensor:
+        """The new rows [tokens, width] of many requests."""
+
+        def attend(rows: Tensor) -> Tensor:
+            if self.incremental:
+                return require_same_shape(self.attention.step(rows, batch, own), rows)
+            return require_same_shape(replay_step(self.attention, rows, batch, own), rows)
+
+        def look(rows: Tensor) -> Tensor:
+            return require_same_shape(self.cross.step(rows, batch, source), rows)
+
+        return self._through(hidden, attend, look)
+
+    def weights(self, hidden: Tensor, memory: Tensor) -> Tensor:
+        """What the source attention looks at [batch, heads, tokens, source]."""
+        attended = self.around_attention(hidden, self.attention)
+        weights: Tensor = self.cross.weights(self.around_cross.entering(attended), memory)
+        return weights
+
+    def _through(self, hidden: Tensor, own: Inner, cross: Inner) -> Tensor:
+        attended = self.around_attention(hidden, own)
+        informed = self.around_cross(attended, cross)
+        out: Tensor = self.around_feed_forward(informed, self.feed_forward)
+        return out
 
 
 class Transformer(nn.Module):
-    """Implements `attn_core.SourceModel`. Source, target and unembedding share one table (section 3.4)."""
+    """Implements `attn_core.models.SourceModel`. Source, target and unembedding share one table (section 3.4)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -94,7 +182,7 @@ class Transformer(nn.Module):
         return nn.functional.linear(hidden, self.embedding.weight)
 
     def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.likeliest.FindsLikeliest`: a packed unembedding can tell."""
+        """See `attn_core.models.FindsLikeliest`: a packed unembedding can tell."""
         return self.head.largest(hidden) if isinstance(self.head, FindsLargest) else None
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
@@ -116,7 +204,7 @@ class Transformer(nn.Module):
         return maps
 
     def _read(self, source: Tensor | None, keep: Tensor | None) -> Tensor:
-        given, _ = source_lengths(source, keep, self.source_context)
+        given, _ = encoder_input_lengths(source, keep, self.source_context)
         hidden = self._embed(given, torch.arange(given.shape[1], device=given.device))
         for block in self.encoder:
             hidden = block(hidden, keep)

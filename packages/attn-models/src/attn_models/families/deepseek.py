@@ -1,22 +1,107 @@
-"""DeepSeek-V2 and DeepSeek-V3 checkpoints, as Hugging Face's transformers keeps them."""
+"""DeepSeek-V2 and DeepSeek-V3 checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.decoder.attention import LayerAttention, layer_attentions
-from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.mixture import Experts
-from attn_models.families.deepseek_layout import LAYER, DeepseekLayout
-from attn_models.families.door import Layout, counted, needed, refuse_others
-from attn_models.families.llama import FIXED, READS, LlamaDoor
-from attn_models.families.rope import Rope, mscale, rope_parameters
-from attn_models.families.said import require_fields, sizes_of
+from attn_models.attention import LayerAttention, layer_attentions
+from attn_models.decoder.config import DecoderConfig, Experts
+from attn_models.families.adapter import Layout, Stored, needed, require_allowed, required_count
+from attn_models.families.hf_config import Rope, mscale, rope_parameters
+from attn_models.families.hf_export import common_hf_config, require_fields
+from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
+
+# Parts that lie in one matrix of theirs, by its name.
+JOINED = {
+    "self_attn.kv_a_proj_with_mqa": ("attention.latent", "attention.rotary_key"),
+    "self_attn.kv_b_proj": ("attention.key_up", "attention.value_up"),
+}
+BY_HEAD = "self_attn.kv_b_proj"
+NAMES = {
+    "attention_norm": BLOCK["attention_norm"],
+    "feed_forward_norm": BLOCK["feed_forward_norm"],
+    "attention.query": "self_attn.q_proj",
+    "attention.query_down": "self_attn.q_a_proj",
+    "attention.query_norm": "self_attn.q_a_layernorm",
+    "attention.query_up": "self_attn.q_b_proj",
+    "attention.latent_norm": "self_attn.kv_a_layernorm",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward.router.score": "mlp.gate",
+    "token_norm": "enorm",
+    "hidden_norm": "hnorm",
+    "join": "eh_proj",
+    "norm": "shared_head.norm",
+}
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+CORRECTION = "feed_forward.router.correction"
+FEED_FORWARD = re.compile(r"feed_forward\.(experts\.\d+\.|shared\.)?(gate|up|down)")
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+class DeepseekLayout(Layout):
+    """Llama's names, with latents, the two halves of a head's expanded latent one after the other, and experts.
+
+    Modules that predict later tokens stand behind the last of `layers`; so do copies of the embeddings for them.
+    """
+
+    model_type = "deepseek"
+    head = OUTSIDE["unembedding.weight"]
+    derived = re.compile(r"rotary_emb\.inv_freq$")
+
+    def __init__(self, *, heads: int, layers: int, depth: int) -> None:
+        self.heads, self.layers, self.depth = heads, layers, depth
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter but those that are joined."""
+        known, found = set(parameters), []
+        parts = {part for joined in JOINED.values() for part in joined}
+        for name in parameters:
+            if name in OUTSIDE:
+                found.append(Stored(OUTSIDE[name], (name,)))
+                continue
+            layer, rest = self._place(name)
+            module, _, leaf = rest.rpartition(".")
+            if rest == CORRECTION:
+                found.append(Stored(f"model.layers.{layer}.mlp.gate.e_score_correction_bias", (name,), exact=True))
+            elif module not in parts:
+                found.append(Stored(f"model.layers.{layer}.{_their_module(module)}.{leaf}", (name,)))
+            elif any(module == first for first, _ in JOINED.values()):
+                found.append(self._joined(name, module, leaf))
+        return [stored for stored in found if known.issuperset(stored.parts)]
+
+    def derives(self, name: str) -> bool:
+        """Also what predicts later tokens where it is not asked for, and copies of the embeddings."""
+        layer = LAYER.match(name)
+        behind = layer is not None and int(layer[1]) >= self.layers
+        return super().derives(name) or (behind and (not self.depth or name.endswith(COPIES)))
+
+    def _place(self, name: str) -> tuple[str, str]:
+        """Their number of the layer that holds the parameter, and its name there."""
+        kind, number, rest = name.split(".", 2)
+        if kind == "blocks":
+            return number, rest
+        return str(self.layers + int(number)), rest.removeprefix("block.")
+
+    def _joined(self, name: str, module: str, leaf: str) -> Stored:
+        theirs, ours = next((theirs, ours) for theirs, ours in JOINED.items() if ours[0] == module)
+        layer, before = self._place(name)[0], name.removesuffix(f"{module}.{leaf}")
+        parts = tuple(f"{before}{part}.{leaf}" for part in ours)
+        return Stored(f"model.layers.{layer}.{theirs}.{leaf}", parts, groups=self.heads if theirs == BY_HEAD else 1)
+
+
+def _their_module(ours: str) -> str:
+    matrix = FEED_FORWARD.fullmatch(ours)
+    if matrix is None:
+        return NAMES.get(ours, ours)
+    where = (matrix[1] or "").replace("shared.", "shared_experts.")
+    return f"mlp.{where}{matrix[2]}_proj"
+
 
 MECHANISM = "mla"
 LATENT_EPS = 1e-6
@@ -44,7 +129,7 @@ DENSE = {
 }
 
 
-class DeepseekDoor(LlamaDoor):
+class DeepseekAdapter(LlamaAdapter):
     """Latent attention, and after the first layers small experts, some of which all tokens share."""
 
     architecture: ClassVar[str]
@@ -63,10 +148,12 @@ class DeepseekDoor(LlamaDoor):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of their config."""
-        refuse_others(values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)})
-        refuse_others(values, self.said)
+        require_allowed(
+            values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)}
+        )
+        require_allowed(values, self.said)
         heads = needed(values, "num_attention_heads")
-        refuse_others(values, {"num_key_value_heads": (heads, None)})
+        require_allowed(values, {"num_key_value_heads": (heads, None)})
         if "q_lora_rank" not in values:
             raise InvalidValue("q_lora_rank: is missing; null says that queries have no latent", field="q_lora_rank")
         own = {"num_key_value_heads": heads, "head_dim": needed(values, "qk_nope_head_dim"), "mlp_bias": False}
@@ -91,7 +178,7 @@ class DeepseekDoor(LlamaDoor):
         require_fields(config, self.fixed, self.model_type)
         options = self._options(config)
         return {
-            **sizes_of(config, self.model_type, self.architecture),
+            **common_hf_config(config, self.model_type, self.architecture),
             **{theirs: options[ours] for theirs, ours in SIZES.items()},
             "num_key_value_heads": config.heads,
             "head_dim": options["rotary_size"],
@@ -117,7 +204,7 @@ class DeepseekDoor(LlamaDoor):
         return {"expert_groups": values.get("n_group"), "groups_per_token": values.get("topk_group")}
 
     def _experts(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
-        dense = counted(values, "first_k_dense_replace", 0, least=0)
+        dense = required_count(values, "first_k_dense_replace", 0, least=0)
         if dense >= layers:
             return {}
         return {
@@ -172,13 +259,13 @@ class DeepseekDoor(LlamaDoor):
         }
 
 
-class DeepseekV2Door(DeepseekDoor):
+class DeepseekV2Adapter(DeepseekAdapter):
     """Softmax scores; a group of experts is as good as its best (DeepSeek-V2, arXiv 2405.04434)."""
 
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
-    fixed = DeepseekDoor.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
+    fixed = DeepseekAdapter.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
     said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rope_interleave": (True, None),
         "scoring_func": ("softmax", None),
@@ -197,7 +284,7 @@ class DeepseekV2Door(DeepseekDoor):
         return super().groups(values) if values.get("topk_method") == "group_limited_greedy" else {}
 
 
-class DeepseekV3Door(DeepseekDoor):
+class DeepseekV3Adapter(DeepseekAdapter):
     """Sigmoid scores and a bias for each expert; a group is as good as its best two (DeepSeek-V3, arXiv 2412.19437)."""
 
     model_type = "deepseek_v3"

@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3 checkpoints, as Hugging Face's transformers keeps them."""
+"""Gemma 2 and Gemma 3 checkpoints in the layout of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,64 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from attn_core import AttentionSpec, Causal, Rotary, Window
 from attn_core.errors import Incompatible
+from attn_core.modifiers import SoftCap
+from attn_core.scores import ScaledDot
 
-from attn_models.decoder.attention import layer_attentions
+from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
-from attn_models.families.door import Stored, counted, layer_kinds, refuse_others
-from attn_models.families.layers import MECHANISM, gemma_options, turned
-from attn_models.families.llama import BLOCK, READS, LlamaDoor
-from attn_models.families.rope import Rope, read_rope, rope_of, rope_parameters
-from attn_models.families.said import require_fields, sizes_of
+from attn_models.families.adapter import Stored, layer_kinds, require_allowed, required_count
+from attn_models.families.hf_config import Rope, read_rope, rope_of, rope_parameters
+from attn_models.families.hf_export import common_hf_config, require_fields
+from attn_models.families.llama import BLOCK, READS, LlamaAdapter
+
+MECHANISM = "gemma"
+
+
+def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
+    """The options, but for positions, with which `gemma` computes what the layer computes.
+
+    Decided by what the mechanism says it computes, not by its name. Raises `Incompatible` where there are none.
+    """
+    spec = attention.mechanism.spec(attention.config)
+    options = None if spec is None else _options(spec)
+    if spec is None or options is None or spec != _said(spec, options):
+        name = attention.mechanism.name
+        raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+    return options
+
+
+def turned(attention: LayerAttention) -> Rotary | None:
+    """The rotary positions of a layer of the softmax family."""
+    spec = attention.mechanism.spec(attention.config)
+    return None if spec is None else spec.rotary
+
+
+def _options(spec: AttentionSpec) -> dict[str, Any] | None:
+    if not isinstance(spec.score, ScaledDot) or not isinstance(spec.mask, (Causal, Window)):
+        return None
+    caps = [modifier.cap for modifier in spec.modifiers if isinstance(modifier, SoftCap)]
+    return {
+        "norm_eps": spec.norm.eps if spec.norm else None,
+        "cap": caps[0] if caps else None,
+        "window": spec.mask.left + 1 if isinstance(spec.mask, Window) and spec.mask.left is not None else None,
+        "scale": spec.score.scale,
+    }
+
+
+def _said(spec: AttentionSpec, options: Mapping[str, Any]) -> AttentionSpec:
+    """What the options say, with the heads and positions of `spec`."""
+    window, cap = options["window"], options["cap"]
+    return AttentionSpec(
+        heads=spec.heads,
+        score=ScaledDot(scale=options["scale"]),
+        modifiers=() if cap is None else (SoftCap(cap=cap),),
+        mask=Causal() if window is None else Window(left=window - 1),
+        norm=spec.norm,
+        rotary=spec.rotary,
+    )
+
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATION = "gelu_pytorch_tanh"
@@ -44,7 +93,7 @@ OWN = {
 NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
 
 
-class Gemma2Door(LlamaDoor):
+class Gemma2Adapter(LlamaAdapter):
     """Norms before and after each sublayer, GEGLU, capped scores and logits, every other layer a window
     (arXiv 2408.00118)."""
 
@@ -63,7 +112,7 @@ class Gemma2Door(LlamaDoor):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Gemma2Config."""
-        refuse_others(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
+        require_allowed(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
         llama = {"head_dim": 256, "tie_word_embeddings": True, "mlp_bias": values.get("attention_bias", False)}
         plain = super().configure(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
         ropes = self.ropes(values)
@@ -94,7 +143,7 @@ class Gemma2Door(LlamaDoor):
         norm_eps, cap, scale = common.pop()
         if norm_eps != self.norm_eps(config.norm_eps):
             raise Incompatible(f"query and key norms of eps {norm_eps} cannot be said in a {self.model_type}")
-        sizes = sizes_of(config, self.model_type, self.architecture)
+        sizes = common_hf_config(config, self.model_type, self.architecture)
         return sizes | {
             "hidden_activation": ACTIVATION,
             "attention_bias": config.bias,
@@ -139,8 +188,8 @@ class Gemma2Door(LlamaDoor):
         return cap
 
     def _layer_types(self, values: Mapping[str, Any]) -> list[str]:
-        period = counted(values, "sliding_window_pattern", self.period)
-        return layer_kinds(values, counted(values, "num_hidden_layers"), (SLIDING, FULL), period)
+        period = required_count(values, "sliding_window_pattern", self.period)
+        return layer_kinds(values, required_count(values, "num_hidden_layers"), (SLIDING, FULL), period)
 
     def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
         rope = ropes[kind]
@@ -148,7 +197,7 @@ class Gemma2Door(LlamaDoor):
             "norm_eps": self.norm_eps(values.get("rms_norm_eps", 1e-6)),
             "cap": self._cap(values, "attn_logit_softcapping"),
             "window": values.get("sliding_window", 4096) if kind == SLIDING else None,
-            "scale": counted(values, "query_pre_attn_scalar", 256) ** -0.5,
+            "scale": required_count(values, "query_pre_attn_scalar", 256) ** -0.5,
         }
         if rope.base != ropes[FULL].base:
             options["base"] = rope.base
@@ -157,7 +206,7 @@ class Gemma2Door(LlamaDoor):
         return AttentionChoice(mechanism=MECHANISM, options=options)
 
 
-class Gemma3Door(Gemma2Door):
+class Gemma3Adapter(Gemma2Adapter):
     """Norms of queries and keys in place of caps, five windows to one full layer, each kind with angles of its own
     (arXiv 2503.19786). The text model alone."""
 
@@ -168,7 +217,7 @@ class Gemma3Door(Gemma2Door):
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Gemma3TextConfig."""
-        refuse_others(values, {"attn_logit_softcapping": (None,)})
+        require_allowed(values, {"attn_logit_softcapping": (None,)})
         return super().configure(values)
 
     def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:

@@ -11,8 +11,8 @@ from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
 
 from attn_models.decoder.config import GATED, DecoderConfig
-from attn_models.families.door import Door, Stored, needed, refuse_others
-from attn_models.families.said import require_fields, softmax_heads
+from attn_models.families.adapter import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.families.hf_export import require_fields, softmax_heads
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ READS = frozenset(
 )
 
 
-class Gpt2Door(Door):
+class Gpt2Adapter(StateDictAdapter):
     """Pre-norm with LayerNorm, GELU, learned positions and biases everywhere (Radford et al. 2019)."""
 
     model_type = "gpt2"
@@ -62,7 +62,7 @@ class Gpt2Door(Door):
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a GPT2Config."""
         activation = values.get("activation_function", "gelu_new")
-        refuse_others(
+        require_allowed(
             values,
             {
                 "activation_function": tuple(ACTIVATIONS),

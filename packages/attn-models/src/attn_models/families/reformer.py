@@ -9,10 +9,18 @@ from typing import Any
 from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.decoder.config import AttentionChoice
-from attn_models.encoder.block import attention_of
-from attn_models.encoder.reformer import Reformer, ReformerConfig
-from attn_models.families.door import Layout, Stored, needed, refuse_others
-from attn_models.families.encoder_door import ACTIVATIONS, HEADS, THEIR_ACTIVATIONS, EncoderDoor
+from attn_models.encoder.config import ReformerConfig, attention_of
+from attn_models.encoder.reformer import Reformer
+from attn_models.families.adapter import (
+    ACTIVATIONS,
+    HEADS,
+    THEIR_ACTIVATIONS,
+    EncoderAdapter,
+    Layout,
+    Stored,
+    needed,
+    require_allowed,
+)
 
 HASHED, LOCAL = "lsh", "chunk_ring"
 SIZES = {
@@ -70,7 +78,7 @@ NEIGHBOURS = {
 THEIR_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
 
 
-class ReformerDoor(EncoderDoor):
+class ReformerAdapter(EncoderAdapter):
     """Layers that hash, and layers of chunks in a ring; only the encoder.
 
     Rotations are not part of a checkpoint: theirs are drawn anew at every call, or by `hash_seed` in a way of their
@@ -83,7 +91,7 @@ class ReformerDoor(EncoderDoor):
 
     def configure(self, values: Mapping[str, Any]) -> ReformerConfig:
         """The encoder of a ReformerConfig."""
-        refuse_others(values, {"is_decoder": (False,), "hidden_act": tuple(ACTIVATIONS), **NEIGHBOURS})
+        require_allowed(values, {"is_decoder": (False,), "hidden_act": tuple(ACTIVATIONS), **NEIGHBOURS})
         kinds = needed(values, "attn_layers")
         if not isinstance(kinds, list) or not kinds or any(kind not in ("lsh", "local") for kind in kinds):
             raise InvalidValue.of("attn_layers", kinds, "a list of 'lsh' and 'local'")
@@ -146,8 +154,8 @@ class ReformerLayout(Layout):
 
     model_type = "reformer"
     derived = re.compile(HEADS.pattern + r"|mask_value_float(16|32)$")
-    canonical = EncoderDoor.canonical
-    prefix = ReformerDoor.prefix
+    canonical = EncoderAdapter.canonical
+    prefix = ReformerAdapter.prefix
 
     def __init__(self, head_size: int) -> None:
         self.head_size = head_size
@@ -170,7 +178,7 @@ class ReformerLayout(Layout):
 def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice:
     chunk = values.get("lsh_attn_chunk_length", 64)
     # Theirs pads to the larger, and the first of the smaller chunks would then follow one that holds padding only.
-    refuse_others(values, {"local_attn_chunk_length": (chunk,)})
+    require_allowed(values, {"local_attn_chunk_length": (chunk,)})
     if kind == "local":
         return AttentionChoice(mechanism=LOCAL, options={"chunk": chunk})
     buckets, seed = values.get("num_buckets"), values.get("hash_seed")

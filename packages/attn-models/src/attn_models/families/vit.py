@@ -10,10 +10,9 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import Tensor
 
-from attn_models.families.door import Layout, Stored, needed, refuse_others
-from attn_models.families.encoder_door import ACTIVATIONS, THEIR_ACTIVATIONS
-from attn_models.families.keys import say_unread
-from attn_models.vision.config import VisionConfig
+from attn_models.encoder.config import VisionConfig
+from attn_models.families.adapter import ACTIVATIONS, THEIR_ACTIVATIONS, Layout, Stored, needed, require_allowed
+from attn_models.families.hf_config import check_unread_keys
 
 PREFIX = "vit."
 WHOLE = {"begin": "embeddings.cls_token", "positions": "embeddings.position_embeddings"}
@@ -38,7 +37,7 @@ SIZES = {
 }
 
 
-class VitLayout(Layout):
+class VitAdapter(Layout):
     """The encoder and its classifier; a pooler is left where it is."""
 
     model_type = "vit"
@@ -62,7 +61,7 @@ class VitLayout(Layout):
     def configure(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
         """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key; says unknown keys."""
         try:
-            say_unread(values, self.reads, path)
+            check_unread_keys(values, self.reads, path)
             return self.configured(values)
         except InvalidValue as error:
             raise CheckpointInvalid.of(path, error.message) from error
@@ -112,7 +111,7 @@ class VitLayout(Layout):
 
     def configured(self, values: Mapping[str, Any]) -> VisionConfig:
         """As `configure`, raising `InvalidValue` that names the key alone."""
-        refuse_others(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
+        require_allowed(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
         return VisionConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
             channels=values.get("num_channels", 3),

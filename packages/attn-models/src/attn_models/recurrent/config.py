@@ -1,4 +1,4 @@
-"""What language models of the recurrent era are made of, as data."""
+"""Configs of recurrent language models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from attn_models.decoder.checks import require_choice
-from attn_models.plain_config import PlainConfig
+from attn_models.attention import LayerAttention, decoder_attention
+from attn_models.plain_config import PlainConfig, require_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,3 +78,9 @@ class TuringConfig(RecurrentConfig):
     """A controller with a memory (Graves et al. 2014); the option `slots` says how many rows of `head_size` it has."""
 
     mechanism: str = "ntm"
+
+
+def attention_of(config: RecurrentConfig) -> LayerAttention:
+    """The mechanism of every layer; raises what `decoder_attention` raises."""
+    sizes = {"width": config.width, "heads": config.heads, "head_size": config.head_size, "context": config.context}
+    return decoder_attention(config.mechanism, config.options, **sizes)

@@ -1,4 +1,4 @@
-"""The families of recurrent language models, as the catalogue offers them. Imports no torch until one is built."""
+"""The model families of recurrent language models. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from attn_core import ModelFamily
 
-from attn_models.recurrent.choice import attention_of
-from attn_models.recurrent.config import KeyValueConfig, LstmnConfig, RecurrentConfig, TuringConfig
+from attn_models.recurrent.config import KeyValueConfig, LstmnConfig, RecurrentConfig, TuringConfig, attention_of
 
 
 class RecurrentFamily(ModelFamily):

@@ -7,16 +7,16 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import Capability, ModelSpecs, ModelState, Pack, RaggedBatch, Slot
+from attn_core import Capability, RaggedBatch, Slot
+from attn_core.batch import ModelState
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.linear import Pack
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
-from attn_models.encoder_decoder.lstm_stack import lstm_fields, lstm_moment, lstm_stack, lstm_state
-from attn_models.encoder_decoder.packed_stack import PackedStack, packed_stack
-from attn_models.recurrent.choice import attention_of
-from attn_models.recurrent.config import RecurrentConfig
-from attn_models.replay import replay_step
-from attn_models.rows import require_rows
+from attn_models.decoder.block import replay_step, require_same_shape
+from attn_models.recurrent.cells import PrepackedRnn, lstm_fields, lstm_stack, lstm_state, lstm_step, prepack_rnn
+from attn_models.recurrent.config import RecurrentConfig, attention_of
 
 LSTM = "lstm"
 
@@ -38,7 +38,7 @@ class RecurrentLanguageModel(nn.Module):
         self.incremental = chosen.mechanism.can(Capability.INCREMENTAL)
         self.embedding = nn.Embedding(config.vocabulary, config.entering)
         stacked = lstm_stack(config.entering, config.width, config.lstms, config.dropout) if config.lstms else None
-        self.lstm: nn.LSTM | PackedStack | None = stacked
+        self.lstm: nn.LSTM | PrepackedRnn | None = stacked
         self.attentions = nn.ModuleList(chosen.mechanism.build(chosen.config) for _ in range(config.layers))
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = nn.Linear(config.width, config.vocabulary)
@@ -49,7 +49,7 @@ class RecurrentLanguageModel(nn.Module):
     def pack(self, pack: Pack) -> None:
         """Pack the LSTM for serving."""
         if isinstance(self.lstm, nn.LSTM):
-            self.lstm = packed_stack(self.lstm, pack)
+            self.lstm = prepack_rnn(self.lstm, pack)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
@@ -66,7 +66,7 @@ class RecurrentLanguageModel(nn.Module):
         for layer, attention in enumerate(self._layers()):
             own = state[layer_name(layer)]
             step = attention.step if self.incremental else partial(replay_step, attention)
-            hidden = require_rows(step(hidden, batch, own), hidden)
+            hidden = require_same_shape(step(hidden, batch, own), hidden)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -117,12 +117,12 @@ class RecurrentLanguageModel(nn.Module):
         """The layers of attention, with the methods of `AttentionLayer`."""
         return cast("Sequence[Any]", self.attentions)
 
-    def _lstm_step(self, lstm: nn.LSTM | PackedStack, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+    def _lstm_step(self, lstm: nn.LSTM | PrepackedRnn, rows: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """The LSTM over the new rows [tokens, embedding]; replaces its state."""
         view = state[LSTM]["state"]
         held = view.read()
         if batch.decoding:
-            out, fresh = lstm_moment(lstm, rows, held)
+            out, fresh = lstm_step(lstm, rows, held)
             view.write(fresh)
             return out
         outs, each = [], []

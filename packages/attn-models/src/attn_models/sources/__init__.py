@@ -6,10 +6,17 @@ convert("model.gguf", "folder", "bfloat16")
 """
 
 from attn_models.sources.convert import convert
-from attn_models.sources.home import attn_home, model_folder, text_file
 from attn_models.sources.known import Archive, Source, known_sources, source_named
 from attn_models.sources.progress import Report, Step, shown_progress, silent
-from attn_models.sources.pull import is_complete, pull, pull_shakespeare, pull_source
+from attn_models.sources.store import (
+    attn_home,
+    is_complete,
+    model_folder,
+    pull,
+    pull_shakespeare,
+    pull_source,
+    text_file,
+)
 
 __all__ = [
     "Archive",

@@ -9,12 +9,35 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 
 from attn_models.sources.progress import Report, Step, silent
-from attn_models.sources.round_trip import check_round_trip
 from attn_models.tokenizers import Tokenizer, tokenizer_from_gguf
 from attn_models.weights import WeightDtype, gguf_config, import_gguf_weights, read_folder, read_gguf_header
-from attn_models.weights.members import refuse_code_format
-from attn_models.weights.safetensors_folder import CONFIG_NAME, GENERATION_NAME, write_folder, write_side_files
-from attn_models.weights.staging import staged_folder
+from attn_models.weights.atomic_write import staged_folder
+from attn_models.weights.checkpoint_folder import CONFIG_NAME, GENERATION_NAME, write_folder, write_side_files
+from attn_models.weights.safe_files import refuse_code_format
+
+SAMPLES = (
+    "The quick brown fox jumps over the lazy dog.",
+    "  leading blanks,\ttabs\n\nand lines  ",
+    "café naïve Ångström",
+    "你好，世界。日本語とハングル 한국어",
+    "😀👍🏽👩‍👩‍👧",
+    "In 2024, 3.14159 and 1,000,000",
+    "def f(x): return {'a': x ** 2}  # code",
+)
+
+
+def check_round_trip(tokenizer: Tokenizer, path: Path) -> None:
+    """Raises CheckpointInvalid, naming `path`, when a sample or a special token does not come back whole."""
+    specials = [tokenizer.token(special) for special in sorted(tokenizer.special_ids)]
+    for sample in (*SAMPLES, "".join(specials), *(f"{special}a" for special in specials)):
+        ids = tokenizer.encode(sample, add_special=False)
+        back = tokenizer.decode(ids, skip_special=False)
+        if back != sample:
+            raise CheckpointInvalid.of(path, f"its tokenizer turns {sample!r} into {back!r}")
+    for special in specials:
+        if len(tokenizer.encode(special, add_special=False)) != 1:
+            raise CheckpointInvalid.of(path, f"its tokenizer cuts the special token {special!r} into pieces")
+
 
 DTYPES: tuple[WeightDtype, ...] = ("bfloat16", "float32")
 

@@ -1,7 +1,7 @@
 """Tokenizers: text to token ids and back, from checkpoint folders, GGUF vocabularies or plain characters."""
 
-from attn_models.tokenizers.character import character_tokenizer
-from attn_models.tokenizers.gguf_vocabulary import tokenizer_from_gguf
+from attn_models.tokenizers.gguf import tokenizer_from_gguf
+from attn_models.tokenizers.learned import character_tokenizer
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
 

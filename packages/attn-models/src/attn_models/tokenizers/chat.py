@@ -1,10 +1,22 @@
-"""What a conversation must look like."""
+"""Conversations: checking messages, and rendering chat templates in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import atexit
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
-from attn_core.errors import InvalidValue
+from attn_core.errors import InvalidValue, UserError
+
+from attn_models.tokenizers import template_child
 
 
 def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -23,3 +35,128 @@ def check_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]
             raise InvalidValue.of(f"messages[{place}].role", "", "a role such as system, user or assistant")
         checked.append({"role": message["role"], "content": message["content"]})
     return checked
+
+
+PRIVATE_USE = range(0xF0000, 0xFFFFE)
+"""Unicode's private plane: no meaning of their own, left alone by what templates do to text."""
+
+
+@dataclass(frozen=True)
+class ControlTokenPlaceholders:
+    """`spelled[c]` is the control token that the character c stands for; `messages` hold c in its place."""
+
+    messages: list[dict[str, str]]
+    spelled: Mapping[str, str]
+
+    @classmethod
+    def of(cls, messages: Sequence[Mapping[str, str]], control: Sequence[str]) -> ControlTokenPlaceholders:
+        """The messages with every control token spelled in a role or a content replaced by one character.
+
+        Raises InvalidValue when the messages leave too few characters of the private plane unused.
+        """
+        texts = [text for message in messages for text in message.values()]
+        found = [token for token in control if token and any(token in text for text in texts)]
+        stands_for = dict(zip(found, _unused(texts, len(found)), strict=True))
+        pattern = re.compile("|".join(map(re.escape, sorted(found, key=len, reverse=True))))
+        replaced = [
+            {key: pattern.sub(lambda match: stands_for[match[0]], text) for key, text in message.items()}
+            if found
+            else dict(message)
+            for message in messages
+        ]
+        return cls(replaced, {character: token for token, character in stands_for.items()})
+
+    def pieces(self, text: str) -> Iterator[tuple[str, bool]]:
+        """The rendered text in order, cut at the stand-ins: (piece, whether a person spelled a control token)."""
+        if not self.spelled:
+            yield text, False
+            return
+        for piece in re.split(f"([{''.join(self.spelled)}])", text):
+            if piece:
+                yield self.spelled.get(piece, piece), piece in self.spelled
+
+
+def _unused(texts: Sequence[str], count: int) -> list[str]:
+    used = set().union(*texts) if count else set()
+    unused = list(islice((chr(code) for code in PRIVATE_USE if chr(code) not in used), count))
+    if len(unused) < count:
+        raise InvalidValue.of("messages", "nearly all characters of Unicode's private plane", "text that uses fewer")
+    return unused
+
+
+class TemplateWorker:
+    """One `template_child` process, started when first needed and again after a template killed it.
+
+    Calls are made one after the other; a usual render takes well under a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[str] | None = None
+        self._owner = os.getpid()
+
+    def render(self, template: str, values: Mapping[str, Any]) -> str:
+        """The text of `template` with `values`.
+
+        Raises UserError with what the template raised, or when it ran beyond a second or its memory.
+        """
+        request = json.dumps({"template": template, "values": dict(values)}) + "\n"
+        with self._lock:
+            line = self._exchange(request)
+        if not line:
+            raise UserError("the chat template ran for more than a second or out of memory")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise UserError(f"the chat template failed: {reply['error']}")
+        text: str = reply["text"]
+        return text
+
+    def close(self) -> None:
+        """End the process; the next render starts another."""
+        with self._lock:
+            self._drop()
+
+    def _exchange(self, request: str) -> str:
+        child = self._running()
+        if child.stdin is None or child.stdout is None:
+            return ""
+        try:
+            child.stdin.write(request)
+            child.stdin.flush()
+            line = child.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        except BaseException:
+            # An interrupted call leaves an answer in the pipe that would be taken for the next one's.
+            self._drop()
+            raise
+        if not line.endswith("\n"):
+            self._drop()
+            return ""
+        return line
+
+    def _running(self) -> subprocess.Popen[str]:
+        # After a fork the parent's child is not ours to talk to.
+        if self._child is None or self._owner != os.getpid() or self._child.poll() is not None:
+            # As a script (-P: without its folder on the path) it starts in a tenth of a second.
+            command = [sys.executable, "-P", template_child.__file__]
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, encoding="utf-8"
+            )
+            self._owner = os.getpid()
+        return self._child
+
+    def _drop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None and self._owner == os.getpid():
+            child.kill()
+            child.communicate()
+
+
+_WORKER = TemplateWorker()
+atexit.register(_WORKER.close)
+
+
+def render_template(template: str, values: Mapping[str, Any]) -> str:
+    """The text of a chat template, rendered by the worker that this process keeps; raises like it."""
+    return _WORKER.render(template, values)

@@ -1,15 +1,37 @@
-"""Tokenizers learned from a text, with tokens that begin and end it."""
+"""Tokenizers made from a text: of characters, byte pairs and words."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import tokenizers
 from attn_core.errors import InvalidValue
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from attn_models.tokenizers.settings import TokenizerSettings
 from attn_models.tokenizers.tokenizer import Tokenizer
+
+_NO_CHARACTER = "<no such character>"
+
+
+def character_tokenizer(text: str) -> Tokenizer:
+    """A tokenizer whose vocabulary is the sorted set of characters (code points) in `text`.
+
+    It is saved as a tokenizer.json like any other. It has no special tokens: encoding a character
+    that is not in `text` raises InvalidValue.
+
+    Raises InvalidValue for an empty text.
+    """
+    if not text:
+        raise InvalidValue.of("text", "", "at least one character")
+    vocabulary = {character: place for place, character in enumerate(sorted(set(text)))}
+    # The library wants a name for unknown tokens; one that no text can produce makes it refuse instead.
+    backend = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_NO_CHARACTER))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return Tokenizer(backend, TokenizerSettings())
+
 
 PAD, BEGIN, END, UNKNOWN = "<pad>", "<s>", "</s>", "<unk>"
 SPECIAL = [PAD, BEGIN, END, UNKNOWN]
@@ -47,3 +69,15 @@ def word_tokenizer(texts: Iterable[str]) -> Tokenizer:
     backend.decoder = decoders.Sequence([decoders.Replace(tokenizers.Regex("^"), " "), decoders.Fuse()])
     backend.add_special_tokens(SPECIAL)
     return Tokenizer(backend, SETTINGS)
+
+
+MASK = "<mask>"
+
+
+def with_mask(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer itself where it has such a token, else one with `<mask>` behind its vocabulary."""
+    if tokenizer.mask_id is not None:
+        return tokenizer
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    backend.add_special_tokens([MASK])
+    return Tokenizer(backend, dataclasses.replace(tokenizer.settings, mask_token=MASK))

@@ -9,8 +9,8 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid
 
-from attn_models.weights.config_file import CONFIG_LIMIT, read_config
 from attn_models.weights.manifest import listed_member, read_manifest
+from attn_models.weights.safe_files import CONFIG_LIMIT, read_config
 
 CONFIG_NAME = "tokenizer_config.json"
 GENERATION_NAME = "generation_config.json"

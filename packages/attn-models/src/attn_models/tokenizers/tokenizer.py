@@ -14,14 +14,9 @@ from attn_core.errors import CheckpointInvalid, InvalidValue, UserError
 from numpy.typing import NDArray
 from tokenizers import models
 
-from attn_models.tokenizers.byte_alphabet import byte_of_character, piece_bytes
-from attn_models.tokenizers.byte_texts import ByteTexts
-from attn_models.tokenizers.character_table import CharacterTable
-from attn_models.tokenizers.chat import check_messages
-from attn_models.tokenizers.library_errors import LibraryErrors
+from attn_models.tokenizers.chat import ControlTokenPlaceholders, check_messages, render_template
 from attn_models.tokenizers.settings import CONFIG_NAME, TokenizerSettings, read_settings
-from attn_models.tokenizers.stand_ins import StandIns
-from attn_models.tokenizers.template_worker import render_template
+from attn_models.tokenizers.vocabulary import ByteDecoder, CharacterTable, LibraryErrors, byte_of_character, piece_bytes
 from attn_models.weights.manifest import listed_member, read_manifest
 
 VOCABULARY_NAME = "tokenizer.json"
@@ -45,7 +40,7 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = frozenset(added)
         self._special = frozenset(place for place, token in added.items() if token.special)
-        self._byte_texts = ByteTexts.of(backend, self._special)
+        self._byte_texts = ByteDecoder.of(backend, self._special)
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self._size = max(vocabulary.values()) + 1 if vocabulary else 0
         single = isinstance(backend.model, models.WordLevel) and all(len(token) == 1 for token in vocabulary)
@@ -182,7 +177,9 @@ class Tokenizer:
 
         Control tokens come from the template alone: one spelled in a message is encoded as the text it is.
         """
-        said = StandIns.of(check_messages(messages), [self.token(place) for place in sorted(self._special)])
+        said = ControlTokenPlaceholders.of(
+            check_messages(messages), [self.token(place) for place in sorted(self._special)]
+        )
         text = self.render_chat(said.messages, add_generation_prompt=add_generation_prompt)
         # The template writes the tokens that begin a text itself.
         return [

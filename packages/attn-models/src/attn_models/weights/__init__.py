@@ -3,14 +3,13 @@
 Importing this package imports no torch; reading or writing tensors does.
 """
 
-from attn_models.weights.gguf_guard import read_gguf_header
-from attn_models.weights.gguf_header import GgufHeader, GgufTensor
+from attn_models.weights.atomic_write import staged_folder
+from attn_models.weights.checkpoint_folder import CheckpointFolder, read_folder, write_folder
+from attn_models.weights.gguf_child import WeightDtype
 from attn_models.weights.gguf_import import gguf_config, import_gguf_weights
-from attn_models.weights.gguf_tensor import WeightDtype
-from attn_models.weights.lazy_tensors import LazyTensors, Nonfinite
+from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
 from attn_models.weights.manifest import Verify, read_manifest, verify_manifest
-from attn_models.weights.safetensors_folder import CheckpointFolder, read_folder, write_folder
-from attn_models.weights.staging import staged_folder
+from attn_models.weights.safetensors_files import LazyTensors, Nonfinite
 
 __all__ = [
     "CheckpointFolder",

@@ -9,20 +9,96 @@ from __future__ import annotations
 import json
 import resource
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from attn_core.errors import AttnError
+from attn_core.errors import AttnError, CheckpointInvalid
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 from safetensors import TensorSpec, serialize_file
 
-from attn_models.weights.architectures import architecture_of
-from attn_models.weights.gguf_guard import read_gguf_header
-from attn_models.weights.gguf_header import GgufHeader
-from attn_models.weights.gguf_tensor import BYTES_OF, WeightDtype, dequantised, half_split_rows, stored
-from attn_models.weights.placement import Placement
-from attn_models.weights.shard_plan import ShardPlan, plan_shards
+from attn_models.weights.gguf_architectures import Placement, architecture_of
+from attn_models.weights.gguf_reader import GgufHeader, GgufTensor, read_gguf_header
+from attn_models.weights.safetensors_files import WEIGHTS_NAME
+
+SHARD_BYTES = 1 << 30
+"""Bytes of a shard, unless one tensor alone is larger; bounds the memory of a conversion."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """File names, each with the names of its tensors, and the bytes of all tensors together."""
+
+    files: dict[str, list[str]]
+    total_bytes: int
+
+    @property
+    def weight_map(self) -> dict[str, str]:
+        """The file of each tensor."""
+        return {tensor: file for file, tensors in self.files.items() for tensor in tensors}
+
+
+def plan_shards(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> ShardPlan:
+    """Tensors in the order of `sizes` (name -> bytes), filled into shards of at most `limit` bytes."""
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if groups[-1] and filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    total = sum(sizes.values())
+    if len(groups) == 1:
+        return ShardPlan({WEIGHTS_NAME: groups[0]}, total)
+    count = len(groups)
+    return ShardPlan({f"model-{n:05}-of-{count:05}.safetensors": group for n, group in enumerate(groups, 1)}, total)
+
+
+WeightDtype = Literal["bfloat16", "float32"]
+"""The dtype weights are stored in. bfloat16 rounds the dequantised values; float32 keeps them exactly."""
+
+BYTES_OF = {"bfloat16": 2, "float32": 4}
+
+
+def dequantised(header: GgufHeader, tensor: GgufTensor) -> NDArray[np.float32]:
+    """The weights of `tensor` in its shape, float32.
+
+    Raises CheckpointInvalid for NaN or infinity, and for a type that the gguf library cannot dequantise.
+    """
+    rows, row_bytes = tensor.elements // tensor.shape[-1], tensor.nbytes * tensor.shape[-1] // tensor.elements
+    raw = np.memmap(header.path, np.uint8, "r", tensor.offset, (rows, row_bytes))
+    try:
+        values = dequantize(raw, GGMLQuantizationType[tensor.type])
+    except NotImplementedError as error:
+        raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r}: type {tensor.type} is no weight") from error
+    if not np.isfinite(values).all():
+        raise CheckpointInvalid.of(header.path, f"tensor {tensor.name!r} holds NaN or infinity")
+    return values.reshape(tensor.shape)
+
+
+def half_split_rows(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Rows [heads * head_size, ...] from pairs side by side (0, 1), (2, 3), ... to pairs half a head apart.
+
+    Row 2i of a head goes to i and row 2i + 1 to i + head_size / 2, so that RoPE written for rotated
+    halves (RoFormer, arXiv:2104.09864, as in the Hugging Face Llama) computes the same.
+    """
+    half = values.shape[0] // heads // 2
+    return values.reshape(heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+
+
+def stored(values: NDArray[np.float32], dtype: WeightDtype) -> NDArray[Any]:
+    """The values in the dtype's storage: float32 as they are, bfloat16 as its bits in uint16, rounded to even."""
+    if dtype == "float32":
+        return np.ascontiguousarray(values)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    return rounded.astype(np.uint16)
+
 
 REFUSED = 3
 """Exit status after a line {"refused": rule}."""

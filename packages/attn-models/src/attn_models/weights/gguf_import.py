@@ -14,13 +14,10 @@ from typing import IO, Any
 
 from attn_core.errors import CheckpointInvalid
 
-from attn_models.weights.architectures import architecture_of
-from attn_models.weights.gguf_child import REFUSED, placed_shards
-from attn_models.weights.gguf_header import GgufHeader
-from attn_models.weights.gguf_tensor import BYTES_OF, WeightDtype
-from attn_models.weights.safetensors_header import read_header
-from attn_models.weights.shard_plan import SHARD_BYTES, ShardPlan
-from attn_models.weights.shards import INDEX_NAME
+from attn_models.weights.gguf_architectures import architecture_of
+from attn_models.weights.gguf_child import BYTES_OF, REFUSED, SHARD_BYTES, ShardPlan, WeightDtype, placed_shards
+from attn_models.weights.gguf_reader import GgufHeader
+from attn_models.weights.safetensors_files import INDEX_NAME, read_header
 
 TensorProgress = Callable[[int, int], None]
 """Called with the tensors done and the tensors in all."""

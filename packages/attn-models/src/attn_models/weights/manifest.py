@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from attn_core.errors import CheckpointInvalid
 
-from attn_models.weights.members import member
-from attn_models.weights.strict_json import read_json_object
+from attn_models.weights.safe_files import member, read_json_object
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_LIMIT = 4 << 20

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from attn_core.errors import UnknownName
-from attn_models import convert_command
+from attn_models import commands
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers import character_tokenizer
@@ -16,7 +16,7 @@ TEXT = "to be or not to be"
 
 @pytest.fixture
 def attn():
-    return lambda *words: CliRunner().invoke(convert_command.app, [str(word) for word in words])
+    return lambda *words: CliRunner().invoke(commands.app, [str(word) for word in words])
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 import pytest
 from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
-from attn_models.decoder.attention import layer_attentions
+from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 
 NEEDED = {"vocabulary": 31, "context": 32, "width": 16, "layers": 2, "heads": 4}

@@ -8,11 +8,9 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.routers import level_experts
-from attn_models.decoder.routing import balance_loss
+from attn_models.decoder.mixture_of_experts import active_parameters, router_aux_loss, update_router_biases
 from attn_models.loading import load_model, save_model
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import quantize_model
 from torch import nn
 
 SMALL = {
@@ -100,10 +98,10 @@ def test_levelling_moves_each_bias_by_one_rate_against_its_load(tiny):
     router = model.blocks[1].feed_forward.router
     loads = torch.tensor([[0, 1]] * 6 + [[2, 3]] * 4 + [[4, 5]] * 4 + [[6, 7]] * 2)
     router.note(torch.zeros(16, 8), loads)  # a mean of four tokens an expert
-    level_experts(model)
+    update_router_biases(model)
     moved = [-0.01, -0.01, 0.0, 0.0, 0.0, 0.0, 0.01, 0.01]
     torch.testing.assert_close(router.correction, torch.tensor(moved))
-    level_experts(model)  # nothing was routed since
+    update_router_biases(model)  # nothing was routed since
     torch.testing.assert_close(router.correction, torch.tensor(moved))
 
 
@@ -120,11 +118,11 @@ def test_biases_alone_spread_tokens_over_the_experts_and_leave_the_weights_alone
     for _ in range(150):
         mixture(rows)
         shares.append(mixture.router.load.max().item() / 200)
-        level_experts(model)
+        update_router_biases(model)
     assert shares[0] > 0.8
     assert shares[-1] < 0.2
     assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
-    assert balance_loss(model) == 0.0
+    assert router_aux_loss(model) == 0.0
 
 
 def test_what_is_only_asked_counts_for_no_load(tiny):
@@ -160,7 +158,7 @@ def test_packed_experts_say_what_they_said(tiny):
     tokens = torch.randint(31, (2, 16))
     with torch.no_grad():
         before = model(tokens)
-        pack_weights(model, "int8")
+        quantize_model(model, "int8")
         assert (model(tokens) - before).norm() < 0.05 * before.norm()
 
 

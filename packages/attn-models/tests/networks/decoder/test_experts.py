@@ -9,10 +9,9 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.decoder.experts import active_parameters
-from attn_models.decoder.routing import balance_loss, imbalance
+from attn_models.decoder.mixture_of_experts import active_parameters, imbalance, router_aux_loss
 from attn_models.loading import load_model, save_model
-from attn_models.packing.pack import pack_weights
+from attn_models.quantization.quantize import quantize_model
 from torch import nn
 
 MIXTURE = {"experts": 5, "experts_per_token": 2, "feed_forward": "swiglu", "norm": "rms"}
@@ -118,7 +117,7 @@ def test_training_on_the_balance_alone_spreads_tokens_over_the_experts(tiny):
     losses = []
     for _ in range(60):
         mixture(rows)
-        loss = balance_loss(model)
+        loss = router_aux_loss(model)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -131,13 +130,13 @@ def test_the_balance_is_kept_in_training_alone_and_given_once(tiny):
     model = Decoder(tiny(**MIXTURE | {"balance": 0.01})).train()
     tokens = torch.randint(31, (2, 8))
     model(tokens)
-    assert balance_loss(model).item() > 0
-    assert balance_loss(model) == 0.0
+    assert router_aux_loss(model).item() > 0
+    assert router_aux_loss(model) == 0.0
     model.eval()(tokens)
-    assert balance_loss(model) == 0.0
+    assert router_aux_loss(model) == 0.0
     unbalanced = Decoder(tiny(**MIXTURE)).train()
     unbalanced(tokens)
-    assert balance_loss(unbalanced) == 0.0
+    assert router_aux_loss(unbalanced) == 0.0
 
 
 @pytest.mark.parametrize("routing", ["mixtral", "switch"])
@@ -185,7 +184,7 @@ def test_packed_experts_say_what_they_said(tiny):
     tokens = torch.randint(31, (2, 16))
     with torch.no_grad():
         before = model(tokens)
-        pack_weights(model, "int8")
+        quantize_model(model, "int8")
         assert (model(tokens) - before).norm() < 0.05 * before.norm()
     assert model.blocks[0].parts() is None  # no kernel of whole blocks may take it for one feed-forward
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
-from attn_models.decoder.attention import layer_attentions
+from attn_models.attention import layer_attentions
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers import character_tokenizer

@@ -144,7 +144,7 @@ def test_a_depth_that_no_sequence_has_is_refused(depth, tiny):
 
 @pytest.mark.parametrize("layout", ["llama", "gpt2", "deepseek_v2"])
 def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
-    from attn_models.families.doors import door_of
+    from attn_models.families.registry import decoder_adapter
 
     fields = DEEPSEEK | {"context": 64, "layers": 2, "heads": 4, "prediction_depth": 1}
     if layout == "llama":
@@ -156,4 +156,4 @@ def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
         fields = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "bias": True}
         fields |= {"prediction_depth": 1}
     with pytest.raises(Incompatible, match="prediction_depth"):
-        door_of(layout).describe(DecoderConfig.from_plain(fields))
+        decoder_adapter(layout).describe(DecoderConfig.from_plain(fields))

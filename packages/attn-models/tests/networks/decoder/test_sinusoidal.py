@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from attn_core import RaggedBatch, sinusoidal
+from attn_core import RaggedBatch
+from attn_core.rotary import sinusoidal
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 

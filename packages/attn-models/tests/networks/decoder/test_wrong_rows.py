@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import RaggedBatch, StoreSize, installed
+from attn_core import RaggedBatch, installed
 from attn_core.errors import InternalError
+from attn_core.stores import StoreSize
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 

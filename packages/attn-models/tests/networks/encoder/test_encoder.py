@@ -11,8 +11,8 @@ from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.folders import save_encoder
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.families.bert import BertDoor
-from attn_models.families.tensors import stored_tensors
+from attn_models.families.bert import BertAdapter
+from attn_models.families.state_dict import stored_tensors
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from safetensors.torch import load_file, save_file
@@ -42,7 +42,7 @@ def encoder() -> Encoder:
 
 @pytest.fixture
 def folder(encoder, tmp_path):
-    tensors = stored_tensors(encoder.state_dict(), BertDoor())
+    tensors = stored_tensors(encoder.state_dict(), BertAdapter())
     write_folder(tmp_path / "bert", THEIRS, tensors, TOKENIZER.files())
     (tmp_path / "bert" / "manifest.json").unlink()
     return tmp_path / "bert"

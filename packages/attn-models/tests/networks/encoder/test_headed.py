@@ -8,10 +8,10 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.encoder.headed import load_masked, load_tagger, save_masked, save_tagger
+from attn_models.encoder.folders import load_masked, load_tagger, save_masked, save_tagger
 from attn_models.encoder.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
-from attn_models.tokenizers.masking import with_mask
+from attn_models.tokenizers.learned import with_mask
 from safetensors.torch import load_file, save_file
 
 TOKENIZER = with_mask(character_tokenizer("abcdefgh "))

@@ -13,8 +13,8 @@ from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.folders import is_encoder, save_encoder
 from attn_models.encoder.sentences import load_sentence_encoder
-from attn_models.families.encoder_doors import ENCODER_DOORS, encoder_door_of
-from attn_models.families.keys import say_unread
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.registry import ENCODER_ADAPTERS, encoder_adapter
 from attn_models.tokenizers import character_tokenizer
 
 TOKENIZER = character_tokenizer("abcdefghij")
@@ -182,17 +182,17 @@ def test_a_config_that_makes_no_sense_is_refused_by_its_key(layout, change, said
 
 def test_an_unknown_kind_and_an_unknown_field_are_named():
     with pytest.raises(UnknownName, match="longformer"):
-        encoder_door_of("longformr")
+        encoder_adapter("longformr")
     with pytest.raises(UnknownName, match="vocabulary"):
         EncoderConfig.from_plain(SIZES | {"vocabulry": 3})
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("layout", sorted(set(ENCODER_DOORS) - {"attn_encoder"}))
+@pytest.mark.parametrize("layout", sorted(set(ENCODER_ADAPTERS) - {"attn_encoder"}))
 def test_everything_that_transformers_writes_is_understood(layout, tmp_path, caplog):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(layout)
-    say_unread(json.loads(config.to_json_string(use_diff=False)), encoder_door_of(layout).reads, tmp_path)
+    check_unread_keys(json.loads(config.to_json_string(use_diff=False)), encoder_adapter(layout).reads, tmp_path)
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 

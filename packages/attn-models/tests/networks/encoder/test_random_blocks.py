@@ -7,8 +7,8 @@ from attn_core import MechanismConfig
 from attn_core.errors import InvalidValue
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
+from attn_models.encoder_decoder.config import TransformerConfig
 from attn_models.encoder_decoder.transformer import Transformer
-from attn_models.encoder_decoder.transformer_config import TransformerConfig
 
 SIZES = {"vocabulary": 11, "context": 64, "width": 8, "layers": 3, "heads": 2, "hidden": 8}
 LENGTH = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.decoder.config import DecoderConfig
-from attn_models.families.doors import DOORS, door_of
+from attn_models.families.registry import ADAPTERS, decoder_adapter
 
 LLAMA = {
     "vocab_size": 61,
@@ -49,7 +49,7 @@ PLAIN = {
 def test_a_missing_key_is_named(layout, key):
     values = {name: value for name, value in PLAIN[layout].items() if name != key}
     with pytest.raises(InvalidValue, match=f"{key}: is missing"):
-        door_of(layout).configure(values)
+        decoder_adapter(layout).configure(values)
 
 
 @pytest.mark.parametrize(
@@ -86,23 +86,23 @@ def test_a_missing_key_is_named(layout, key):
 )
 def test_what_the_decoder_does_not_compute_is_refused_and_not_ignored(layout, change, named):
     with pytest.raises(InvalidValue, match=named):
-        door_of(layout).configure(PLAIN[layout] | change)
+        decoder_adapter(layout).configure(PLAIN[layout] | change)
 
 
 def test_an_unknown_model_type_is_answered_with_the_nearest():
     with pytest.raises(UnknownName, match="'lama'; did you mean 'llama'"):
-        door_of("lama")
+        decoder_adapter("lama")
     with pytest.raises(UnknownName, match="None"):
-        door_of(None)
+        decoder_adapter(None)
 
 
 @pytest.mark.parametrize("layout", PLAIN)
 def test_a_config_survives_its_own_layout(layout):
-    door = DOORS[layout]
+    adapter = ADAPTERS[layout]
     shared = 4 if layout.startswith("deepseek") else 2
     written = {"num_key_value_heads": shared, "head_dim": 8, "sliding_window": 7, "n_shared_experts": 1}
-    config = door.configure(PLAIN[layout] | written)
-    assert door.configure(door.describe(config)) == config
+    config = adapter.configure(PLAIN[layout] | written)
+    assert adapter.configure(adapter.describe(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -136,4 +136,4 @@ def test_a_decoder_that_a_layout_cannot_say_is_refused(layout, change, named):
     shape = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "norm": "rms"}
     config = DecoderConfig.from_plain(shape | {"feed_forward": "swiglu", "positions": "rotary"} | change)
     with pytest.raises(Incompatible, match=named):
-        DOORS[layout].describe(config)
+        ADAPTERS[layout].describe(config)

@@ -6,10 +6,9 @@ import math
 
 import pytest
 from attn_core.errors import UserError
-from attn_models.families.doors import DOORS
-from attn_models.families.encoder_doors import ENCODER_DOORS
-from attn_models.families.keys import say_unread
-from attn_models.families.vit import VitLayout
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.registry import ADAPTERS, ENCODER_ADAPTERS
+from attn_models.families.vit import VitAdapter
 
 VALUES = [None, True, -1, 0, 1.5, math.nan, math.inf, "", "2", [], [[]], ["full"], {}, {"a": []}, 10**30]
 SIZES = {
@@ -31,18 +30,18 @@ EVERYTHING = SIZES | REFORMER | AXES | VIT | GPT2 | LATENT | EXPERTS
 
 def read_by(layout, values, path):
     if layout == "vit":
-        return VitLayout().configure(values | {"model_type": "vit"}, path)
-    door = ENCODER_DOORS.get(layout) or DOORS[layout]
-    say_unread(values, door.reads, path)
-    return door.configure(values)
+        return VitAdapter().configure(values | {"model_type": "vit"}, path)
+    adapter = ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]
+    check_unread_keys(values, adapter.reads, path)
+    return adapter.configure(values)
 
 
 def keys_of(layout):
-    reads = VitLayout.reads if layout == "vit" else (ENCODER_DOORS.get(layout) or DOORS[layout]).reads
+    reads = VitAdapter.reads if layout == "vit" else (ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]).reads
     return {key: EVERYTHING[key] for key in EVERYTHING if key in reads}, sorted(reads)
 
 
-LAYOUTS = sorted({"vit", *ENCODER_DOORS, *DOORS} - {"attn_decoder", "attn_encoder"})
+LAYOUTS = sorted({"vit", *ENCODER_ADAPTERS, *ADAPTERS} - {"attn_decoder", "attn_encoder"})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,4 +1,4 @@
-"""Keys that a door does not read: said where they are unknown, refused where they change what is computed."""
+"""Keys that a adapter does not read: said where they are unknown, refused where they change what is computed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, UserError
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.doors import DOORS, door_of
-from attn_models.families.keys import say_unread
+from attn_models.families.hf_config import check_unread_keys
+from attn_models.families.registry import ADAPTERS, decoder_adapter
 from attn_models.loading import load_model, save_model
 
 LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "key_value_heads": 2}
@@ -81,13 +81,13 @@ def test_sizes_that_contradict_each_other_or_the_tensors_are_refused(change, cha
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("layout", sorted(set(DOORS) - {"attn_decoder"}))
+@pytest.mark.parametrize("layout", sorted(set(ADAPTERS) - {"attn_decoder"}))
 def test_everything_that_transformers_writes_is_understood(layout, tmp_path, caplog):
     transformers = pytest.importorskip("transformers")
     config = transformers.AutoConfig.for_model(layout)
     written = json.loads(config.to_json_string(use_diff=False))
     with caplog.at_level(logging.WARNING, "attn_models"):
-        say_unread(written, door_of(layout).reads, tmp_path)
+        check_unread_keys(written, decoder_adapter(layout).reads, tmp_path)
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
@@ -98,7 +98,7 @@ def test_a_missing_key_means_what_it_means_to_transformers(layout):
     theirs = transformers.AutoConfig.for_model(layout)
     needed = ("vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers")
     values = {key: getattr(theirs, key) for key in (*needed, "num_attention_heads")}
-    ours = door_of(layout).configure(values)
+    ours = decoder_adapter(layout).configure(values)
     assert ours.key_value_heads == theirs.num_key_value_heads == 8
     assert ours.rotary_base == theirs.rope_parameters["rope_theta"]
     assert ours.options.get("window") == theirs.sliding_window

@@ -7,7 +7,7 @@ import torch
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models import hf
 from attn_models.decoder.decoder import Decoder
-from attn_models.hf.attention import MechanismAttention
+from attn_models.hf import MechanismAttention
 from attn_models.loading import load_model
 
 transformers = pytest.importorskip("transformers")

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import Targets
 from attn_core.errors import InvalidValue
+from attn_core.kernels.rowwise import Targets
+from attn_models import losses
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.losses import linear
-from attn_models.losses.linear import linear_cross_entropy
+from attn_models.losses import linear_cross_entropy
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,7 +43,7 @@ def defined(hidden: Tensor, weight: Tensor, ids: Tensor, targets: Targets) -> Te
 @pytest.fixture
 def parts(monkeypatch):
     """Five rows at a time."""
-    monkeypatch.setitem(linear.LOGITS, "cpu", 5 * VOCABULARY)
+    monkeypatch.setitem(losses.LOGITS, "cpu", 5 * VOCABULARY)
 
 
 @pytest.mark.usefixtures("parts")
@@ -107,7 +107,7 @@ def test_what_does_not_learn_gets_no_gradient(learned):
 @pytest.mark.usefixtures("parts")
 def test_without_gradients_none_are_made(monkeypatch):
     hidden, weight, ids = drawn(11)
-    monkeypatch.setattr(linear.plain, "judged", None)
+    monkeypatch.setattr(losses, "row_losses_and_gradients", None)
     with torch.inference_mode():
         torch.testing.assert_close(
             linear_cross_entropy(hidden, weight, ids, Targets()), defined(hidden, weight, ids, Targets())
@@ -154,7 +154,7 @@ def test_a_decoder_learns_the_same_part_by_part(monkeypatch, more):
     text = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
     found = []
     for limit in (5 * VOCABULARY, 1 << 24):
-        monkeypatch.setitem(linear.LOGITS, "cpu", limit)
+        monkeypatch.setitem(losses.LOGITS, "cpu", limit)
         model.zero_grad()
         loss = model.training_loss(text[:, :-1], text[:, 1:])
         loss.backward()

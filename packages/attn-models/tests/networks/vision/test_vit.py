@@ -8,11 +8,10 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.decoder.config import AttentionChoice
-from attn_models.decoder.weightless import weightless
-from attn_models.families.vit import VitLayout
-from attn_models.vision.classifier import ImageClassifier, load_image_classifier
-from attn_models.vision.config import VisionConfig
-from attn_models.vision.vit import VisionTransformer
+from attn_models.encoder.config import VisionConfig
+from attn_models.encoder.vit import ImageClassifier, VisionTransformer, load_image_classifier
+from attn_models.families.state_dict import init_empty_weights
+from attn_models.families.vit import VitAdapter
 from safetensors.torch import load_file, save_file
 
 SIZES = {"image": 8, "patch": 4, "classes": 3, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "channels": 2}
@@ -35,7 +34,7 @@ def folder(tmp_path):
 
 def test_vit_b_16_has_86_million_weights():
     config = VisionConfig(image=224, patch=16, classes=1000, width=768, layers=12, heads=12, hidden=3072)
-    with weightless():
+    with init_empty_weights():
         count = sum(parameter.numel() for parameter in VisionTransformer(config).parameters())
     assert count == 86_567_656
 
@@ -149,7 +148,7 @@ def test_weights_that_are_no_numbers_are_refused_by_their_name(folder):
 def test_everything_that_transformers_writes_is_understood(tmp_path, caplog):
     transformers = pytest.importorskip("transformers")
     values = json.loads(transformers.ViTConfig().to_json_string(use_diff=False))
-    assert VitLayout().configure(values, tmp_path).width == 768
+    assert VitAdapter().configure(values, tmp_path).width == 768
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
@@ -158,7 +157,7 @@ def test_what_transformers_has_no_words_for_comes_back_in_our_layout(tmp_path, c
     changes = {k: tuple(AttentionChoice(mechanism=m) for m in v) if k == "pattern" else v for k, v in changes.items()}
     model, images = drawn(**changes), torch.randn(2, 2, 8, 8)
     with pytest.raises(Incompatible):
-        VitLayout().describe(model.config, LABELS)
+        VitAdapter().describe(model.config, LABELS)
     loaded = load_image_classifier(ImageClassifier(model, LABELS).save(tmp_path / "vit"))
     assert torch.equal(loaded.model(images), model(images))
     assert loaded.labels == tuple(LABELS)

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attn_core import Anything, AttentionSpec, Condition, Full, Kernel, OneOf, Operands, Problem
+from attn_core import AttentionSpec, Full, Kernel, Operands
+from attn_core.kernels.base import Anything, Condition, OneOf, Problem
 from torch import Tensor
 
 from attn_testing import oracle

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from attn_core import MechanismConfig, ModelFamily, ModelSpecs, ModelState, RaggedBatch
+from attn_core import MechanismConfig, ModelFamily, RaggedBatch
+from attn_core.batch import ModelState
 from attn_core.errors import UnknownName
+from attn_core.stores import ModelSpecs
 from torch import Tensor, nn
 
 from attn_testing.broken.sound import Sound, SoundLayer

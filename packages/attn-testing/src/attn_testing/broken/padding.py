@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import Capability, Fields, LayerState, PagedView, RaggedBatch
+from attn_core import Capability, Fields, LayerState, RaggedBatch
+from attn_core.batch import PagedView
 from torch import Tensor
 
 from attn_testing.broken.sound import Sound, SoundLayer

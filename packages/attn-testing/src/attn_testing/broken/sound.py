@@ -15,12 +15,12 @@ from attn_core import (
     LayerState,
     MechanismConfig,
     Paged,
-    PagedView,
     Paper,
     RaggedBatch,
     Shape,
     StateSpecs,
 )
+from attn_core.batch import PagedView
 from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 

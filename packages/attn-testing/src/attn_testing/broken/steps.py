@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from attn_core import Field, Fields, LayerState, MechanismConfig, Paged, PagedView, RaggedBatch, StateSpecs
+from attn_core import Field, Fields, LayerState, MechanismConfig, Paged, RaggedBatch, StateSpecs
+from attn_core.batch import PagedView
 from torch import Tensor
 
 from attn_testing.broken.sound import Sound, SoundLayer

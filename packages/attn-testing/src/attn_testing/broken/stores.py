@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attn_core import CacheFamily, ModelSpecs, Paged, StateStore, StoreSize, Usage
+from attn_core import CacheFamily, Paged
+from attn_core.stores import ModelSpecs, StateStore, StoreSize, Usage
 
 from attn_testing.law import Law
 from attn_testing.laws import cache

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from attn_core import Capability, Mechanism, configure, option_fields
+from attn_core import Capability, Mechanism, configure
 from attn_core.errors import UserError
+from attn_core.options import option_fields
 
 from attn_testing.expect import LawBroken, require
 from attn_testing.law import MechanismLaw

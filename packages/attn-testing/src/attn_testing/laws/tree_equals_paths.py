@@ -30,7 +30,7 @@ class TreeEqualsPaths(MechanismLaw):
 
     @classmethod
     def silent_on(cls, case: Case) -> str | None:
-        return silent_where_nothing_decodes(case) or DictionaryStore({LAYER: case.specs}).only_chains()
+        return silent_where_nothing_decodes(case) or DictionaryStore({LAYER: case.specs}).tree_unsupported_reason()
 
     def test_tokens_of_a_tree_equal_each_path_alone(self, case: Case) -> None:
         rows = case.rows(KNOWN + len(PARENTS))

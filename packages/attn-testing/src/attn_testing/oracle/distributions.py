@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AdaptiveEntmax, AttentionSpec, Entmax, LocalGaussian, Operands, StickBreaking
+from attn_core import AttentionSpec, Operands
+from attn_core.distributions import AdaptiveEntmax, Entmax, LocalGaussian, StickBreaking
 from torch import Tensor
 from torch.nn.functional import one_hot
 

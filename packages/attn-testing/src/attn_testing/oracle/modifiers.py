@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import (
+from attn_core import AttentionSpec, Operands
+from attn_core.modifiers import (
     Alibi,
-    AttentionSpec,
     DependencyKeys,
     DependencyTree,
     DependencyValues,
     Modifier,
-    Operands,
     RelativeBias,
     ScoreFunction,
     SoftCap,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AttentionSpec, Cosine, Operands
-from attn_core.score import ScaledDot
+from attn_core import AttentionSpec, Operands
+from attn_core.scores import Cosine, ScaledDot
 from torch import Tensor
 
 from attn_testing.oracle.pairing import places, weights_of

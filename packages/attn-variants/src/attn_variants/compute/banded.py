@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.problem import reach_of
+from attn_core.kernels.attend import reach_of
 from torch import Tensor
 from torch.nn.functional import pad
 

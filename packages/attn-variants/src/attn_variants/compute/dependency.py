@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-from attn_core import DependencyTree
+from attn_core.modifiers import DependencyTree
 from torch import Tensor
 
 

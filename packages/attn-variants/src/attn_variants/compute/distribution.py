@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from attn_core import Entmax, LocalGaussian
+from attn_core.distributions import Entmax, LocalGaussian
 from attn_core.errors import InvalidValue
 from torch import Tensor
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.pairs import LOWEST, of_query_heads, wide
+from attn_core.masking import LOWEST, of_query_heads, wide
 from torch import Tensor
 
 from attn_variants.compute.modifiers import modify

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Alibi, Modifier, RelativeKeys, RelativeValues, ScoreFunction, SoftCap
 from attn_core.errors import InvalidValue
-from attn_core.modifier import BiasTable
+from attn_core.modifiers import Alibi, BiasTable, Modifier, RelativeKeys, RelativeValues, ScoreFunction, SoftCap
 from torch import Tensor
 
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.relative import relative_bias, relative_keys
+from attn_variants.tensor_masks import TensorBias
 
 
 def modify(pairs: Pairs, scores: Tensor) -> Tensor:
@@ -21,23 +21,36 @@ def modify(pairs: Pairs, scores: Tensor) -> Tensor:
 
 def modified(pairs: Pairs, modifier: Modifier, scores: Tensor) -> Tensor:
     """Scores [batch, heads, query, key] after one modifier."""
-    heads = pairs.spec.heads.query
-    if isinstance(modifier, SoftCap):
-        return modifier.cap * torch.tanh(scores / modifier.cap)
-    if modifier.kind == "alibi":
-        return scores + alibi_bias(heads, *pairs.places, scores.dtype)
-    if isinstance(modifier, BiasTable):
-        return scores + relative_bias(modifier, pairs.weights(f"modifiers.{modifier.kind}")["table"], *pairs.places)
-    if isinstance(modifier, RelativeKeys):
-        return scores + relative_keys(pairs, modifier)
-    if isinstance(modifier, ScoreFunction):
-        head = torch.arange(heads, device=scores.device)[None, :, None, None]
-        changed: Tensor = modifier.function(scores, head, *pairs.places)
-        return changed
     if isinstance(modifier, RelativeValues):
         return scores
+    if isinstance(modifier, SoftCap):
+        return modifier.cap * torch.tanh(scores / modifier.cap)
+    if isinstance(modifier, ScoreFunction):
+        head = torch.arange(pairs.spec.heads.query, device=scores.device)[None, :, None, None]
+        changed: Tensor = modifier.function(scores, head, *pairs.places)
+        return changed
+    return scores + bias(pairs, modifier, scores.dtype)
+
+
+def bias(pairs: Pairs, modifier: Modifier, dtype: torch.dtype) -> Tensor:
+    """What a modifier adds to the scores, broadcasting to [batch, heads, query, key]."""
+    if modifier.kind == "alibi":
+        return alibi_bias(pairs.spec.heads.query, *pairs.places, dtype)
+    if isinstance(modifier, BiasTable):
+        return relative_bias(modifier, pairs.weights(f"modifiers.{modifier.kind}")["table"], *pairs.places)
+    if isinstance(modifier, RelativeKeys):
+        return relative_keys(pairs, modifier)
+    if isinstance(modifier, TensorBias):
+        return added(modifier)
     tables = "t5_bias, relative_bias, relative_keys, relative_values, dependency_keys, dependency_values"
-    raise InvalidValue.of("modifier", modifier.kind, f"alibi, soft_cap, function, {tables}")
+    raise InvalidValue.of("modifier", modifier.kind, f"alibi, soft_cap, function, tensor_bias, {tables}")
+
+
+def added(modifier: TensorBias) -> Tensor:
+    """The biases of a call; raises `InvalidValue` for the placeholder that stands for any."""
+    if modifier.tensor is None:
+        raise InvalidValue.of("modifier", "tensor_bias without a tensor", "one with a tensor")
+    return modifier.tensor
 
 
 def alibi_bias(heads: int, query: Tensor, key: Tensor, dtype: torch.dtype) -> Tensor:

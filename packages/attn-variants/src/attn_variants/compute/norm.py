@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import NormKernel, QkL2Norm, QkNorm, row_kernel
+from attn_core.kernels.rowwise import NormKernel, row_kernel
+from attn_core.norms import QkL2Norm, QkNorm
 from torch import Tensor, nn
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_core import AttentionSpec, Operands
-from attn_core.pairs import positions, seen_pairs
+from attn_core.masking import positions, seen_pairs
 from torch import Tensor
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attn_core import AttentionSpec, Operands
-from attn_core.pairs import positions
+from attn_core.masking import positions
 from torch import Tensor
 
 from attn_variants.compute.operands import allowed_pairs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Operands, RelativeValues
+from attn_core import AttentionSpec, Operands
 from attn_core.dropout import TOGETHER, Dropout
-from attn_core.pairs import of_query_heads, wide
+from attn_core.masking import of_query_heads, wide
+from attn_core.modifiers import RelativeValues
 from torch import Tensor
 
 from attn_variants.compute.distribution import distribute

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import DependencyKeys, DependencyValues, Modifier, RelativeKeys, RelativeValues
-from attn_core.modifier import BiasTable
+from attn_core.modifiers import BiasTable, DependencyKeys, DependencyValues, Modifier, RelativeKeys, RelativeValues
 from torch import Tensor
 
 from attn_variants.compute.dependency import tree_distances

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
-from attn_core import Rotary, RotaryKernel, row_kernel
+from attn_core import Rotary
 from attn_core.errors import InvalidValue
+from attn_core.kernels.rowwise import RotaryKernel, row_kernel
 from torch import Tensor
 
 SHORTEST_TABLE = 256

@@ -6,15 +6,16 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, Operands
-from attn_core.modifier import BiasTable
-from attn_core.pairs import positions
+from attn_core.masking import positions
+from attn_core.modifiers import BiasTable
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from attn_variants.compute.modifiers import alibi_bias
+from attn_variants.compute.modifiers import added, alibi_bias
 from attn_variants.compute.operands import allowed_pairs, nothing
 from attn_variants.compute.relative import relative_bias
 from attn_variants.score.compute import scale_of
+from attn_variants.tensor_masks import TensorBias
 
 
 def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
@@ -114,6 +115,8 @@ def modifier_bias(spec: AttentionSpec, operands: Operands) -> Tensor:
             # Numbers of the table are met many times, so that their gradient is a long sum.
             exact = table.float() if table.dtype.itemsize < 4 else table
             bias = bias + relative_bias(modifier, exact, *places).to(dtype)
+        elif isinstance(modifier, TensorBias):
+            bias = bias + added(modifier).to(dtype)
         else:
             bias = bias + alibi_bias(spec.heads.query, *places, dtype)
     return bias

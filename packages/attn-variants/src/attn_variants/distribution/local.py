@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from attn_core import LocalGaussian
+from attn_core.distributions import LocalGaussian
 from torch import Tensor
 
 from attn_variants.compute.pairs import Pairs

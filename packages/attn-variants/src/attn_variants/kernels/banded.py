@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, AtLeast, Condition, Kernel, OneOf, Operands, Problem
+from attn_core import Kernel, Operands
+from attn_core.kernels.base import Anything, AtLeast, Condition, OneOf, Problem
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec

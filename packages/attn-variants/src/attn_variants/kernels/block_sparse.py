@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, Condition, Kernel, OneOf, Operands, Problem
+from attn_core import Kernel, Operands
+from attn_core.kernels.base import Anything, Condition, OneOf, Problem
 
 from attn_variants.kernels.masks import SKIPPING
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, OneOf, Problem
-from attn_core.chosen import Choices, ChosenKernel, KeyBlocks
-from attn_core.kernel import DEFAULTS, Condition
+from attn_core.kernels.base import DEFAULTS, Anything, Condition, OneOf, Problem
+from attn_core.kernels.selected import Choices, ChosenKernel, KeyBlocks
 
 if TYPE_CHECKING:
     from torch import Tensor

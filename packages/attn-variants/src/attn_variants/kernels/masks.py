@@ -21,5 +21,5 @@ SKIPPING = (
 )
 """Masks that name the keys of a query, so that the others are never met."""
 
-TABLED = (*SKIPPING, "full", "causal", "predicate", "dense")
+TABLED = (*SKIPPING, "full", "causal", "predicate", "dense", "tensor")
 """Masks whose pairs become a tensor."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, Kernel, Operands, Problem
-from attn_core.kernel import DEFAULTS, Condition
+from attn_core import Kernel, Operands
+from attn_core.kernels.base import DEFAULTS, Anything, Condition, Problem
 
 if TYPE_CHECKING:
     from attn_core import AttentionSpec

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, Problem, RecurrenceKernel, Steps
-from attn_core.kernel import DEFAULTS, Condition
+from attn_core.kernels.base import DEFAULTS, Anything, Condition, Problem
+from attn_core.kernels.recurrence import RecurrenceKernel, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class PlainChunked(RecurrenceKernel):
 
     def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         """Outputs and memory; see `recurrences.chunked`."""
-        from attn_variants.recurrences.chunked import chunked
+        from attn_variants.mechanisms.recurrences.scan import chunked
 
         return chunked(steps, before, chunk)
 
@@ -46,6 +46,6 @@ class PlainRecurrent(RecurrenceKernel):
 
     def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
         """Outputs and memory; see `recurrences.recurrent`."""
-        from attn_variants.recurrences.recurrent import recurrent
+        from attn_variants.mechanisms.recurrences.scan import recurrent
 
         return recurrent(steps, before)

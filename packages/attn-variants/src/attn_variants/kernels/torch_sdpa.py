@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Anything, Condition, Kernel, OneOf, Operands, Problem
+from attn_core import Kernel, Operands
+from attn_core.kernels.base import Anything, Condition, OneOf, Problem
 
 from attn_variants.kernels.masks import TABLED
 
@@ -21,7 +22,7 @@ class TorchSdpa(Kernel):
     summary = "torch's fused scaled dot-product attention"
     accepts: ClassVar[Mapping[str, Condition]] = {
         "score": OneOf("scaled_dot", "dot"),
-        "modifiers": OneOf("alibi", "t5_bias", "relative_bias"),
+        "modifiers": OneOf("alibi", "t5_bias", "relative_bias", "tensor_bias"),
         "distribution": OneOf("softmax", "softmax_one", "sink"),
         "mask": OneOf(*TABLED),
         "key_size": Anything(),

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from attn_core import Additive, AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.scores import Additive
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
-from attn_variants.mechanisms.hidden import HiddenConfig
 from attn_variants.mechanisms.masks import self_mask
+from attn_variants.mechanisms.options import check_whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveConfig(MechanismConfig):
+    """`hidden` units of the scoring network of one head; the head size by default."""
+
+    hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden is not None:
+            check_whole("hidden", self.hidden, "units")
 
 
 class AdditiveAttention(DeclaredMechanism):
@@ -25,10 +40,10 @@ class AdditiveAttention(DeclaredMechanism):
         r" O = \mathrm{softmax}(e + M) V"
     )
     capabilities = GROUPED_SELF
-    Config = HiddenConfig
+    Config = AdditiveConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Additive(hidden=HiddenConfig.of(config).hidden)
+        score = Additive(hidden=AdditiveConfig.of(config).hidden)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)

@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import (
-    AttentionSpec,
-    DeclaredMechanism,
-    MechanismConfig,
-    Paper,
-    QkNorm,
-    Rotary,
-    SoftCap,
-    Window,
-    rotary_scaling,
-)
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary, Window
 from attn_core.errors import InvalidValue
-from attn_core.score import ScaledDot
+from attn_core.modifiers import SoftCap
+from attn_core.norms import QkNorm
+from attn_core.rotary import rotary_scaling
+from attn_core.scores import ScaledDot
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

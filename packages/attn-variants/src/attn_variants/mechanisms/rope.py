@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary, rotary_scaling
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary
 from attn_core.errors import InvalidValue
+from attn_core.rotary import rotary_scaling
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

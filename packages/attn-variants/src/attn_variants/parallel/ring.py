@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
-from attn_core import AttentionSpec, Mask, Operands, RelativeValues
+from attn_core import AttentionSpec, Mask, Operands
 from attn_core.errors import Incompatible
+from attn_core.modifiers import RelativeValues
 from torch import Tensor
 
 from attn_variants.compute.merging import merged, partial

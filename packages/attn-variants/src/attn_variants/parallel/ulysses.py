@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Operands, SoftCap
+from attn_core import AttentionSpec, Operands
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.modifiers import SoftCap
 from torch import Tensor
 
 from attn_variants.compute import plain

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from attn_core import DependencyTree, Fields, LayerState, Pack, RaggedBatch
+from attn_core import Fields, LayerState, RaggedBatch
+from attn_core.kernels.linear import Pack
+from attn_core.modifiers import DependencyTree
 from torch import Tensor, nn
 
 from attn_variants.compute.dependency import depth_of, depths_of
-from attn_variants.layer import SpecLayer
 from attn_variants.places.waves import waves_at
+from attn_variants.spec_layer import SpecLayer
 
 
 class DepthLayer(nn.Module):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from attn_core import Heads
-from attn_core.pairs import of_query_heads
+from attn_core.masking import of_query_heads
 from torch import Tensor
 from torch.nn.functional import pad
 

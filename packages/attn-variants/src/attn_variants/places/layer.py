@@ -7,11 +7,11 @@ from abc import abstractmethod
 
 import torch
 from attn_core import Fields, Operands
-from attn_core.pairs import positions as positions_of
+from attn_core.masking import positions as positions_of
 from torch import Tensor
 
-from attn_variants.layer import SpecLayer
 from attn_variants.places.waves import waves_at
+from attn_variants.spec_layer import SpecLayer
 
 
 class PlacedLayer(SpecLayer):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
-from attn_core.pairs import allowed_pairs, of_query_heads, positions, shares, wide
+from attn_core.masking import allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 
+from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, unit
+from attn_variants.mechanisms.recurrences.recurrence_layer import ShortConvolution
 from attn_variants.places.blockwise import path_attention
 from attn_variants.places.householder import Paths, path_scores
-from attn_variants.recurrences.convolution import ShortConvolution
-from attn_variants.recurrences.numbers import by_heads, fresh_linear, unit
 
 
 class Reflections(InnerAttention, nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
-from attn_core import sinusoidal
+from attn_core.rotary import sinusoidal
 from torch import Tensor
 
 SHORTEST_TABLE = 256

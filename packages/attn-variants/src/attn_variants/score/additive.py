@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from attn_core import Additive, Concat, Heads
-from attn_core.pairs import of_query_heads
+from attn_core import Heads
+from attn_core.masking import of_query_heads
+from attn_core.scores import Additive, Concat
 from torch import Tensor
 
 PIECE = 1 << 24

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Cosine, Score
 from attn_core.errors import InvalidValue
-from attn_core.pairs import of_query_heads
-from attn_core.score import ScaledDot
+from attn_core.masking import of_query_heads
+from attn_core.scores import Cosine, ScaledDot, Score
 from torch import Tensor
 
 from attn_variants.compute.pairs import Pairs

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, Full, InnerAttention, Operands
-from attn_core.inner import Attend
+from attn_core.mechanism import Attend
 from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core import Heads
-from attn_core.pairs import of_query_heads, shares
+from attn_core.masking import of_query_heads, shares
 from torch import Tensor
 
 TILE = 64

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import torch
 from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
-from attn_core.pairs import of_query_heads, shares, wide
+from attn_core.masking import of_query_heads, shares, wide
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.plain import pairs_of
-from attn_variants.layer import SpecLayer
 from attn_variants.plan import KernelPlan
 from attn_variants.sparse.heavy_hitters import TILE, Budget, by_group, kept_weights, last_queries
+from attn_variants.spec_layer import SpecLayer
 from attn_variants.stepping import turns_of
 
 

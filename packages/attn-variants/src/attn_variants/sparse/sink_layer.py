@@ -6,14 +6,14 @@ import dataclasses
 
 import torch
 from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
-from attn_core.pairs import positions
+from attn_core.masking import positions
 from torch import Tensor
 
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import Turns, rotate, turns
-from attn_variants.layer import SpecLayer
 from attn_variants.plan import KernelPlan
 from attn_variants.sparse.sink_view import SinkView
+from attn_variants.spec_layer import SpecLayer
 from attn_variants.stepping import attend_ragged
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attn_core import Fields, PagedView, RaggedBatch, Rows, SlotView
+from attn_core import Fields, RaggedBatch
+from attn_core.batch import PagedView, Rows, SlotView
 
 
 class SinkView:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from attn_core.errors import InvalidValue
 from attn_engine import Request, Sampling, build_engine
-from attn_models.decoder.routing import balance_loss
+from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_models.tokenizers.sides import end_id
+from attn_models.tokenizers.seq2seq import eos_id
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -62,7 +62,7 @@ def continuations(pairs: Sequence[TextPair], *, validation: float, longest: int)
     tokenizer = word_tokenizer([EQUALS, *(text for pair in pairs for text in pair)])
     given = tokenizer.encode_batch([f"{source} {EQUALS}" for source, _ in pairs])
     written = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
-    end = end_id(tokenizer)
+    end = eos_id(tokenizer)
     texts = [Continuation(tuple(a), (*b, end)) for a, b in zip(given, written, strict=True)]
     kept = [text for text in texts if len(text.given) + len(text.written) <= longest]
     held = len(kept) - int(len(kept) * validation)
@@ -90,7 +90,7 @@ class ContinuationLessons:
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy of what is to be written, and what keeps experts busy."""
-        return next_token_loss(model, *batch) + balance_loss(model)
+        return next_token_loss(model, *batch) + router_aux_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The mean over at most `batches` batches kept for validation."""

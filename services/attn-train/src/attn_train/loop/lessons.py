@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from attn_models.decoder.routing import balance_loss
+from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -110,7 +110,7 @@ class TextLessons:
         """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
         own = getattr(model, "training_loss", None)
         loss: Tensor = next_token_loss(model, *batch) if own is None else own(*batch)
-        return loss + balance_loss(model)
+        return loss + router_aux_loss(model)
 
     def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.masking import with_mask
+from attn_models.tokenizers.learned import with_mask
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -56,7 +56,7 @@ class MaskedText:
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder whose encoder can embed, and with the head that guesses."""
-        from attn_models.encoder.headed import save_masked
+        from attn_models.encoder.folders import save_masked
 
         return save_masked(folder, model, self.tokenizer)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
-from attn_models.tokenizers.sides import begun, end_id, source_ids
+from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids, eos_id
 
 from attn_train.loop.lessons import Lessons, TokenMaterial
 from attn_train.spec import TrainingSpec
@@ -87,10 +87,10 @@ def learned_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
 
 def token_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer) -> list[TokenPair]:
     """The tokens of each pair; raises `InvalidValue` for an empty source."""
-    sources = (source_ids(tokenizer, source) for source, _ in pairs)
+    sources = (encoder_input_ids(tokenizer, source) for source, _ in pairs)
     targets = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
-    end = end_id(tokenizer)
-    return [(source, (*begun(tokenizer, ids), end)) for source, ids in zip(sources, targets, strict=True)]
+    end = eos_id(tokenizer)
+    return [(source, (*decoder_start_ids(tokenizer, ids), end)) for source, ids in zip(sources, targets, strict=True)]
 
 
 def fits(pair: TokenPair, longest: tuple[int, int]) -> bool:

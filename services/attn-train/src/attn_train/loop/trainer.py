@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import CheckpointWriteFailed, UserError
-from attn_models.decoder.routers import level_experts
+from attn_models.decoder.mixture_of_experts import update_router_biases
 from torch import Tensor, nn
 
 from attn_train.loop.checkpoint import CheckpointFolder, Progress, read_checkpoint
@@ -153,7 +153,7 @@ class Trainer:
             group["lr"] = rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        level_experts(self.model)
+        update_router_biases(self.model)
         return loss.detach(), norm
 
     def _speed(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attn_core.errors import MissingPackage
 from attn_engine import Request, Sampling, build_engine
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.sides import begun, source_ids
+from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
 from torch import nn
 
 from attn_train.loop.lessons import Done
@@ -25,11 +25,11 @@ def translate(
     training = model.training
     model.eval()
     engine = build_engine(model, tokenizer, requests=AT_ONCE)  # type: ignore[arg-type]
-    begin, longest = begun(tokenizer), int(model.source_context)  # type: ignore[arg-type]
+    begin, longest = decoder_start_ids(tokenizer), int(model.source_context)  # type: ignore[arg-type]
     room = int(model.context) - len(begin)  # type: ignore[arg-type]
     task = Sampling(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
     for place, source in enumerate(sources):
-        ids = source_ids(tokenizer, source)
+        ids = encoder_input_ids(tokenizer, source)
         if len(ids) <= longest:
             engine.submit(Request(id=str(place), token_ids=begin, source_ids=ids, task=task))
     written = [""] * len(sources)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from attn_core import Anything, Kernel, Problem, Registry, choose
+from attn_core import Kernel
 from attn_core.errors import KernelRefused
+from attn_core.kernels.base import Anything, Problem
+from attn_core.kernels.dispatch import choose
+from attn_core.plugins.registry import Registry
 
 from attn_testing.expect import LawBroken, require
 from attn_testing.kernel_subject import STRANGE, VALUES, KernelSubject, with_field

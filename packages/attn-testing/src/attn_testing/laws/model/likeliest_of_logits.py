@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core.likeliest import FindsLikeliest
+from attn_core.models import FindsLikeliest
 
 from attn_testing.expect import require
 from attn_testing.law import Law

@@ -8,9 +8,9 @@ from functools import lru_cache
 
 import torch
 from attn_core import Mask
-from attn_core.mask.density import tiled
-from attn_core.mask.runs import Runs, merged, size
-from attn_core.problem import TILE
+from attn_core.kernels.attend import TILE
+from attn_core.masks.layout import tiled
+from attn_core.masks.ranges import Runs, merged, size
 from torch import Tensor
 
 ROUNDED = 16

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from attn_core.chosen import Choices, KeyBlocks
+from attn_core.kernels.selected import Choices, KeyBlocks
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core.chosen import KeyBlocks
-from attn_core.pairs import LOWEST
+from attn_core.kernels.selected import KeyBlocks
+from attn_core.masking import LOWEST
 from torch import Tensor
 
 TILE = 64

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core.chosen import Choices, KeyBlocks
-from attn_core.pairs import LOWEST
+from attn_core.kernels.selected import Choices, KeyBlocks
+from attn_core.masking import LOWEST
 from torch import Tensor
 
 Part = tuple[Tensor, Tensor]

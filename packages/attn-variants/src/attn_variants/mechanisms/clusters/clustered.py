@@ -9,7 +9,7 @@ from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 
 class ClusteredAttention(WholeSequence):
@@ -55,7 +55,7 @@ class ClusteredAttention(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Groups of queries, and their best keys."""
-        from attn_variants.clusters.clustered import Clustered
+        from attn_variants.mechanisms.clusters.layers import Clustered
 
         heads, options = config.head_layout, self.Config.of(config)
         return Clustered(

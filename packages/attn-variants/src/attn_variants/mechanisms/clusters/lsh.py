@@ -9,7 +9,7 @@ from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted"), "ring": ("round", "rounds")}
 
@@ -62,7 +62,7 @@ class HashedAttention(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Buckets of rotations drawn from the seed."""
-        from attn_variants.clusters.lsh import HashBuckets, JoinedBuckets
+        from attn_variants.mechanisms.clusters.lsh_layer import HashBuckets, JoinedBuckets
 
         options = self.Config.of(config)
         return (JoinedBuckets if options.ring == "rounds" else HashBuckets)(

@@ -9,7 +9,7 @@ from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 
 class RoutingAttention(WholeSequence):
@@ -53,7 +53,7 @@ class RoutingAttention(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Clusters with centroids drawn from the seed."""
-        from attn_variants.clusters.routing import Routing
+        from attn_variants.mechanisms.clusters.layers import Routing
 
         heads, options = config.head_layout, self.Config.of(config)
         return Routing(

@@ -9,7 +9,7 @@ from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 
 class SinkhornAttention(WholeSequence):
@@ -47,7 +47,7 @@ class SinkhornAttention(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Blocks that are sorted."""
-        from attn_variants.clusters.sinkhorn import SortedBlocks
+        from attn_variants.mechanisms.clusters.layers import SortedBlocks
 
         options = self.Config.of(config)
         return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)

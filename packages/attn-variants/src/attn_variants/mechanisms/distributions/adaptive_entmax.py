@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import AdaptiveEntmax, AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.distributions import AdaptiveEntmax
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import AttentionSpec, DeclaredMechanism, Hard, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.distributions import Hard
 
 from attn_variants.mechanisms.capabilities import CHOOSING
 from attn_variants.mechanisms.masks import self_mask

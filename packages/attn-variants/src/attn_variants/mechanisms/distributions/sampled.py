@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import AttentionSpec, DeclaredMechanism, Hard, InnerAttention, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, InnerAttention, MechanismConfig, Paper
+from attn_core.distributions import Hard
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.capabilities import CHOOSING
@@ -14,9 +15,9 @@ from attn_variants.mechanisms.masks import self_mask
 class SampledAttention(DeclaredMechanism):
     """One key per query, drawn with the softmax of the scores while training, of the largest score otherwise.
 
-    Values learn through what was drawn. To queries and keys the gradient comes as REINFORCE: the layer keeps the log
-    probability of its draws in `inner.drawn`, and the trainer adds `attn_variants.reinforce.reinforce_loss` of them and
-    of the reward, less a baseline, to the loss.
+    Values get the gradient of the sampled keys. Queries and keys get theirs by REINFORCE: the layer keeps the log
+    probabilities of its samples in `inner.samples`, and the training loop adds `attn_variants.reinforce.reinforce_loss`
+    of these samples and the reward to the loss.
     """
 
     name = "sampled"
@@ -51,7 +52,7 @@ class SampledAttention(DeclaredMechanism):
 
     def inner(self, config: MechanismConfig) -> InnerAttention:
         """The module that draws."""
-        from attn_variants.reinforce import SampledChoice
+        from attn_variants.reinforce import SamplingAttention
 
         expected = self.Config.of(config).expected
-        return SampledChoice(self.spec(config), expected=expected)
+        return SamplingAttention(self.spec(config), expected=expected)

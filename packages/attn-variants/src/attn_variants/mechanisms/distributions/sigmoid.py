@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Sigmoid
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.distributions import Sigmoid
 
 from attn_variants.mechanisms.capabilities import UNNORMALISED
 from attn_variants.mechanisms.masks import self_mask

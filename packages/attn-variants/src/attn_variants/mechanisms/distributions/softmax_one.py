@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, SoftmaxOne
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.distributions import SoftmaxOne
 
 from attn_variants.mechanisms.capabilities import UNNORMALISED
 from attn_variants.mechanisms.masks import self_mask

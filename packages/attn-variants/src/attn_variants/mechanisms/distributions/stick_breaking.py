@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import (
-    AttentionSpec,
-    Capability,
-    Causal,
-    DeclaredMechanism,
-    MechanismConfig,
-    Paper,
-    StickBreaking,
-    Window,
-)
+from attn_core import AttentionSpec, Capability, Causal, DeclaredMechanism, MechanismConfig, Paper, Window
+from attn_core.distributions import StickBreaking
 
 from attn_variants.mechanisms.capabilities import UNNORMALISED
 from attn_variants.mechanisms.sparse.common import only_causal

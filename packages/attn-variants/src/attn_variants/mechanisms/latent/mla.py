@@ -19,10 +19,11 @@ from attn_core import (
     StateSpecs,
 )
 from attn_core.errors import InvalidValue
-from attn_core.paged import LATENT
+from attn_core.kernels.paged import LATENT
 
-from attn_variants.latent.sizes import LatentShape, LatentSizes
 from attn_variants.mechanisms.capabilities import SELF
+from attn_variants.mechanisms.computed import multi_heads
+from attn_variants.mechanisms.latent.sizes import LatentShape, LatentSizes
 from attn_variants.mechanisms.masks import self_mask
 from attn_variants.mechanisms.options import check_whole
 
@@ -84,7 +85,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LatentAttentionLayer`; raises `InvalidValue` as `sizes` does."""
-        from attn_variants.latent.layer import LatentAttentionLayer
+        from attn_variants.mechanisms.latent.layers import LatentAttentionLayer
 
         options = self.Config.of(config)
         shape = LatentShape(
@@ -132,10 +133,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     def sizes(self, config: MechanismConfig) -> LatentSizes:
         """The sizes of a config; raises `InvalidValue` where it asks for shared key/value heads."""
-        if config.key_value_heads not in {None, config.heads}:
-            allowed = f"{config.heads}, as many as heads: all heads share one latent already"
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
-        options, head = self.Config.of(config), config.head_layout
+        options, head = self.Config.of(config), multi_heads(config, self.name, rotary=True)
         return LatentSizes(
             heads=config.heads,
             latent=options.latent,

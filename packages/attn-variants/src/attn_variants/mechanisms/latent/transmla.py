@@ -18,9 +18,9 @@ from attn_core import (
     Shape,
     StateSpecs,
 )
-from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.capabilities import SELF
+from attn_variants.mechanisms.computed import multi_heads
 from attn_variants.mechanisms.masks import self_mask
 from attn_variants.mechanisms.options import check_whole
 
@@ -60,7 +60,7 @@ class FactorisedAttention(ComputedMechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `FactorisedLayer`; raises `InvalidValue` where heads are to share keys."""
-        from attn_variants.latent.factorised_layer import FactorisedLayer
+        from attn_variants.mechanisms.latent.layers import FactorisedLayer
 
         sizes = {"width": config.width, "latent": latent_of(config)}
         return FactorisedLayer(self._spec(config), **sizes, bias=config.bias, dropout=config.dropout)
@@ -89,10 +89,8 @@ class FactorisedAttention(ComputedMechanism):
         )
 
     def _spec(self, config: MechanismConfig) -> AttentionSpec:
-        if config.key_value_heads not in {None, config.heads}:
-            allowed = f"{config.heads}, as many as heads: all heads share one latent already"
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
-        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
+        heads = multi_heads(config, self.name, rotary=True)
+        return AttentionSpec(heads=heads, mask=self_mask(config), rotary=config.rotary)
 
 
 def latent_of(config: MechanismConfig) -> int:

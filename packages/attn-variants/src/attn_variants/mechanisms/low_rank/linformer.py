@@ -9,7 +9,7 @@ from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1)}
 """Sets of projections (None is one a head) and kinds, for keys and for values or for both."""
@@ -51,7 +51,7 @@ class Linformer(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Fresh projections of the length."""
-        from attn_variants.low_rank.linformer import LengthProjection
+        from attn_variants.mechanisms.low_rank.layers import LengthProjection
 
         sets, kinds = SHARING[self.Config.of(config).sharing]
         return LengthProjection(

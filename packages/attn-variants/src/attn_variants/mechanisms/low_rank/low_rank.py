@@ -9,7 +9,7 @@ from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 
 class LowRankAttention(WholeSequence):
@@ -46,7 +46,7 @@ class LowRankAttention(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Singular values of keys and values."""
-        from attn_variants.low_rank.singular import LowRank
+        from attn_variants.mechanisms.low_rank.layers import LowRank
 
         return LowRank(rank_of(config))
 

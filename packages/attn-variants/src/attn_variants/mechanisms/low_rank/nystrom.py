@@ -9,7 +9,7 @@ from attn_core import Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.whole import ENCODER, WholeSequence
+from attn_variants.mechanisms.whole_sequence import ENCODER, WholeSequence
 
 
 class NystromAttention(WholeSequence):
@@ -51,7 +51,7 @@ class NystromAttention(WholeSequence):
 
     def attention(self, config: MechanismConfig) -> Any:
         """Landmarks, and a convolution, if any."""
-        from attn_variants.low_rank.nystrom import Landmarks
+        from attn_variants.mechanisms.low_rank.layers import Landmarks
 
         options = self.Config.of(config)
         return Landmarks(

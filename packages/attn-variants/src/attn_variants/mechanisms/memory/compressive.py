@@ -20,11 +20,11 @@ from attn_core import (
 )
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.memory.plain_heads import plain_heads
+from attn_variants.mechanisms.computed import causal_heads
 from attn_variants.mechanisms.options import check_whole
 
 if TYPE_CHECKING:
-    from attn_variants.memory.compressive import Past
+    from attn_variants.mechanisms.memory.compressive_layer import Past
 
 POOLINGS = ("convolution", "mean")
 
@@ -77,10 +77,10 @@ class CompressiveMemory(ComputedMechanism):
     Config = CompressiveConfig
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `CompressiveLayer`; raises `InvalidValue` as `plain_heads` does."""
-        from attn_variants.memory.compressive import CompressiveLayer
+        """A fresh `CompressiveLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.memory.compressive_layer import CompressiveLayer
 
-        heads, convolve = plain_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
+        heads, convolve = causal_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
         return CompressiveLayer(heads, width=config.width, bias=config.bias, past=past_of(config), convolve=convolve)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
@@ -116,7 +116,7 @@ class CompressiveMemory(ComputedMechanism):
 
 def past_of(config: MechanismConfig) -> Past:
     """What a query sees before its own segment."""
-    from attn_variants.memory.compressive import Past
+    from attn_variants.mechanisms.memory.compressive_layer import Past
 
     own = CompressiveConfig.of(config)
     return Past(segment=own.segment, memory=own.memory, compressed=own.compressed, rate=own.rate)

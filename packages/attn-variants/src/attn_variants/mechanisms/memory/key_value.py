@@ -17,7 +17,7 @@ from attn_core import (
     StateSpecs,
 )
 
-from attn_variants.mechanisms.memory.plain_heads import plain_heads
+from attn_variants.mechanisms.computed import causal_heads
 from attn_variants.mechanisms.options import check_whole
 
 PAPER = Paper(
@@ -67,10 +67,10 @@ class KeyValue(ComputedMechanism):
     parts: ClassVar[int] = 2
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `KeyValueLayer`; raises `InvalidValue` as `plain_heads` does."""
-        from attn_variants.memory.key_value import KeyValueLayer
+        """A fresh `KeyValueLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.memory.key_value_layer import KeyValueLayer
 
-        heads, window = plain_heads(config, self.name), window_of(config)
+        heads, window = causal_heads(config, self.name), window_of(config)
         return KeyValueLayer(heads, width=config.width, bias=config.bias, window=window, parts=self.parts)
 
     def state(self, config: MechanismConfig) -> StateSpecs:

@@ -18,7 +18,7 @@ from attn_core import (
     StateSpecs,
 )
 
-from attn_variants.mechanisms.memory.plain_heads import plain_heads
+from attn_variants.mechanisms.computed import causal_heads
 
 
 class LongShortTermMemoryNetwork(ComputedMechanism):
@@ -53,10 +53,10 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
     sequential = True
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `LstmnLayer`; raises `InvalidValue` as `plain_heads` does."""
-        from attn_variants.memory.lstmn import LstmnLayer
+        """A fresh `LstmnLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.memory.lstmn_layer import LstmnLayer
 
-        return LstmnLayer(plain_heads(config, self.name), width=config.width, bias=config.bias)
+        return LstmnLayer(causal_heads(config, self.name), width=config.width, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The two tapes, a row per token, and the last summary of the hidden tape."""

@@ -8,7 +8,7 @@ from typing import Any
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.memory.plain_heads import plain_heads
+from attn_variants.mechanisms.computed import causal_heads
 from attn_variants.mechanisms.options import check_whole
 
 
@@ -55,10 +55,10 @@ class NeuralTuringMachine(ComputedMechanism):
                 )
 
     def build(self, config: MechanismConfig) -> Any:
-        """A fresh `NtmLayer`; raises `InvalidValue` as `plain_heads` does."""
-        from attn_variants.memory.ntm import NtmLayer
+        """A fresh `NtmLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.memory.ntm_layer import NtmLayer
 
-        heads, (slots, shift) = plain_heads(config, self.name), sizes(config)
+        heads, (slots, shift) = causal_heads(config, self.name), sizes(config)
         return NtmLayer(heads, width=config.width, bias=config.bias, slots=slots, shift=shift)
 
     def state(self, config: MechanismConfig) -> StateSpecs:

@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import (
-    AttentionSpec,
-    DeclaredMechanism,
-    DependencyKeys,
-    DependencyTree,
-    DependencyValues,
-    MechanismConfig,
-    Paper,
-)
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
 from attn_core.errors import InvalidValue
+from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

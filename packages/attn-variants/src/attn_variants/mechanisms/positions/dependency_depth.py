@@ -5,15 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import (
-    AttentionSpec,
-    Cost,
-    DeclaredMechanism,
-    DependencyTree,
-    MechanismConfig,
-    Paper,
-    Shape,
-)
+from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core.modifiers import DependencyTree
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask
@@ -59,8 +52,8 @@ class DependencyDepthAttention(DeclaredMechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `DepthLayer` with random weights."""
-        from attn_variants.layer import SpecLayer
         from attn_variants.places.depth_layer import DepthLayer
+        from attn_variants.spec_layer import SpecLayer
 
         attention = SpecLayer(
             self.spec(config),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, SoftCap
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.modifiers import SoftCap
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

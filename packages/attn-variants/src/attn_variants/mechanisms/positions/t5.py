@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import AttentionSpec, DeclaredMechanism, Dot, MechanismConfig, Paper, T5Bias
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.modifiers import T5Bias
+from attn_core.scores import Dot
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

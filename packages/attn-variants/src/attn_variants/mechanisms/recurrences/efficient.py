@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Cost, Heads, MechanismConfig, Paper, Shape
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.computed import multi_heads, projection_biases, projection_weights
 
 
 class EfficientAttention(ComputedMechanism):
@@ -37,7 +39,7 @@ class EfficientAttention(ComputedMechanism):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `EfficientLayer`; raises `InvalidValue` where it is to be causal, else as `heads` does."""
-        from attn_variants.recurrences.layers.efficient import EfficientLayer
+        from attn_variants.mechanisms.recurrences.linear_layers import EfficientLayer
 
         if config.causal:
             raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
@@ -46,18 +48,11 @@ class EfficientAttention(ComputedMechanism):
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, keys by values, and queries by that."""
         heads = self.heads(config)
-        into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        weights = config.width * (2 * into + 2 * out)
-        biases = 2 * into + out + config.width if config.bias else 0
+        weights = projection_weights(config, heads)
         products = 2 * heads.query * heads.key_size * heads.value_size
         flops = shape.batch * shape.query * 2 * (weights + products)
-        return Cost(flops=flops, allowed_flops=flops, parameters=weights + biases)
+        return Cost(flops=flops, allowed_flops=flops, parameters=weights + projection_biases(config, heads))
 
     def heads(self, config: MechanismConfig) -> Heads:
-        """The heads. Raises `InvalidValue` where heads share keys, `Incompatible` for rotary positions."""
-        if config.key_value_heads not in {None, config.heads}:
-            allowed = f"{config.heads}, as many as heads: every head of 'efficient' has a context of its own"
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
-        if config.rotary is not None:
-            raise Incompatible("mechanism 'efficient' takes no rotary positions: queries and keys never meet")
-        return config.head_layout
+        """The heads of a config; raises as `multi_heads` does."""
+        return multi_heads(config, self.name)

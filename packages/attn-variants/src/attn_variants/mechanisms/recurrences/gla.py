@@ -9,8 +9,7 @@ from attn_core import MechanismConfig, Paper
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.recurrences.recurrence import Extra, Recurrence, RecurrenceConfig
-from attn_variants.recurrences.price import Update
+from attn_variants.mechanisms.recurrences.recurrence import Extra, Recurrence, RecurrenceConfig, Update
 
 
 class GatedLinearAttention(Recurrence):
@@ -49,7 +48,7 @@ class GatedLinearAttention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `GatedLinearLayer`; raises as `heads` does."""
-        from attn_variants.recurrences.layers.gla import GatedLinearLayer
+        from attn_variants.mechanisms.recurrences.decay_layers import GatedLinearLayer
 
         own = self.Config.of(config)
         return GatedLinearLayer(

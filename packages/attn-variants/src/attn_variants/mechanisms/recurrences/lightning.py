@@ -6,8 +6,7 @@ from typing import Any
 
 from attn_core import MechanismConfig, Paper
 
-from attn_variants.mechanisms.recurrences.recurrence import Extra, Recurrence, RecurrenceConfig
-from attn_variants.recurrences.price import Update
+from attn_variants.mechanisms.recurrences.recurrence import Extra, Recurrence, RecurrenceConfig, Update
 
 
 class LightningAttention(Recurrence):
@@ -29,7 +28,7 @@ class LightningAttention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LightningLayer`; raises as `heads` does."""
-        from attn_variants.recurrences.layers.lightning import LightningLayer
+        from attn_variants.mechanisms.recurrences.decay_layers import LightningLayer
 
         own = RecurrenceConfig.of(config)
         return LightningLayer(self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk)

@@ -7,12 +7,20 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from attn_core import Capability, Cost, Field, Heads, MechanismConfig, Paper, RecurrenceSpec, Shape, Slot, StateSpecs
+from attn_core import Capability, Cost, Field, Heads, MechanismConfig, Paper, Shape, Slot, StateSpecs
 from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
 
+from attn_variants.mechanisms.computed import projection_biases, projection_weights
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.mechanisms.recurrences.recurrence import Extra, Recurrence, RecurrenceConfig
-from attn_variants.recurrences.price import Update, chunked_flops, least_flops
+from attn_variants.mechanisms.recurrences.recurrence import (
+    Extra,
+    Recurrence,
+    RecurrenceConfig,
+    Update,
+    chunked_flops,
+    least_flops,
+)
 
 EPSILONS = {"softmax": 1e-6, "relu": 1e-3}
 """What is added to every feature, as in the authors' code."""
@@ -66,7 +74,7 @@ class Performer(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `SoftmaxFeatureLayer` or `ReluFeatureLayer`; raises as `heads` does."""
-        from attn_variants.recurrences.layers.performer import ReluFeatureLayer, SoftmaxFeatureLayer
+        from attn_variants.mechanisms.recurrences.performer_layer import ReluFeatureLayer, SoftmaxFeatureLayer
 
         own, heads = self.Config.of(config), self.heads(config)
         layer = {"softmax": SoftmaxFeatureLayer, "relu": ReluFeatureLayer}[own.kernel]
@@ -110,9 +118,8 @@ class Performer(Recurrence):
         """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
         own, heads = self.Config.of(config), self.heads(config)
         features = features_of(own, heads)
-        into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        weights = config.width * (2 * into + 2 * out)
-        biases = 2 * into + out + config.width if config.bias else 0
+        into = heads.query * heads.key_size
+        weights = projection_weights(config, heads)
         wider = self.wider(config)
         least = least_flops(wider, Update(), shape.query)
         sums = chunked_flops(wider, Update(), shape.query, own.chunk) if config.causal else least
@@ -120,7 +127,7 @@ class Performer(Recurrence):
         return Cost(
             flops=shape.batch * (made + sums),
             allowed_flops=shape.batch * (made + least),
-            parameters=weights + biases,
+            parameters=weights + projection_biases(config, heads),
         )
 
 

@@ -1,4 +1,4 @@
-"""What every linear recurrence says of itself."""
+"""Base class of linear recurrences: configuration, state and cost. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -6,22 +6,50 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from attn_core import (
-    Capability,
-    ComputedMechanism,
-    Cost,
-    Field,
-    Heads,
-    MechanismConfig,
-    RecurrenceSpec,
-    Shape,
-    Slot,
-    StateSpecs,
-)
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core import Capability, ComputedMechanism, Cost, Field, Heads, MechanismConfig, Shape, Slot, StateSpecs
+from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 
+from attn_variants.mechanisms.computed import check_causal, multi_heads, projection_biases, projection_weights
 from attn_variants.mechanisms.options import check_whole
-from attn_variants.recurrences.price import Update, chunked_flops, least_flops
+
+
+class Update(NamedTuple):
+    """How a memory is updated: what fades on its own, and whether what a key held is corrected (the delta rule)."""
+
+    decay: Decay = "none"
+    corrects: bool = False
+
+
+def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
+    """FLOPs of `chunked` over one sequence of `tokens` from an empty memory, two per multiply-add.
+
+    As torch counts them: matrix products only, not the triangular systems of the delta rule (chunk² · (key_size +
+    value_size) a chunk).
+    """
+    key, value = heads.key_size, heads.value_size
+    chunks = -(-tokens // chunk)
+    pairs = _pair_flops(update, key, chunk)
+    out = 2 * chunk * chunk * value + 2 * chunk * key * value
+    if not update.corrects:
+        return heads.query * chunks * (pairs + out + 2 * chunk * key * value)
+    each = 2 * pairs + out + 2 * chunk * key * (value + key) + 2 * chunk * key * value
+    between = (chunks - 1) * 2 * key * key * value
+    return heads.query * (chunks * each + between) if tokens else 0
+
+
+def least_flops(heads: Heads, update: Update, tokens: int) -> int:
+    """FLOPs of one token after the other: one product to write, one to read, and by the delta rule one to look up."""
+    products = 3 if update.corrects else 2
+    return tokens * products * 2 * heads.query * heads.key_size * heads.value_size
+
+
+def _pair_flops(update: Update, key: int, chunk: int) -> int:
+    if update.decay != "channel":
+        return 2 * chunk * chunk * key
+    # Every pair of different tokens of a block is met once, in one of the rounds of halving.
+    block = 1 << (chunk - 1).bit_length()
+    return block * (block - 1) * key
+
 
 CAUSAL_ONLY = frozenset(
     {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
@@ -97,14 +125,10 @@ class Recurrence(ComputedMechanism):
         Raises `InvalidValue` where heads share keys, or where the order is to be ignored and is not by this mechanism,
         and `Incompatible` for rotary positions that the mechanism does not take.
         """
-        if config.key_value_heads not in {None, config.heads}:
-            allowed = f"{config.heads}, as many as heads: every head of {self.name!r} keeps a memory of its own"
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
-        if not config.causal and not self.can(Capability.BIDIRECTIONAL):
-            raise InvalidValue.of("causal", config.causal, f"True: {self.name!r} is a recurrence in time")
-        if config.rotary is not None and not self.can(Capability.ROTARY):
-            raise Incompatible(f"mechanism {self.name!r} takes no rotary positions; use a model without them")
-        own, size = RecurrenceConfig.of(config), config.head_layout.key_size
+        if not self.can(Capability.BIDIRECTIONAL):
+            check_causal(config, self.name)
+        size = multi_heads(config, self.name, rotary=self.can(Capability.ROTARY)).key_size
+        own = RecurrenceConfig.of(config)
         return Heads(
             query=config.heads,
             key_value=config.heads,
@@ -132,9 +156,8 @@ class Recurrence(ComputedMechanism):
         systems of the delta rule are in them. At least, every token reads and writes the memory once.
         """
         heads, extra = self.heads(config), self.extras(config)
-        into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        weights = config.width * (2 * into + 2 * out) + extra.linear
-        biases = 2 * into + out + config.width if config.bias else 0
+        weights = projection_weights(config, heads) + extra.linear
+        biases = projection_biases(config, heads)
         update = self.update_of(config)
         chunks = chunked_flops(heads, update, shape.query, RecurrenceConfig.of(config).chunk)
         projected = shape.batch * shape.query * 2 * weights

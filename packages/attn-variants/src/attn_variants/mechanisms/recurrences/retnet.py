@@ -9,8 +9,7 @@ from typing import Any
 from attn_core import Capability, MechanismConfig, Paper, Rotary
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.recurrences.recurrence import CAUSAL_ONLY, Extra, Recurrence, RecurrenceConfig
-from attn_variants.recurrences.price import Update
+from attn_variants.mechanisms.recurrences.recurrence import CAUSAL_ONLY, Extra, Recurrence, RecurrenceConfig, Update
 
 
 class Retention(Recurrence):
@@ -62,7 +61,7 @@ class Retention(Recurrence):
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `RetentionLayer`; raises as `heads` does, and `InvalidValue` for an odd rotary size."""
-        from attn_variants.recurrences.layers.retnet import RetentionLayer
+        from attn_variants.mechanisms.recurrences.decay_layers import RetentionLayer
 
         own = self.Config.of(config)
         turned = None if own.base is None else Rotary(base=own.base, interleaved=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from attn_core import AttentionSpec, Concat, DeclaredMechanism, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.scores import Concat
 
+from attn_variants.mechanisms.additive import AdditiveConfig
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
-from attn_variants.mechanisms.hidden import HiddenConfig
 from attn_variants.mechanisms.masks import self_mask
 
 
@@ -25,10 +26,10 @@ class ConcatAttention(DeclaredMechanism):
         r" O = \mathrm{softmax}(e + M) V"
     )
     capabilities = GROUPED_SELF
-    Config = HiddenConfig
+    Config = AdditiveConfig
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Concat(hidden=HiddenConfig.of(config).hidden)
+        score = Concat(hidden=AdditiveConfig.of(config).hidden)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from attn_core import AttentionSpec, Cosine, DeclaredMechanism, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.scores import Cosine
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.masks import self_mask

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import AttentionSpec, Capability, DeclaredMechanism, LocalGaussian, MechanismConfig
+from attn_core import AttentionSpec, Capability, DeclaredMechanism, MechanismConfig
+from attn_core.distributions import LocalGaussian
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.scores.luong_scores import CAPABILITIES, LUONG, LuongConfig, cross_heads, score_of

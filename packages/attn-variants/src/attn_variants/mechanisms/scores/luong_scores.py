@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from attn_core import Capability, Concat, Dot, General, Heads, Location, MechanismConfig, Paper, Score
+from attn_core import Capability, Heads, MechanismConfig, Paper
 from attn_core.errors import Incompatible, InvalidValue
+from attn_core.scores import Concat, Dot, General, Location, Score
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 

@@ -15,13 +15,13 @@ from attn_core import (
     MechanismConfig,
     Paged,
     Paper,
-    Prefix,
-    ScaledDot,
     Shape,
     Slot,
     StateSpecs,
     Window,
 )
+from attn_core.masks import Prefix
+from attn_core.scores import ScaledDot
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.sparse.common import DECODER, only_causal

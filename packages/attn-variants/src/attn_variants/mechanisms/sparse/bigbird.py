@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import AttentionSpec, BigBird, DeclaredMechanism, MechanismConfig, Paper
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper
+from attn_core.masks import BigBird
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.sparse.common import ENCODER, check_least, never_causal

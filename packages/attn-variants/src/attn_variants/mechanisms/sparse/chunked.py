@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import AttentionSpec, Causal, Chunked, DeclaredMechanism, Mask, MechanismConfig, Paper
+from attn_core import AttentionSpec, Causal, DeclaredMechanism, Mask, MechanismConfig, Paper
+from attn_core.masks import Chunked
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.options import check_whole

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper, PerHead, Window
+from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper, Window
 from attn_core.errors import InvalidValue
+from attn_core.masks import PerHead
 
 from attn_variants.mechanisms.capabilities import GROUPED_SELF
 from attn_variants.mechanisms.options import check_whole

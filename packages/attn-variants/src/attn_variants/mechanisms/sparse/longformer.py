@@ -13,7 +13,6 @@ from attn_core import (
     Cost,
     DeclaredMechanism,
     Full,
-    GlobalTokens,
     InnerAttention,
     MechanismConfig,
     Paper,
@@ -21,6 +20,7 @@ from attn_core import (
     Window,
 )
 from attn_core.errors import Incompatible
+from attn_core.masks import GlobalTokens
 
 from attn_variants.mechanisms.sparse.common import ENCODER, check_least, never_causal, whole_numbers
 

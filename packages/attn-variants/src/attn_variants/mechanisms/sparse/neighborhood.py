@@ -5,16 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import (
-    AttentionSpec,
-    DeclaredMechanism,
-    Mask,
-    MechanismConfig,
-    Neighbourhood,
-    NeighbourhoodGrid,
-    Paper,
-)
+from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper
 from attn_core.errors import InvalidValue
+from attn_core.masks import Neighbourhood, NeighbourhoodGrid
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.sparse.common import ENCODER, never_causal, whole_numbers

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper, PerHead
-from attn_core import Strided as StridedMask
+from attn_core import AttentionSpec, DeclaredMechanism, Mask, MechanismConfig, Paper
+from attn_core.masks import PerHead
+from attn_core.masks import Strided as StridedMask
 
 from attn_variants.mechanisms.options import check_whole
 from attn_variants.mechanisms.sparse.common import DECODER, check_pattern, only_causal

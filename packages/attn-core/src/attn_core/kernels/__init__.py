@@ -1,0 +1,1 @@
+"""Operations, the kernels that compute them, and the choice among kernels. One module per operation."""

@@ -1,0 +1,163 @@
+"""Attention over whole sequences: inputs, varlen layout and problem."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from attn_core.checks import require_whole
+from attn_core.dropout import Dropout
+from attn_core.errors import InvalidValue
+from attn_core.kernels.base import Problem
+from attn_core.masks.base import Mask
+from attn_core.masks.layout import density
+from attn_core.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`queries[t]` queries and `keys[t]` keys of text t, end to end; text 0 begins each row of a batch.
+
+    Each text is attended alone: positions start anew, queries are aligned to the end of their own keys. Raises
+    `InvalidValue` for a negative length, and where not every text has both.
+    """
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.queries) != len(self.keys):
+            given = len(self.queries), len(self.keys)
+            raise InvalidValue.of("packed.queries, keys", given, "one number of each for every text")
+        for name, lengths in (("queries", self.queries), ("keys", self.keys)):
+            for length in lengths:
+                require_whole(f"packed.{name}", length, ge=0)
+
+    @classmethod
+    def of(cls, lengths: Sequence[int]) -> Packed:
+        """Texts that attend to themselves."""
+        return cls(tuple(lengths), tuple(lengths))
+
+    def spans(self) -> Iterator[tuple[slice, slice]]:
+        """The queries and the keys of each text."""
+        for query, key in zip(pairwise(starts(self.queries)), pairwise(starts(self.keys)), strict=True):
+            yield slice(*query), slice(*key)
+
+
+def starts(lengths: Sequence[int]) -> list[int]:
+    """Where each text begins, and where the last one ends."""
+    return list(accumulate(lengths, initial=0))
+
+
+def texts(operands: Operands) -> Iterator[Operands]:
+    """The operands of each packed text; raises `InvalidValue`, see `check_packed`.
+
+    Where weights are dropped, rows of a batch are counted on from text to text.
+    """
+    packed = operands.packed
+    check_packed(operands)
+    for number, (query, key) in enumerate(() if packed is None else packed.spans()):
+        first = number * operands.query.shape[0]
+        yield dataclasses.replace(
+            operands,
+            query=operands.query[:, query],
+            key=operands.key[:, key],
+            value=operands.value[:, key],
+            keep=None if operands.keep is None else operands.keep[:, key],
+            fields={name: field[:, key] for name, field in operands.fields.items()},
+            packed=None,
+            dropout=operands.dropout and dataclasses.replace(operands.dropout, first=operands.dropout.first + first),
+        )
+
+
+def check_packed(operands: Operands) -> None:
+    """Raise `InvalidValue` unless the texts are all that queries and keys hold, at positions that follow from them."""
+    packed = operands.packed
+    if packed is None:
+        return
+    for name, lengths, rows in (("queries", packed.queries, operands.query), ("keys", packed.keys, operands.key)):
+        if sum(lengths) != rows.shape[1]:
+            raise InvalidValue.of(f"packed.{name}", sum(lengths), f"{rows.shape[1]} in all, as there are rows")
+    if operands.query_positions is not None or operands.key_positions is not None:
+        raise InvalidValue.of("positions", "given", "none beside packed texts, in which they start anew")
+
+
+TILE = 64
+"""Queries that a kernel which skips keys takes together, for `Problem.density`."""
+
+
+def attend_problem(
+    spec: AttentionSpec, *, dtype: str, device: str, gradients: bool, padded: bool, **known: bool | int
+) -> Problem:
+    """The problem of computing `spec` over given tensors.
+
+    `padded` says that a key mask or explicit positions are given. Known may be: `placed`, that positions are explicit,
+    and `scattered`, that those of keys are; `packed`, that rows hold several texts; `dropout`, that weights are
+    dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
+    """
+    heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
+    return Problem(
+        score=spec.score.kind,
+        modifiers=tuple(modifier.kind for modifier in spec.modifiers),
+        mask=spec.mask.kind,
+        distribution=spec.distribution.kind,
+        key_size=heads.key_size,
+        value_size=heads.value_size,
+        query_heads=heads.query,
+        key_value_heads=heads.key_value,
+        irregular_groups=heads.per_group is None,
+        head_masks=spec.mask.heads is not None,
+        length_bound=spec.mask.by_length,
+        padded=padded,
+        placed=bool(known.get("placed")),
+        scattered=bool(known.get("scattered")),
+        packed=bool(known.get("packed")),
+        dropout=bool(known.get("dropout")),
+        weights=bool(known.get("weights")),
+        gradients=gradients,
+        dtype=dtype,
+        device=device,
+        queries=queries,
+        keys=keys,
+        density=density(spec.mask, queries, keys, TILE) if queries and keys else 1.0,
+        reach=reach_of(spec.mask),
+    )
+
+
+def reach_of(mask: Mask) -> int:
+    """How many neighbouring positions hold all that a query can see; 0 where there is no bound."""
+    if mask.lookback is None or mask.lookahead is None:
+        return 0
+    return mask.lookback + mask.lookahead + 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Operands:
+    """The tensors of one `attend` call.
+
+    `query` [batch, query, heads, key_size]; `key` [batch, key, key_value_heads, key_size]; `value`
+    [batch, key, key_value_heads, value_size]. `query_positions` and `key_positions` [batch or 1, length], int64,
+    absolute, are None where positions are plainly aligned to the end of the keys. Queries are consecutive, each one
+    position behind the last, wherever the first stands; keys whose positions are given may stand anywhere. `keep`
+    [batch, key], bool, is None where every key is real. `parameters` are the score's weights by name; see
+    `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and values. `packed`
+    says which texts lie end to end in every row; None where a row is one text. `dropout` says which weights become
+    zero; None where all stay.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_positions: Tensor | None = None
+    key_positions: Tensor | None = None
+    keep: Tensor | None = None
+    parameters: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    packed: Packed | None = None
+    dropout: Dropout | None = None

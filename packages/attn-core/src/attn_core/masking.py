@@ -1,0 +1,91 @@
+"""What attentions that compute their own way share: where rows stand, which pairs may meet, and shares of scores.
+
+Only methods and operators of tensors are used, so that the contract needs no tensor library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attn_core.heads import Heads
+from attn_core.kernels.attend import Operands
+from attn_core.masks.base import Mask
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+LOWEST = -3e38
+"""Lower than any score, and finite in float32."""
+
+
+def positions(operands: Operands) -> tuple[Tensor, Tensor]:
+    """Positions of queries [batch or 1, query] and keys [batch or 1, key], int64.
+
+    Those not given are aligned to the end of the keys: query i of n over S keys stands at S - n + i.
+    """
+    query, key = operands.query_positions, operands.key_positions
+    if query is None:
+        query = counted(operands.query) + (operands.key.shape[1] - operands.query.shape[1])
+    return query, counted(operands.key) if key is None else key
+
+
+def counted(rows: Tensor) -> Tensor:
+    """0, 1, ..., int64 [1, row], for rows [batch, row, ...]."""
+    return rows.new_ones(1, rows.shape[1]).long().cumsum(1) - 1
+
+
+def allowed_pairs(mask: Mask, operands: Operands) -> Tensor:
+    """Bool [batch or 1, heads or 1, query, key], True where a query may see a real key; see `seen_pairs`."""
+    return seen_pairs(mask, *positions(operands), operands.keep)
+
+
+def seen_pairs(mask: Mask, query: Tensor, key: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Bool [batch or 1, heads or 1, query, key], True where the mask allows a pair and the key is real.
+
+    `query` [batch or 1, query] and `key` [batch or 1, key] are positions, `keep` [batch, key] as in `Operands`. A mask
+    that depends on the number of keys is told one more than the position of the last real one.
+    """
+    kept = None if keep is None else keep[:, None, None, :]
+    query, key = query[:, None, :, None], key[:, None, None, :]
+    if mask.by_length:
+        mask = mask.over(number_of_keys(key, kept))
+    if mask.heads is None:
+        seen: Tensor = mask.allows(query, key)
+    else:
+        first = mask.of_head(0).allows(query, key)
+        seen = first.repeat(1, mask.heads, 1, 1)
+        for head in range(1, mask.heads):
+            seen[:, head : head + 1] = mask.of_head(head).allows(query, key)
+    return seen if kept is None else seen & kept
+
+
+def number_of_keys(key: Tensor, keep: Tensor | None) -> Tensor:
+    """One more than the last position [..., 1] of the real keys among positions [..., key]; 0 where there is none."""
+    if key.shape[-1] == 0:
+        return key.sum(-1, keepdim=True)
+    ends = key + 1
+    real: Tensor = ends if keep is None else ends * keep
+    return real.amax(-1, keepdim=True)
+
+
+def of_query_heads(heads: Heads, rows: Tensor) -> Tensor:
+    """[batch, heads, ...] of rows [batch, key_value_heads, ...]: what each query head reads."""
+    if heads.per_group == 1:
+        return rows
+    if heads.per_group is not None:
+        return rows.repeat_interleave(heads.per_group, dim=1)
+    return rows[:, list(heads.group_of)]
+
+
+def wide(rows: Tensor) -> Tensor:
+    """At least float32: sums and exponentials of 16-bit numbers are taken in it."""
+    return rows.float() if rows.element_size() < 4 else rows
+
+
+def shares(scores: Tensor, allowed: Tensor) -> Tensor:
+    """exp(e) / Σ of scores [..., key] over the allowed keys; where there is none, zeros and no gradient."""
+    # Exponentials of -inf are slow, and a row of nothing else would be NaN; beside any score LOWEST has no weight.
+    weights: Tensor = scores.masked_fill(~allowed, LOWEST).softmax(-1)
+    return weights.masked_fill(~allowed, 0.0)

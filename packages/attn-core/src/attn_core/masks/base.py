@@ -1,0 +1,361 @@
+"""Masks as values: the predicate on positions, and what follows from it.
+
+Positions are absolute integers. Query i of n queries over S keys stands at position S - n + i (bottom-right alignment).
+Predicates use operators only, so that they take ints and integer tensors alike.
+
+Two kinds of mask need more before their predicate can be evaluated: `mask.over(keys)` binds a mask that depends on the
+number of keys (`by_length`), `mask.of_head(head)` selects the mask of one head where heads differ (`heads` is not
+None). Both return other masks unchanged, so callers can apply them always."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from attn_core.errors import InvalidValue
+from attn_core.masks.ranges import Runs, complement, intersect, of_keys, size, unite
+
+Positions = Any
+"""Positions: an int, or an integer tensor that broadcasts with the other operand."""
+
+UNBOUNDED = None
+
+
+class Mask(ABC):
+    """Which keys a query may see. Closed under `&`, `|` and `~`."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def allows(self, query: Positions, key: Positions) -> Any:
+        """Whether the query at position `query` may see the key at `key`; True keeps. Broadcasts.
+
+        Raises `InvalidValue` where the mask depends on the number of keys or on the head and was not told.
+        """
+
+    @property
+    def lookback(self) -> int | None:
+        """How many positions before itself a query can see at most; None if there is no bound."""
+        return UNBOUNDED
+
+    @property
+    def lookahead(self) -> int | None:
+        """How many positions after itself a query can see at most; 0 is causal, None has no bound."""
+        return UNBOUNDED
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a later position."""
+        return self.lookahead == 0
+
+    @property
+    def heads(self) -> int | None:
+        """For how many heads the mask says something of its own; None where it is the same for all."""
+        return None
+
+    @property
+    def by_length(self) -> bool:
+        """Whether the mask depends on the number of keys and was not told it yet."""
+        return False
+
+    @property
+    def closed(self) -> bool:
+        """Whether `runs` are known in closed form, so that asking for them is cheap however many keys there are."""
+        return True
+
+    @property
+    def period(self) -> int:
+        """Queries whose positions differ by a multiple of this see nearly the same keys; 1 where neighbours do."""
+        return 1
+
+    @property
+    def split(self) -> tuple[Mask, ...]:
+        """Masks that allow together what this one does, no pair twice, each with neighbours of its own `period`."""
+        return (self,)
+
+    def over(self, keys: Positions) -> Mask:
+        """The mask over `keys` keys: an int, or a tensor that broadcasts with the positions."""
+        return self
+
+    def of_head(self, head: int) -> Mask:
+        """The mask of query head `head`."""
+        return self
+
+    def keys_of(self, query: int, keys: int) -> range:
+        """The smallest range of key positions, of `keys` in all, that holds every key `query` can see."""
+        first = 0 if self.lookback is None else max(0, query - self.lookback)
+        last = keys if self.lookahead is None else min(keys, query + self.lookahead + 1)
+        return range(first, max(first, last))
+
+    def runs(self, query: int, keys: int) -> Runs:
+        """The keys, of `keys` in all, that the query at position `query` sees."""
+        bound = self.over(keys)
+        return of_keys(key for key in self.keys_of(query, keys) if bound.allows(query, key))
+
+    def count(self, queries: int, keys: int) -> int:
+        """Allowed pairs of `queries` queries aligned to the end of `keys` keys; exact.
+
+        Where the mask differs by head, the sum over its heads.
+        """
+        bound = self.over(keys)
+        return sum(size(bound.runs(row, keys)) for row in range(keys - queries, keys))
+
+    def __and__(self, other: Mask) -> Mask:
+        return Both(self, other)
+
+    def __or__(self, other: Mask) -> Mask:
+        return Either(self, other)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+
+@dataclass(frozen=True)
+class Pair(Mask):
+    """Two masks that something is made of; raises `InvalidValue` where they differ by head for other numbers of heads.
+
+    What it is made of is resolved part by part.
+    """
+
+    one: Mask
+    other: Mask
+    kind = "composite"
+
+    def __post_init__(self) -> None:
+        numbers = {part.heads for part in self.parts} - {None}
+        if len(numbers) > 1:
+            raise InvalidValue.of("mask.heads", sorted(map(str, numbers)), "one number of heads in all parts of a mask")
+
+    @property
+    def parts(self) -> tuple[Mask, Mask]:
+        """Both masks."""
+        return self.one, self.other
+
+    @property
+    def heads(self) -> int | None:
+        return self.one.heads or self.other.heads
+
+    @property
+    def by_length(self) -> bool:
+        return self.one.by_length or self.other.by_length
+
+    @property
+    def closed(self) -> bool:
+        return self.one.closed and self.other.closed
+
+    def over(self, keys: Positions) -> Self:
+        if not self.by_length:
+            return self
+        return dataclasses.replace(self, one=self.one.over(keys), other=self.other.over(keys))
+
+    def of_head(self, head: int) -> Self:
+        if self.heads is None:
+            return self
+        return dataclasses.replace(self, one=self.one.of_head(head), other=self.other.of_head(head))
+
+    def count(self, queries: int, keys: int) -> int:
+        if self.heads is None:
+            return super().count(queries, keys)
+        return sum(self.of_head(head).count(queries, keys) for head in range(self.heads))
+
+
+@dataclass(frozen=True)
+class Both(Pair):
+    """What both masks allow."""
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        return self.one.allows(query, key) & self.other.allows(query, key)
+
+    @property
+    def lookback(self) -> int | None:
+        return _tighter(self.one.lookback, self.other.lookback)
+
+    @property
+    def lookahead(self) -> int | None:
+        return _tighter(self.one.lookahead, self.other.lookahead)
+
+    @property
+    def period(self) -> int:
+        return max(self.one.period, self.other.period)
+
+    @property
+    def split(self) -> tuple[Mask, ...]:
+        return tuple(Both(one, other) for one in self.one.split for other in self.other.split)
+
+    def runs(self, query: int, keys: int) -> Runs:
+        return intersect(self.one.runs(query, keys), self.other.runs(query, keys))
+
+
+@dataclass(frozen=True)
+class Either(Pair):
+    """What one of the masks, or both, allow."""
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        return self.one.allows(query, key) | self.other.allows(query, key)
+
+    @property
+    def lookback(self) -> int | None:
+        return _looser(self.one.lookback, self.other.lookback)
+
+    @property
+    def lookahead(self) -> int | None:
+        return _looser(self.one.lookahead, self.other.lookahead)
+
+    @property
+    def period(self) -> int:
+        return self.one.period if self.one.period == self.other.period else 1
+
+    def runs(self, query: int, keys: int) -> Runs:
+        return unite(self.one.runs(query, keys), self.other.runs(query, keys))
+
+
+@dataclass(frozen=True)
+class Not(Mask):
+    """What the mask does not allow."""
+
+    mask: Mask
+    kind = "composite"
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        # `^ True` negates Python booleans and boolean tensors alike; `~True` would be -2.
+        return self.mask.allows(query, key) ^ True
+
+    @property
+    def heads(self) -> int | None:
+        return self.mask.heads
+
+    @property
+    def by_length(self) -> bool:
+        return self.mask.by_length
+
+    @property
+    def closed(self) -> bool:
+        return self.mask.closed
+
+    def over(self, keys: Positions) -> Not:
+        return Not(self.mask.over(keys)) if self.by_length else self
+
+    def of_head(self, head: int) -> Not:
+        return self if self.heads is None else Not(self.mask.of_head(head))
+
+    def runs(self, query: int, keys: int) -> Runs:
+        return complement(self.mask.runs(query, keys), keys)
+
+    def count(self, queries: int, keys: int) -> int:
+        return queries * keys * (self.heads or 1) - self.mask.count(queries, keys)
+
+
+def _tighter(one: int | None, other: int | None) -> int | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)
+
+
+def _looser(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else max(one, other)
+
+
+@dataclass(frozen=True)
+class PerHead(Mask):
+    """`masks[h]` is the mask of query head h; as many as there are heads.
+
+    It has no predicate of its own: whoever computes attention asks each head's mask by `of_head`.
+    """
+
+    masks: tuple[Mask, ...]
+    kind = "per_head"
+
+    def __post_init__(self) -> None:
+        if not self.masks or any(mask.heads is not None for mask in self.masks):
+            allowed = "at least one mask, none of which differs by head itself"
+            raise InvalidValue.of("per_head.masks", self.masks, allowed)
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        raise InvalidValue.of("per_head.head", None, "the number of a head: ask mask.of_head(head)")
+
+    @property
+    def heads(self) -> int:
+        return len(self.masks)
+
+    @property
+    def by_length(self) -> bool:
+        return any(mask.by_length for mask in self.masks)
+
+    @property
+    def closed(self) -> bool:
+        return all(mask.closed for mask in self.masks)
+
+    @property
+    def lookback(self) -> int | None:
+        return widest([mask.lookback for mask in self.masks])
+
+    @property
+    def lookahead(self) -> int | None:
+        return widest([mask.lookahead for mask in self.masks])
+
+    def over(self, keys: Positions) -> PerHead:
+        return PerHead(tuple(mask.over(keys) for mask in self.masks)) if self.by_length else self
+
+    def of_head(self, head: int) -> Mask:
+        if not 0 <= head < len(self.masks):
+            raise InvalidValue.of("head", head, f"a head from 0 to {len(self.masks) - 1}")
+        return self.masks[head]
+
+    def count(self, queries: int, keys: int) -> int:
+        return sum(mask.count(queries, keys) for mask in self.masks)
+
+
+def widest(bounds: list[int | None]) -> int | None:
+    """The largest of some bounds; None where one is missing."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if len(known) == len(bounds) else None
+
+
+@dataclass(frozen=True)
+class Predicate(Mask):
+    """A mask given as a function of positions, FlexAttention's `mask_mod` without batch and head.
+
+    `function(query, key)` must use operators that take integers and tensors alike. `back` and `ahead`
+    state the bounds that the function keeps; without them nothing is assumed.
+    """
+
+    function: Callable[[Positions, Positions], Any]
+    back: int | None = None
+    ahead: int | None = None
+    kind = "predicate"
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        return self.function(query, key)
+
+    @property
+    def lookback(self) -> int | None:
+        return self.back
+
+    @property
+    def lookahead(self) -> int | None:
+        return self.ahead
+
+    @property
+    def closed(self) -> bool:
+        return False
+
+
+def told(field: str, length: Positions | None) -> Positions:
+    """The length that a mask was told; raises `InvalidValue` where it was not."""
+    if length is None:
+        raise InvalidValue.of(field, length, "the number of keys: ask mask.over(keys)")
+    return length
+
+
+def pick(table: Sequence[int] | bytes, index: Positions) -> Any:
+    """Entries of a table at an int or an integer tensor; of the index's kind. The index must be within the table."""
+    if isinstance(index, int):
+        return table[index]
+    return index.new_tensor(list(table))[index]
+
+
+def within(position: Positions, length: int) -> tuple[Positions, Any]:
+    """The positions, with 0 in place of those outside 0 to `length`, exclusive, and which are inside."""
+    inside = (position >= 0) & (position < length)
+    return position * inside, inside

@@ -1,0 +1,123 @@
+"""BigBird: a window, global blocks and random blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from attn_core.checks import require_whole
+from attn_core.errors import InvalidValue
+from attn_core.masks.base import Mask, Positions, told
+from attn_core.masks.ranges import Runs, merged, run
+
+MODULUS = 2**31 - 1
+"""A prime below which products of two numbers fit into 64 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BigBird(Mask):
+    """A window of three blocks, the first and last block global, and `random` random blocks per row of blocks and head.
+
+    Zaheer et al. 2020 (arXiv 2007.14062), internal transformer construction. The random blocks of a row are drawn by
+    `seed`, one of each of `random` equal shares of the blocks that are neither in the window nor global, so they never
+    overlap with these nor with each other. They depend on the number of keys `length` (see `over`) and on the `head`
+    (see `of_head`). At most (5 + 2 random) blocks of keys are all seen, as in the authors' code.
+    """
+
+    block: int = 64
+    random: int = 3
+    seed: int = 0
+    number_of_heads: int = 1
+    head: int | None = None
+    length: Positions | None = None
+    kind = "big_bird"
+
+    def __post_init__(self) -> None:
+        require_whole("big_bird.block", self.block, ge=1)
+        require_whole("big_bird.random", self.random, ge=0)
+        require_whole("big_bird.seed", self.seed, ge=0)
+        require_whole("big_bird.number_of_heads", self.number_of_heads, ge=1)
+
+    @property
+    def heads(self) -> int | None:
+        return self.number_of_heads if self.head is None else None
+
+    @property
+    def by_length(self) -> bool:
+        return self.length is None
+
+    def over(self, keys: Positions) -> BigBird:
+        return self if self.length is not None else dataclasses.replace(self, length=keys)
+
+    def of_head(self, head: int) -> BigBird:
+        return self if self.head is not None else dataclasses.replace(self, head=head)
+
+    @property
+    def dense_below(self) -> int:
+        """The largest number of keys of which all are seen."""
+        return (5 + 2 * self.random) * self.block
+
+    def allows(self, query: Positions, key: Positions) -> Any:
+        length = told("big_bird.length", self.length)
+        row, column, last = query // self.block, key // self.block, (length - 1) // self.block
+        near = (column - row <= 1) & (row - column <= 1)
+        seen = near | (column == 0) | (column == last) | (row == 0) | (row == last)
+        inner = (column >= 1) & (column < last) & (row >= 1) & (row < last) & (near ^ True)
+        # Among the blocks that may be drawn those left of the window keep their number, those right of it move up.
+        rank = column - 1 - (column > row) * self._excluded(row, last)
+        for share in range(self.random):
+            seen = seen | (inner & (rank == self._drawn(row, last, share)))
+        return seen | (length <= self.dense_below)
+
+    def runs(self, query: int, keys: int) -> Runs:
+        length = keys if self.length is None else self.length
+        return list(_runs_of_row(self, query // self.block, keys, length))
+
+    def runs_of_row(self, row: int, keys: int, length: int) -> Runs:
+        """The keys, of `keys` in all, that every query of a row of blocks sees in a sequence of `length`."""
+        last = (length - 1) // self.block
+        if length <= self.dense_below or row in {0, last}:
+            return run(0, keys)
+        columns = {0, last, row - 1, row, row + 1}
+        for share in range(self.random if 0 < row < last else 0):
+            rank = self._drawn(row, last, share)
+            column = rank + 1
+            columns.add(column if column < row - 1 else column + self._excluded(row, last))
+        places = sorted(column for column in columns if 0 <= column <= last)
+        return merged((column * self.block, min(keys, (column + 1) * self.block)) for column in places)
+
+    def count(self, queries: int, keys: int) -> int:
+        if self.heads is None:
+            return super().count(queries, keys)
+        return sum(self.of_head(head).count(queries, keys) for head in range(self.heads))
+
+    def _excluded(self, row: Positions, last: Positions) -> Any:
+        """How many of the blocks 1 to last, exclusive, are in the window of one of them."""
+        return 3 - (row == 1) * 1 - (row == last - 1) * 1
+
+    def _drawn(self, row: Positions, last: Positions, share: int) -> Any:
+        """The number, among the blocks that may be drawn, of the one that a share gives to a row."""
+        if self.head is None:
+            raise InvalidValue.of("big_bird.head", self.head, "the number of a head: ask mask.of_head(head)")
+        blocks = last - 1 - self._excluded(row, last)
+        first, stop = share * blocks // self.random, (share + 1) * blocks // self.random
+        width = stop - first
+        # Where there is nothing to draw from, nothing is: `inner` is false there, but the division must be possible.
+        width = width * (width > 0) + (width <= 0) * 1
+        return first + scrambled(row * (row > 0), self.seed, self.head, share) % width
+
+
+@lru_cache(maxsize=4096)
+def _runs_of_row(mask: BigBird, row: int, keys: int, length: int) -> tuple[tuple[int, int], ...]:
+    return tuple(mask.runs_of_row(row, keys, length))
+
+
+def scrambled(number: Positions, *salt: int) -> Any:
+    """A number below 2^31 that looks random, from numbers from 0; the same for an int and a tensor of it."""
+    mixed = number % MODULUS + 1
+    for grain in (*salt, 0):
+        mixed = (mixed * 48271 + grain) % MODULUS
+        mixed = (mixed ^ (mixed >> 15)) * 69621 % MODULUS
+    return mixed

@@ -1,0 +1,220 @@
+"""Language models: what a family builds, and what the engine and the trainer may ask of a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+from attn_core.batch import Fields, ModelState, RaggedBatch
+from attn_core.errors import InvalidValue
+from attn_core.stores import ModelSpecs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class LanguageModel(Protocol):
+    """What a family builds: a `torch.nn.Module` with these members. Tokens are int64."""
+
+    vocabulary: int
+    """Number of token ids."""
+    context: int
+    """Longest sequence, in tokens."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]: training and scoring."""
+        ...
+
+    def state_specs(self) -> ModelSpecs:
+        """What every layer must remember, by layer name."""
+        ...
+
+    def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
+        """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] of hidden rows [rows, width]."""
+        ...
+
+    def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> Mapping[int, Tensor]:
+        """Attention weights [heads, query, key] by layer of one sequence [tokens]."""
+        ...
+
+
+@runtime_checkable
+class NamedMechanisms(Protocol):
+    """A model that says what attends in its layers."""
+
+    def layer_mechanisms(self) -> Mapping[str, str]:
+        """The mechanism of each layer of `state_specs` by the layer's name."""
+        ...
+
+
+class SourceModel(LanguageModel, Protocol):
+    """A language model that reads a source, such as a translation model.
+
+    The source is read once, by `encode`, when a request enters the engine; its states are read-only from then on. Token
+    ids of the source are those of `vocabulary`, too.
+    """
+
+    source_context: int
+    """Longest source, in tokens."""
+
+    def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens] over sources [batch, source].
+
+        `keep` [batch, source], bool, is True where a source token is real; padding stands at the end. Raises
+        `InvalidValue` without a source.
+        """
+        ...
+
+    def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
+        """Source states, layer -> state -> field, of source tokens [source]."""
+        ...
+
+    def attention_maps(
+        self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None
+    ) -> Mapping[int, Tensor]:
+        """Weights [heads, query, key] by layer of the sequence [tokens] over the source [key]."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids."""
+        ...
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a generation."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids; bytes that are not valid UTF-8 become U+FFFD."""
+        ...
+
+
+class ModelFamily(ABC):
+    """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass.
+
+    `learns` says from what it is trained: "text", or pairs of source and target where its config has a
+    `source_context`, both by predicting the next token; "masked" text, "tags" of words, or "images".
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    learns: ClassVar[str] = "text"
+
+    @abstractmethod
+    def configure(self, values: Mapping[str, Any]) -> Any:
+        """The family's config from plain values; raises a `UserError` that names a bad field."""
+
+    @abstractmethod
+    def build(self, config: Any) -> Any:
+        """A fresh `torch.nn.Module` with random weights; a `LanguageModel` where it learns from text or pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
+
+    With `experts` every layer has so many feed-forwards of the inner width `hidden`, of which a token uses
+    `experts_per_token`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
+    uses where they are fewer; None where nobody has counted them.
+    """
+
+    name: str
+    summary: str
+    layers: int
+    width: int
+    heads: int
+    key_value_heads: int
+    head_size: int
+    hidden: int
+    vocabulary: int
+    mechanism: str
+    options: Mapping[str, Any] | None = None
+    experts: int | None = None
+    experts_per_token: int | None = None
+    parameters: int | None = None
+    active_parameters: int | None = None
+
+
+@runtime_checkable
+class FindsLikeliest(Protocol):
+    """A language model that finds likeliest tokens without giving logits."""
+
+    def likeliest(self, hidden: Tensor) -> Tensor | None:
+        """The likeliest token [rows], int64, of hidden rows [rows, width]: the first of the largest logits.
+
+        It is -1 where the largest is infinite or any logit is NaN. None where only `logits` can tell.
+        """
+        ...
+
+
+@runtime_checkable
+class FindsLargest(Protocol):
+    """A packed layer that finds the largest output of each row without giving all outputs."""
+
+    def largest(self, rows: Tensor) -> Tensor | None:
+        """The place of the largest output [...], int64, of rows [..., inputs], the first of equal ones.
+
+        It is -1 where the largest is infinite or any output is NaN. None where only all outputs can tell.
+        """
+        ...
+
+
+Lenders = str | tuple[int, ...]
+"""A word for a whole stack, or for every layer the one it borrows from, itself where it has its own; () for that.
+
+"cla:2" joins every 2 neighbours, the first of which lends (cross-layer attention, Brandon et al. 2024, arXiv
+2405.12981); "yoco" lets the upper half attend to what its first layer lends (decoder-decoder, Sun et al. 2024, arXiv
+2405.05254).
+"""
+
+NEIGHBOURS = "cla:"
+UPPER_HALF = "yoco"
+FORMS = "'cla:N', 'yoco', or for every layer the number of the one that lends to it"
+
+
+def checked_lenders(given: object, layers: int) -> Lenders:
+    """What was given, if it is a word or fits so many layers; raises `InvalidValue` otherwise."""
+    if isinstance(given, str) and (given == UPPER_HALF or _joined(given)):
+        return given
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InvalidValue.of("lenders", given, FORMS)
+    if given and len(given) != layers:
+        raise InvalidValue.of("lenders", list(given), f"{layers} entries, one for each layer, or none")
+    found: list[int] = []
+    for layer, lender in enumerate(given):
+        if not isinstance(lender, int) or isinstance(lender, bool) or not 0 <= lender <= layer:
+            raise InvalidValue.of(f"lenders[{layer}]", lender, f"a layer from 0 to {layer}")
+        if lender < layer and found[lender] != lender:
+            raise InvalidValue.of(f"lenders[{layer}]", lender, f"{layer}, or a layer with keys and values of its own")
+        found.append(lender)
+    return tuple(found)
+
+
+def lender_of(lenders: Lenders, layer: int, layers: int) -> int:
+    """The layer to whose keys and values this one of so many attends: itself where it has its own."""
+    if lenders == UPPER_HALF:
+        return min(layer, layers // 2)
+    if isinstance(lenders, str):
+        return layer - layer % _joined(lenders)
+    return lenders[layer] if lenders else layer
+
+
+def _joined(words: str) -> int:
+    """N of "cla:N"; 0 where it is something else."""
+    count = words.removeprefix(NEIGHBOURS)
+    return int(count) if words.startswith(NEIGHBOURS) and count.isascii() and count.isdecimal() else 0

@@ -1,0 +1,286 @@
+"""Changes to the scores before the distribution, and to the values that are summed, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core.errors import InvalidValue
+from attn_core.heads import Heads, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modifier(Part):
+    """A change to the scores before the distribution, or to the values that are summed.
+
+    `located` says that the change depends on where queries and keys stand.
+    """
+
+    located: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alibi(Modifier):
+    """Adds -m_h |i - j|, slopes m_h = 2^(-8h/H) (Press et al. 2022, arXiv 2108.12409)."""
+
+    kind = "alibi"
+
+    def slopes(self, heads: int) -> list[float]:
+        """m_h for h = 1..H; where H is no power of two, those of the one below, then every other one of the next."""
+        power = 1 << (heads.bit_length() - 1)
+        slopes = [2.0 ** (-8.0 * (head + 1) / power) for head in range(power)]
+        between = [2.0 ** (-4.0 * (head + 1) / power) for head in range(0, 2 * power, 2)]
+        return slopes + between[: heads - power]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftCap(Modifier):
+    """c tanh(e / c) before the mask (Gemma 2, arXiv 2408.00118)."""
+
+    cap: float
+    kind = "soft_cap"
+    located = False
+
+    def __post_init__(self) -> None:
+        if not self.cap > 0:
+            raise InvalidValue.of("soft_cap.cap", self.cap, "a number above 0")
+
+
+@dataclass(frozen=True)
+class ScoreFunction(Modifier):
+    """A change given as a function, FlexAttention's `score_mod` without the batch.
+
+    `function(score, head, query, key)` gets scores [batch, heads, query, key] and integer tensors that
+    broadcast with them (head index, absolute query and key positions), and returns the new scores.
+    """
+
+    function: Callable[[Any, Any, Any, Any], Any]
+    kind = "function"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasTable(Modifier):
+    """Adds a learned number per head and bucket of distances: `table` [buckets, heads]."""
+
+    def rows(self) -> int:
+        """Number of buckets."""
+        raise TypeError(f"{type(self).__name__} does not say how many buckets it has")
+
+    @property
+    def far(self) -> int:
+        """The distance from which on, to either side, all share a bucket."""
+        raise TypeError(f"{type(self).__name__} does not say how far it tells distances apart")
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance, key less query, int64; of the same shape. Only operators of tensors are used."""
+        raise TypeError(f"{type(self).__name__} does not say which bucket {distance} has")
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"table": (self.rows(), heads.query)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class T5Bias(BiasTable):
+    """Buckets of one distance each while near, growing with the logarithm up to `max_distance` (T5, arXiv 1910.10683).
+
+    `bidirectional` gives half of the `buckets` to keys after the query; otherwise these share the bucket of
+    distance zero.
+    """
+
+    buckets: int = 32
+    max_distance: int = 128
+    bidirectional: bool = False
+    kind = "t5_bias"
+
+    def __post_init__(self) -> None:
+        least = 4 if self.bidirectional else 2
+        if self.buckets < least or self.buckets % (2 if self.bidirectional else 1):
+            even = "an even number" if self.bidirectional else "a whole number"
+            raise InvalidValue.of("t5_bias.buckets", self.buckets, f"{even} from {least}")
+        if self.max_distance <= self.one_by_one:
+            allowed = f"more than the {self.one_by_one} distances that have buckets of their own"
+            raise InvalidValue.of("t5_bias.max_distance", self.max_distance, allowed)
+
+    @property
+    def one_side(self) -> int:
+        """Buckets of one direction."""
+        return self.buckets // 2 if self.bidirectional else self.buckets
+
+    @property
+    def one_by_one(self) -> int:
+        """Distances from 0 that have a bucket of their own."""
+        return self.one_side // 2
+
+    def rows(self) -> int:
+        return self.buckets
+
+    @property
+    def far(self) -> int:
+        # Where the last bucket begins is rounded; one further on, nothing is left to round.
+        return self.max_distance + 1
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        side = (distance > 0) * self.one_side if self.bidirectional else 0
+        away = distance.abs() if self.bidirectional else (-distance).clamp(min=0)
+        near = self.one_by_one
+        # In float32, as checkpoints were trained: a distance on the edge of two buckets must fall on the same side.
+        share = (away.clamp(min=1).float() / near).log() / math.log(self.max_distance / near)
+        grown = (near + (share * (self.one_side - near)).long()).clamp(max=self.one_side - 1)
+        found: Tensor = side + away.where(away < near, grown)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeBias(BiasTable):
+    """One bucket per distance j - i, those beyond `clip` with that of `clip`; 2 clip + 1 in all."""
+
+    clip: int
+    kind = "relative_bias"
+
+    def __post_init__(self) -> None:
+        check_clip(self.kind, self.clip)
+
+    def rows(self) -> int:
+        return 2 * self.clip + 1
+
+    @property
+    def far(self) -> int:
+        return self.clip
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        return distance.clamp(-self.clip, self.clip) + self.clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeVectors(Modifier):
+    """A learned vector per distance j - i, those beyond `clip` with that of `clip` (Shaw et al. 2018, 1803.02155).
+
+    `table` [heads, 2 clip + 1, size], or [1, 2 clip + 1, size] where heads `share` one.
+    """
+
+    clip: int
+    share: bool = False
+
+    def __post_init__(self) -> None:
+        check_clip(self.kind, self.clip)
+
+    def size(self, heads: Heads) -> int:
+        """Length of the vectors."""
+        raise TypeError(f"{type(self).__name__} does not say how long its vectors are")
+
+    def query_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * (2 * self.clip + 1) * self.size(heads)
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"table": (1 if self.share else heads.query, 2 * self.clip + 1, self.size(heads))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeKeys(RelativeVectors):
+    """Adds q·a_{j-i} / √d_k: the vector is added to the key before the scaled product (Shaw et al. 2018)."""
+
+    kind = "relative_keys"
+
+    def size(self, heads: Heads) -> int:
+        return heads.key_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeValues(RelativeVectors):
+    """The output is Σ α_ij (v_j + a_{j-i}): the scores are left as they are (Shaw et al. 2018)."""
+
+    kind = "relative_values"
+
+    def size(self, heads: Heads) -> int:
+        return heads.value_size
+
+
+def check_clip(kind: str, clip: object) -> None:
+    """Raise `InvalidValue` unless distances can be clipped there."""
+    if not isinstance(clip, int) or clip < 0:
+        raise InvalidValue.of(f"{kind}.clip", clip, "a whole number of positions from 0")
+
+
+@dataclass(frozen=True)
+class DependencyTree:
+    """A parse: `heads[i]` is the token that token i depends on, -1 for the root, of which there is one.
+
+    Tokens behind the parse depend on the one before them each, so that without a parse, (), a sequence is a chain.
+    Raises `InvalidValue` for heads that are no tokens, for several roots, and for a cycle, whose tokens it names.
+    """
+
+    heads: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        tokens = len(self.heads)
+        for token, head in enumerate(self.heads):
+            if type(head) is not int or not -1 <= head < tokens:
+                raise InvalidValue.of(f"heads[{token}]", head, f"a token from 0 to {tokens - 1}, or -1 for the root")
+        roots = [token for token, head in enumerate(self.heads) if head < 0]
+        if len(roots) > 1:
+            raise InvalidValue.of("heads", f"the roots {roots}", "one root, -1, for each sentence")
+        self._check_cycles()
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Steps from each token up to the root; the root's own are 0."""
+        found: list[int] = [-1] * len(self.heads)
+        for token in range(len(self.heads)):
+            path = [token]
+            while found[path[-1]] < 0 <= self.heads[path[-1]]:
+                path.append(self.heads[path[-1]])
+            top = max(found[path[-1]], 0)
+            for above, node in enumerate(reversed(path)):
+                found[node] = top + above
+        return tuple(found)
+
+    @property
+    def ancestors(self) -> tuple[tuple[bool, ...], ...]:
+        """Row i, column j: whether token j is token i or one above it."""
+        rows = []
+        for token in range(len(self.heads)):
+            row, node = [False] * len(self.heads), token
+            while node >= 0:
+                row[node], node = True, self.heads[node]
+            rows.append(tuple(row))
+        return tuple(rows)
+
+    def _check_cycles(self) -> None:
+        done: set[int] = set()
+        for token in range(len(self.heads)):
+            path: dict[int, None] = {}
+            node = token
+            while node >= 0 and node not in done:
+                if node in path:
+                    cycle = [*list(path)[list(path).index(node) :], node]
+                    raise InvalidValue.of("heads", "the cycle " + " -> ".join(map(str, cycle)), "a tree")
+                path[node] = None
+                node = self.heads[node]
+            done.update(path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DependencyKeys(RelativeKeys):
+    """`RelativeKeys` over distances in a tree instead of the sequence (Wang et al. 2019, arXiv 1909.00383).
+
+    Of tokens of which one is above the other it is the depth of the query less that of the key, of any others the sum
+    of both depths, negative where the query is the later one.
+    """
+
+    tree: DependencyTree
+    kind = "dependency_keys"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DependencyValues(RelativeValues):
+    """`RelativeValues` over the distances of `DependencyKeys`."""
+
+    tree: DependencyTree
+    kind = "dependency_values"

@@ -1,0 +1,83 @@
+"""Options of a mechanism: from what a user types to a checked config."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attn_core.config import SHARED_FIELDS, MechanismConfig
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core.mechanism import Capability, Mechanism, require_droppable
+
+
+def option_fields(mechanism: Mechanism) -> dict[str, Any]:
+    """The mechanism's own options and their defaults (`dataclasses.MISSING` where there is none)."""
+    fields = dataclasses.fields(mechanism.Config)
+    return {field.name: field.default for field in fields if field.name not in SHARED_FIELDS}
+
+
+def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **shared: Any) -> MechanismConfig:
+    """The config of `mechanism` from what the model says and the user's options.
+
+    Where nothing is said of `causal`, it is False for a mechanism that has no causal form. Raises `UnknownName` for an
+    option that the mechanism does not have, `InvalidValue` for a bad value and for a `causal` that the mechanism cannot
+    have, `Incompatible` for one that cannot borrow and is to, or that has no weights to drop and is to.
+    """
+    if not mechanism.can(Capability.CROSS):
+        shared = shared | {"causal": _direction(mechanism, shared.get("causal"))}
+    known = {field.name for field in dataclasses.fields(mechanism.Config)}
+    for name in options or {}:
+        if name not in known:
+            raise UnknownName.of(f"option of mechanism {mechanism.name!r}", name, option_fields(mechanism))
+    values = shared | {name: _whole(value) for name, value in (options or {}).items()}
+    try:
+        config = mechanism.Config(**values)
+    except InvalidValue as error:
+        raise error.in_mechanism(mechanism.name) from error
+    except TypeError as error:
+        raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
+    if config.borrows and not mechanism.can(Capability.BORROWS):
+        message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
+        raise Incompatible(message, mechanism=mechanism.name)
+    require_droppable(mechanism, config)
+    return config
+
+
+def parse_options(pairs: Iterable[str] | None, given_by: str = "--option") -> dict[str, Any]:
+    """Options from NAME=VALUE pairs as people type them; a value is JSON where it can be, else text.
+
+    Raises `InvalidValue`, about `given_by`, for a pair without a name or an equals sign.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise InvalidValue.of(given_by, pair, "NAME=VALUE")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
+
+
+def _direction(mechanism: Mechanism, causal: Any) -> bool:
+    """What `causal` is where nothing, or this, was said; raises `InvalidValue` where there is no such form."""
+    able = mechanism.can(Capability.CAUSAL)
+    if causal is not None and not isinstance(causal, bool):
+        raise InvalidValue.of("causal", causal, "True or False").in_mechanism(mechanism.name)
+    if causal is None:
+        return able or not mechanism.can(Capability.BIDIRECTIONAL)
+    if causal and not able:
+        raise InvalidValue.of("causal", causal, f"False: mechanism {mechanism.name!r} has no causal form")
+    if not causal and able and not mechanism.can(Capability.BIDIRECTIONAL):
+        raise InvalidValue.of("causal", causal, f"True: mechanism {mechanism.name!r} only looks back")
+    return causal
+
+
+def _whole(value: Any) -> Any:
+    """Whole floats as ints, in lists too: protobuf's Struct has only floats."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

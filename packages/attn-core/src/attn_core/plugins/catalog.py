@@ -1,0 +1,125 @@
+"""Everything that is installed, by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
+from typing import Any
+
+import pluggy
+
+from attn_core.config import MechanismConfig
+from attn_core.errors import MissingPackage
+from attn_core.kernels.base import Kernel
+from attn_core.kernels.block import BlockKernel
+from attn_core.kernels.linear import LinearKernel
+from attn_core.mechanism import InnerAttention, Mechanism
+from attn_core.models import ModelFamily, ModelShape
+from attn_core.plugins.hooks import Command
+from attn_core.plugins.loader import PluginRecord, PluginStatus, load_plugins, new_manager
+from attn_core.plugins.registry import Registry
+from attn_core.spec import AttentionSpec
+from attn_core.stores import CacheFamily
+
+
+class Catalog:
+    """What the plugins offer, each kind asked for when it is first needed.
+
+    A hook that raises marks its plugin broken; the others' items stay.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        self._manager = new_manager()
+        records = load_plugins(self._manager, environ)
+        self._records = {f"{record.distribution}:{record.name}": record for record in records}
+
+    @cached_property
+    def mechanisms(self) -> Registry[Mechanism]:
+        """Attention mechanisms."""
+        return self._filled("mechanism", "attn_mechanisms")
+
+    @cached_property
+    def kernels(self) -> Registry[Kernel]:
+        """Kernels."""
+        return self._filled("kernel", "attn_kernels")
+
+    @cached_property
+    def linears(self) -> Registry[LinearKernel]:
+        """Kernels for products with weights."""
+        return self._filled("linear kernel", "attn_linears")
+
+    @cached_property
+    def blocks(self) -> Registry[BlockKernel]:
+        """Kernels for the parts of a block."""
+        return self._filled("block kernel", "attn_blocks")
+
+    @cached_property
+    def caches(self) -> Registry[CacheFamily]:
+        """Stores for states."""
+        return self._filled("cache", "attn_caches")
+
+    @cached_property
+    def models(self) -> Registry[ModelFamily]:
+        """Model families."""
+        return self._filled("model family", "attn_models")
+
+    @cached_property
+    def shapes(self) -> Registry[ModelShape]:
+        """Published sizes of well-known models."""
+        return self._filled("model shape", "attn_shapes")
+
+    @cached_property
+    def commands(self) -> Registry[Command]:
+        """Subcommands of `attn`."""
+        return self._filled("command", "attn_commands")
+
+    @property
+    def plugins(self) -> list[PluginRecord]:
+        """Every plugin found, loaded or not, sorted; all are asked for what they offer, for that may break one."""
+        computed = (self.mechanisms, self.kernels, self.linears, self.blocks)
+        for offered in (*computed, self.caches, self.models, self.shapes, self.commands):
+            len(offered)
+        return [self._records[key] for key in sorted(self._records)]
+
+    def offers(self, hook: str, **arguments: Any) -> Iterator[tuple[str, Any]]:
+        """Each thing that plugins return from `hook`, with the distribution that offers it."""
+        caller: pluggy.HookCaller = getattr(self._manager.hook, hook)
+        for implementation in caller.get_hookimpls():
+            key = implementation.plugin_name
+            try:
+                chosen = {name: arguments[name] for name in implementation.argnames}
+                offered: list[Any] = list(implementation.function(**chosen))  # type: ignore[call-overload]
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # a plugin may raise anything, SystemExit too
+                self._mark_broken(key, hook, error)
+                continue
+            yield from ((key.partition(":")[0], item) for item in offered)
+
+    def spec_layer(self, spec: AttentionSpec, config: MechanismConfig, inner: InnerAttention | None = None) -> Any:
+        """The layer that computes `spec` around `inner`, from the first plugin that offers one."""
+        for _, build in self.offers("attn_spec_layers"):
+            return build(spec, config, inner)
+        raise MissingPackage.of("attn-variants", "computing a declared mechanism")
+
+    def _filled(self, kind: str, hook: str) -> Registry[Any]:
+        registry: Registry[Any] = Registry(kind)
+        for owner, item in self.offers(hook):
+            try:
+                registry.register(item, owner)
+            except Exception as error:  # noqa: BLE001  # a plugin may raise anything
+                for key in [key for key in self._records if key.partition(":")[0] == owner]:
+                    self._mark_broken(key, hook, error)
+        return registry
+
+    def _mark_broken(self, key: str, hook: str, error: BaseException) -> None:
+        reason = f"{hook}: {type(error).__name__}: {error}"
+        self._records[key] = dataclasses.replace(self._records[key], status=PluginStatus.BROKEN, reason=reason)
+
+
+@cache
+def installed() -> Catalog:
+    """The catalogue of this process, loaded on first use."""
+    return Catalog()

@@ -1,0 +1,177 @@
+"""Finding and loading plugins, so that a broken one is reported and harms nobody else.
+
+pluggy's own loader skips the second plugin of one name without a word, and one plugin that raises at import
+stops all after it; so entry points are read here and only then registered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    PackageMetadata,
+    PackageNotFoundError,
+    distribution,
+    distributions,
+    version,
+)
+from types import ModuleType
+from typing import Any
+
+import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from attn_core.plugins import hooks
+
+GROUP = "attn.plugins"
+CORE = "attn-core"
+SELECTION = "ATTN_PLUGINS"
+"""Environment variable: distributions whose plugins are loaded, separated by commas; unset loads all."""
+
+
+class PluginStatus(StrEnum):
+    """What became of a plugin."""
+
+    OK = "ok"
+    BROKEN = "broken"
+    INCOMPATIBLE = "incompatible"
+    MISSING_DEPENDENCY = "missing dependency"
+    NOT_SELECTED = "not selected"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginRecord:
+    """One entry point of the group, and what became of it; `reason` says why where it is not ok."""
+
+    distribution: str
+    version: str
+    name: str
+    target: str
+    status: PluginStatus
+    reason: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """`distribution/name`: two distributions may use one entry point name."""
+        return f"{self.distribution}/{self.name}"
+
+
+def load_plugins(manager: pluggy.PluginManager, environ: Mapping[str, str] = os.environ) -> list[PluginRecord]:
+    """Load every plugin that fits into `manager`, registered under its distribution; never raises for one."""
+    selected = environ.get(SELECTION)
+    names = None if selected is None else {canonicalize_name(n.strip()) for n in selected.split(",") if n.strip()}
+    return [record for owner in _owners() for record in _load_all(manager, owner, names)]
+
+
+def _owners() -> list[str]:
+    """Distributions that offer plugins, sorted.
+
+    Only their entry points are read: the metadata of some hundred others would take most of a second.
+    """
+    names = {dist.metadata["Name"] or "" for dist in distributions() if GROUP in _entry_points_text(dist)}
+    return sorted(canonicalize_name(name) for name in names if name)
+
+
+def _entry_points_text(dist: Distribution) -> str:
+    try:
+        return dist.read_text("entry_points.txt") or ""
+    except (OSError, UnicodeError):  # somebody's damaged file, of which nothing says that it concerns us
+        return ""
+
+
+def _load_all(manager: pluggy.PluginManager, owner: str, names: set[Any] | None) -> list[PluginRecord]:
+    # Of two distributions of one name, the first on the path is the one that imports; the other is shadowed.
+    dist = distribution(owner)
+    try:
+        points = sorted(point for point in dist.entry_points if point.group == GROUP)
+    except Exception as error:  # noqa: BLE001  # whatever the parser makes of a damaged file
+        reason = f"entry_points.txt: {type(error).__name__}: {error}"
+        broken = PluginStatus.BROKEN
+        return [PluginRecord(distribution=owner, version="", name="", target="", status=broken, reason=reason)]
+    metadata = dist.metadata  # the file is parsed anew each time it is asked for
+    return [_load(manager, owner, metadata, point, names) for point in points]
+
+
+def _load(
+    manager: pluggy.PluginManager, owner: str, metadata: PackageMetadata, point: EntryPoint, names: set[Any] | None
+) -> PluginRecord:
+    def record(status: PluginStatus, reason: str = "") -> PluginRecord:
+        return PluginRecord(
+            distribution=owner,
+            version=metadata["Version"] or "",
+            name=point.name,
+            target=point.value,
+            status=status,
+            reason=reason,
+        )
+
+    if names is not None and owner not in names:
+        return record(PluginStatus.NOT_SELECTED, f"{SELECTION} does not name {owner}")
+    try:
+        misfit = _misfit(metadata)
+        if misfit:
+            return record(*misfit)
+        _register(manager, point.load(), f"{owner}:{point.name}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # a plugin may raise anything at import, SystemExit too
+        return record(PluginStatus.BROKEN, f"{type(error).__name__}: {error}")
+    return record(PluginStatus.OK)
+
+
+def _misfit(metadata: PackageMetadata) -> tuple[PluginStatus, str] | None:
+    """Why the distribution's declared needs are not met, from metadata alone; None if they are."""
+    for text in metadata.get_all("Requires-Dist") or ():
+        try:
+            need = Requirement(text)
+        except InvalidRequirement as error:
+            return PluginStatus.BROKEN, f"metadata: {error}"
+        if need.marker and not need.marker.evaluate({"extra": ""}):
+            continue
+        if not _is_installed(need.name):
+            return PluginStatus.MISSING_DEPENDENCY, f"needs {need}, which is not installed"
+        if canonicalize_name(need.name) != CORE:
+            continue
+        have = _core_version()
+        if not need.specifier.contains(have, prereleases=True):
+            return PluginStatus.INCOMPATIBLE, f"was built for {need}, this is {CORE} {have}"
+    return None
+
+
+@cache
+def _is_installed(name: str) -> bool:
+    """Whether a distribution is there; its metadata is not read, for torch's alone takes milliseconds."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+@cache
+def _core_version() -> str:
+    return version(CORE)
+
+
+def _register(manager: pluggy.PluginManager, plugin: ModuleType | object, name: str) -> None:
+    try:
+        manager.register(plugin, name=name)
+        manager.check_pending()
+    except BaseException:
+        # pluggy keeps what it registered before it found the fault.
+        if manager.get_plugin(name) is plugin:
+            manager.unregister(plugin)
+        raise
+
+
+def new_manager() -> pluggy.PluginManager:
+    """A plugin manager that knows the hooks and no plugin yet."""
+    manager = pluggy.PluginManager(hooks.PROJECT)
+    manager.add_hookspecs(hooks)
+    return manager

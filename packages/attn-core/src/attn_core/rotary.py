@@ -1,0 +1,285 @@
+"""Rotary positions and their scaling to longer sequences, as data; fixed sinusoidal positions."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core.errors import InvalidValue, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor
+else:
+    Tensor = Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryScaling(ABC):
+    """A rule for the angles."""
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        """Angle per position of each of the `rotated` / 2 pairs, in radians."""
+
+    @property
+    def attention_factor(self) -> float:
+        """What turned queries and keys are multiplied by; scores by its square."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling(RotaryScaling):
+    """Positions divided by `factor` (position interpolation, Chen et al. 2023, arXiv 2306.15595)."""
+
+    factor: float
+    kind = "linear"
+
+    def __post_init__(self) -> None:
+        check_factor(self.kind, self.factor)
+
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        return [frequency / self.factor for frequency in unscaled(base, rotated)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicNtk(RotaryScaling):
+    """The base grows with the length, so that high frequencies stay (bloc97 2023; arXiv 2309.00071, section 3.2).
+
+    `context` is the longest sequence of the training, `length` the longest that is to be met; up to `context` nothing
+    changes.
+    """
+
+    factor: float
+    context: int
+    length: int
+    kind = "dynamic"
+
+    def __post_init__(self) -> None:
+        check_factor(self.kind, self.factor)
+        check_context(self.kind, self.context)
+        check_context(self.kind, self.length, field="length")
+
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        if rotated <= 2:
+            return unscaled(base, rotated)
+        stretched = self.factor * max(self.length, self.context) / self.context - (self.factor - 1)
+        return unscaled(base * stretched ** (rotated / (rotated - 2)), rotated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling(RotaryScaling):
+    """Long waves are divided by `factor`, short ones kept, those between blended (Llama 3.1, arXiv 2407.21783).
+
+    Long are waves above `context` / `low`, short those below `context` / `high`.
+    """
+
+    factor: float
+    context: int
+    low: float = 1.0
+    high: float = 4.0
+    kind = "llama3"
+
+    def __post_init__(self) -> None:
+        check_factor(self.kind, self.factor)
+        check_context(self.kind, self.context)
+        if not 0 < self.low < self.high:
+            raise InvalidValue.of("llama3.low", self.low, f"above 0 and below high, {self.high}")
+
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        return [self._of(frequency) for frequency in unscaled(base, rotated)]
+
+    def _of(self, frequency: float) -> float:
+        turns = self.context * frequency / (2 * math.pi)
+        kept = min(1.0, max(0.0, (turns - self.low) / (self.high - self.low)))
+        return (1 - kept) * frequency / self.factor + kept * frequency
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRope(RotaryScaling):
+    """Every pair is divided by a factor of its own, found by search (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
+
+    `long` factors are used where the longest sequence to be met, `length`, exceeds the `context` of the training, else
+    `short` ones; one factor per pair. `attention` replaces √(1 + ln(length / context) / ln(context)).
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    context: int
+    length: int
+    attention: float | None = None
+    kind = "longrope"
+
+    def __post_init__(self) -> None:
+        check_context(self.kind, self.context)
+        check_context(self.kind, self.length, field="length")
+        for field in ("short", "long"):
+            factors = tuple(getattr(self, field))
+            object.__setattr__(self, field, factors)
+            if not factors or not all(isinstance(factor, (int, float)) and factor > 0 for factor in factors):
+                raise InvalidValue.of(f"longrope.{field}", factors, "a positive number for each rotated pair")
+
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        word = "long" if self.length > self.context else "short"
+        factors = self.long if word == "long" else self.short
+        if len(factors) != rotated // 2:
+            allowed = f"{rotated // 2}, one for each rotated pair"
+            raise InvalidValue.of(f"longrope.{word}", f"{len(factors)} factors", allowed)
+        pairs = zip(unscaled(base, rotated), factors, strict=True)
+        return [frequency / factor for frequency, factor in pairs]
+
+    @property
+    def attention_factor(self) -> float:
+        if self.attention is not None:
+            return self.attention
+        if self.length <= self.context:
+            return 1.0
+        return math.sqrt(1 + math.log(self.length / self.context) / math.log(self.context))
+
+
+def unscaled(base: float, rotated: int) -> list[float]:
+    """base^(-2p/d) of each pair p of d = `rotated` elements."""
+    return [base ** (-2 * pair / rotated) for pair in range(rotated // 2)]
+
+
+def check_factor(kind: str, factor: object) -> None:
+    """Raise `InvalidValue` unless positions can be stretched by this."""
+    if not isinstance(factor, (int, float)) or not 1 <= factor < math.inf:
+        raise InvalidValue.of(f"{kind}.factor", factor, "a number from 1")
+
+
+def check_context(kind: str, context: object, field: str = "context") -> None:
+    """Raise `InvalidValue` unless this is a number of tokens."""
+    if not isinstance(context, int) or context < 2:
+        raise InvalidValue.of(f"{kind}.{field}", context, "a whole number of tokens from 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn(RotaryScaling):
+    """Pairs that turn more than `fast` times in the training's `context` are kept, those that turn less than `slow`
+    times divided by `factor`, those between blended by their place (Peng et al. 2023, arXiv 2309.00071).
+
+    `attention` replaces the paper's factor 0.1 ln(factor) + 1 on queries and keys alike. `whole_pairs` rounds the ends
+    of the blend outwards to whole pairs, as the paper's code does.
+    """
+
+    factor: float
+    context: int
+    fast: float = 32.0
+    slow: float = 1.0
+    attention: float | None = None
+    whole_pairs: bool = True
+    kind = "yarn"
+
+    def __post_init__(self) -> None:
+        check_factor(self.kind, self.factor)
+        check_context(self.kind, self.context)
+        if not 0 < self.slow < self.fast:
+            raise InvalidValue.of("yarn.slow", self.slow, f"above 0 and below fast, {self.fast}")
+        if self.attention is not None and not self.attention > 0:
+            raise InvalidValue.of("yarn.attention", self.attention, "a number above 0")
+
+    def frequencies(self, base: float, rotated: int) -> list[float]:
+        low, high = self.blended(base, rotated)
+        found = []
+        for pair, frequency in enumerate(unscaled(base, rotated)):
+            slowed = min(1.0, max(0.0, (pair - low) / (high - low)))
+            found.append(slowed * frequency / self.factor + (1 - slowed) * frequency)
+        return found
+
+    @property
+    def attention_factor(self) -> float:
+        return 0.1 * math.log(self.factor) + 1 if self.attention is None else self.attention
+
+    def blended(self, base: float, rotated: int) -> tuple[float, float]:
+        """The first and the last pair of the blend; fractions where `whole_pairs` is off."""
+        low, high = (self._pair_turning(times, base, rotated) for times in (self.fast, self.slow))
+        if self.whole_pairs:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, rotated - 1)
+        # Equal ends would divide by zero; this far apart is as good as a step.
+        return low, high if high > low else low + 0.001
+
+    def _pair_turning(self, times: float, base: float, rotated: int) -> float:
+        return rotated * math.log(self.context / (times * 2 * math.pi)) / (2 * math.log(base))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotary:
+    """Rotary positions on queries and keys (Su et al. 2021, arXiv 2104.09864).
+
+    `fraction` of each head is rotated; `interleaved` pairs (0, 1), (2, 3), ... as in the paper, otherwise the
+    first half with the second, as in Llama checkpoints. `scaling` stretches the positions to longer sequences.
+    """
+
+    base: float = 10000.0
+    fraction: float = 1.0
+    interleaved: bool = False
+    scaling: RotaryScaling | None = None
+
+    def frequencies(self, rotated: int) -> list[float]:
+        """Angle per position of each of the `rotated` / 2 pairs, in radians."""
+        if self.scaling is not None:
+            return self.scaling.frequencies(self.base, rotated)
+        return [self.base ** (-2 * pair / rotated) for pair in range(rotated // 2)]
+
+    @property
+    def attention_factor(self) -> float:
+        """What turned queries and keys are multiplied by."""
+        return 1.0 if self.scaling is None else self.scaling.attention_factor
+
+
+KINDS: Mapping[str, type[RotaryScaling]] = {
+    scaling.kind: scaling for scaling in (LinearScaling, DynamicNtk, Yarn, Llama3Scaling, LongRope)
+}
+WHOLE = ("context", "length")
+
+
+def rotary_scaling(words: object) -> RotaryScaling:
+    """The scaling of {"kind": "yarn", "factor": 4, "context": 4096} and the like; fields as of the class of that kind.
+
+    Raises `UnknownName` for a kind or field that does not exist, `InvalidValue` for one that is missing or bad.
+    """
+    if not isinstance(words, Mapping) or not isinstance(words.get("kind"), str):
+        raise InvalidValue.of("scaling", words, f"an object with a `kind` of {', '.join(KINDS)}")
+    values = dict(words)
+    kind = values.pop("kind")
+    if kind not in KINDS:
+        raise UnknownName.of("rotary scaling", kind, KINDS)
+    fields = {field.name: field for field in dataclasses.fields(KINDS[kind])}
+    for name in values:
+        if name not in fields:
+            raise UnknownName.of(f"field of rotary scaling {kind!r}", name, fields)
+    missing = [n for n, field in fields.items() if field.default is dataclasses.MISSING and n not in values]
+    if missing:
+        raise InvalidValue.of("scaling", dict(words), f"an object that also has {', '.join(missing)}")
+    return KINDS[kind](**{name: _typed(name, value) for name, value in values.items()})
+
+
+def _typed(name: str, value: Any) -> Any:
+    """Whole floats as ints where tokens are counted: protobuf's Struct has only floats. Lists as tuples."""
+    if name in WHOLE and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+BASE = 10000.0
+
+
+def sinusoidal(positions: Tensor, width: int) -> Tensor:
+    """PE(p, 2i) = sin(p / 10000^(2i/width)), PE(p, 2i+1) = cos of the same: float64 [..., width] of integers [...].
+
+    Of an odd width the last element is a sine without its cosine. Angles are taken in float64, so that far positions
+    stay right (Vaswani et al. 2017, section 3.5). Only methods of tensors are used.
+    """
+    places = positions.double()[..., None]
+    angles = places * places.new_tensor([BASE ** (-2 * pair / width) for pair in range((width + 1) // 2)])
+    waves = angles.new_empty(*positions.shape, width)
+    waves[..., 0::2] = angles.sin()
+    waves[..., 1::2] = angles[..., : width // 2].cos()
+    return waves

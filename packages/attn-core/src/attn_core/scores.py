@@ -1,0 +1,161 @@
+"""Scoring functions e = f(q, k), as data; kernels supply their learned parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attn_core.errors import InvalidValue
+from attn_core.heads import Heads, Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Part):
+    """A scoring function. Where it never `reads_keys`, a layer projects and remembers none."""
+
+    equation: ClassVar[str]
+    reads_keys: ClassVar[bool] = True
+
+    def pair_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * heads.key_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledDot(Score):
+    """q·k / √d_k (Vaswani et al. 2017). `scale` replaces 1/√d_k."""
+
+    scale: float | None = None
+    kind = "scaled_dot"
+    equation = r"q^\top k / \sqrt{d_k}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dot(Score):
+    """q·k, not scaled (Luong et al. 2015, arXiv 1508.04025; T5, arXiv 1910.10683)."""
+
+    kind = "dot"
+    equation = r"q^\top k"
+
+
+@dataclass(frozen=True, kw_only=True)
+class General(Score):
+    """qᵀ W k with one learned W [key_size, key_size] per query head (Luong et al. 2015, arXiv 1508.04025).
+
+    `weight` is [heads, key_size, key_size].
+    """
+
+    kind = "general"
+    equation = r"q^\top W k"
+
+    def query_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * heads.key_size**2
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": (heads.query, heads.key_size, heads.key_size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Score):
+    """β q·k / (‖q‖‖k‖ + ε) with a learned β > 0 per head (content addressing, Graves et al. 2014, arXiv 1410.5401).
+
+    β = softplus(`sharpness`), `sharpness` [heads]; `eps` keeps vectors of length zero at score zero.
+    """
+
+    eps: float = 1e-8
+    kind = "cosine"
+    equation = r"\beta\, q^\top k / (\lVert q \rVert \lVert k \rVert + \epsilon)"
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"sharpness": (heads.query,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Additive(Score):
+    """vᵀ tanh(W_q q + W_k k + b) (Bahdanau et al. 2015, arXiv 1409.0473).
+
+    `hidden` units, by default the key size; W_q, b and v once per query head, W_k once per key/value head:
+    `query_weight` [heads, key_size, units], `key_weight` [key_value_heads, key_size, units], `bias` and `vector`
+    [heads, units].
+    """
+
+    hidden: int | None = None
+    kind = "additive"
+    equation = r"v^\top \tanh(W_q q + W_k k + b)"
+
+    def units(self, heads: Heads) -> int:
+        """Hidden units of one head."""
+        return self.hidden or heads.key_size
+
+    def query_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * heads.key_size * self.units(heads)
+
+    def key_flops(self, heads: Heads) -> int:
+        return 2 * heads.key_value * heads.key_size * self.units(heads)
+
+    def pair_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * self.units(heads)
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        units = self.units(heads)
+        return {
+            "query_weight": (heads.query, heads.key_size, units),
+            "key_weight": (heads.key_value, heads.key_size, units),
+            "bias": (heads.query, units),
+            "vector": (heads.query, units),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concat(Score):
+    """vᵀ tanh(W [k; q] + b) (Luong et al. 2015, arXiv 1508.04025), the additive score with W = [W_k | W_q].
+
+    `hidden` units, by default the key size; per query head, so that heads of a group share no part of W: `weight`
+    [heads, 2 key_size, units], its first rows for the key, `bias` and `vector` [heads, units].
+    """
+
+    hidden: int | None = None
+    kind = "concat"
+    equation = r"v^\top \tanh(W [k; q] + b)"
+
+    def units(self, heads: Heads) -> int:
+        """Hidden units of one head."""
+        return self.hidden or heads.key_size
+
+    def query_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * heads.key_size * self.units(heads)
+
+    def key_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * heads.key_size * self.units(heads)
+
+    def pair_flops(self, heads: Heads) -> int:
+        return 2 * heads.query * self.units(heads)
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        units = self.units(heads)
+        return {
+            "weight": (heads.query, 2 * heads.key_size, units),
+            "bias": (heads.query, units),
+            "vector": (heads.query, units),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location(Score):
+    """e_j = (W q)_j, whatever stands at key j (Luong et al. 2015, arXiv 1508.04025, location-based).
+
+    `longest` is the most keys there can be; a key at a position from `longest` on is refused where it is met.
+    `weight` is [heads, longest, key_size].
+    """
+
+    longest: int
+    kind = "location"
+    equation = r"(W q)_j"
+    reads_keys = False
+
+    def __post_init__(self) -> None:
+        if self.longest < 1:
+            raise InvalidValue.of("location.longest", self.longest, "a whole number of keys from 1")
+
+    def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
+        return {"weight": (heads.query, self.longest, heads.key_size)}

@@ -1,0 +1,100 @@
+"""The state of a request between steps. The engine owns the memory; a mechanism declares what it needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from attn_core.errors import UnknownName
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int8": 1, "uint8": 1}
+ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def dtype_name(name: str) -> str:
+    """The full name of an element type, from its full or its short name (`bf16`)."""
+    full = ALIASES.get(name, name)
+    if full not in ELEMENT_BYTES:
+        raise UnknownName.of("dtype", name, [*ELEMENT_BYTES, *ALIASES])
+    return full
+
+
+def element_bytes(name: str) -> int:
+    """Bytes of one element of the type called `name`."""
+    return ELEMENT_BYTES[dtype_name(name)]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named row of state: its shape, and its element type where it must differ from the model's."""
+
+    shape: tuple[int, ...]
+    dtype: str | None = None
+
+    def bytes(self, dtype: str) -> int:
+        """Bytes of one row in a model of element type `dtype`."""
+        return math.prod(self.shape) * element_bytes(self.dtype or dtype)
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """The fields that one kind of state holds, by name."""
+
+    fields: Mapping[str, Field]
+
+    def row_bytes(self, dtype: str) -> int:
+        """Bytes of one row of all fields."""
+        return sum(field.bytes(dtype) for field in self.fields.values())
+
+    def bytes(self, tokens: int, source: int, dtype: str) -> int:
+        """Bytes that a request of `tokens` remembered tokens over `source` source tokens weighs."""
+        raise TypeError(f"{type(self).__name__} is not one of the three kinds of state: Paged, Slot, Source")
+
+
+@dataclass(frozen=True)
+class Paged(StateSpec):
+    """A row per token of the sequence, such as keys and values; with a `window`, only the last that many rows."""
+
+    window: int | None = None
+
+    def bytes(self, tokens: int, source: int, dtype: str) -> int:
+        """Bytes of min(tokens, window) rows."""
+        kept = tokens if self.window is None else min(tokens, self.window)
+        return kept * self.row_bytes(dtype)
+
+
+@dataclass(frozen=True)
+class Slot(StateSpec):
+    """Fixed rows per sequence, zero at its start, such as the sums of linear attention."""
+
+    def bytes(self, tokens: int, source: int, dtype: str) -> int:
+        """Bytes of one row, however long the sequence."""
+        return self.row_bytes(dtype)
+
+
+@dataclass(frozen=True)
+class Source(StateSpec):
+    """A row per token of the source, written once by `encode` and then only read.
+
+    With `rows`, that many instead, however long the source, such as the one vector of an encoder without attention.
+    """
+
+    rows: int | None = None
+
+    def count(self, source: int) -> int:
+        """Rows of a source of `source` tokens."""
+        return source if self.rows is None else self.rows
+
+    def bytes(self, tokens: int, source: int, dtype: str) -> int:
+        """Bytes of `count(source)` rows."""
+        return self.count(source) * self.row_bytes(dtype)
+
+
+StateSpecs = Mapping[str, StateSpec]
+"""The states of one layer by name, such as {"kv": Paged(...)}."""
+
+
+def state_bytes(specs: StateSpecs, *, tokens: int, source: int = 0, dtype: str) -> int:
+    """Bytes one request weighs in all `specs` of a layer."""
+    return sum(spec.bytes(tokens, source, dtype) for spec in specs.values())

@@ -1,0 +1,181 @@
+"""The mechanism of a layer, found by name and checked against what its place in the model needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Capability, Mechanism, MechanismConfig, Rotary, Source, StateSpecs, configure, installed
+from attn_core.errors import Incompatible
+from attn_core.plugins.registry import Registry
+
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """A mechanism and the config with which one layer builds it."""
+
+    mechanism: Mechanism
+    config: MechanismConfig
+
+    @property
+    def lends(self) -> StateSpecs:
+        """What a layer of this kind remembers where it does not borrow: what it needs of one that lends to it."""
+        return self.mechanism.state(dataclasses.replace(self.config, borrows=False))
+
+    @property
+    def states(self) -> StateSpecs:
+        """What the layer must remember between steps."""
+        return self.mechanism.state(self.config)
+
+
+def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
+    """The attention of every layer, in order.
+
+    Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
+    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for
+    (a layer whose options say `rotary` None turns nothing),
+    that needs one key/value head per query head where fewer are asked for, that cannot borrow from its lender, or that
+    has no weights to drop.
+    """
+    registry = installed().mechanisms
+    attentions: list[LayerAttention] = []
+    # Layers that repeat a choice share its config, so that a hundred layers are checked once.
+    known: list[tuple[AttentionChoice, bool, LayerAttention]] = []
+    for layer in range(config.layers):
+        choice, lender = config.choice(layer), config.lender(layer)
+        found = next((said for seen, borrows, said in known if (seen, borrows) == (choice, lender < layer)), None)
+        if found is None:
+            found = _layer_attention(config, choice, registry, borrows=lender < layer)
+            known.append((choice, lender < layer, found))
+        if lender < layer:
+            require_loan(layer, found, lender, attentions[lender])
+        attentions.append(found)
+    return attentions
+
+
+def _layer_attention(
+    config: DecoderConfig, choice: AttentionChoice, registry: Registry[Mechanism], *, borrows: bool
+) -> LayerAttention:
+    mechanism = registry.get(choice.mechanism)
+    _require(mechanism, _needs(config, choice), registry)
+    mechanism_config = configure(
+        mechanism,
+        choice.options,
+        width=config.width,
+        heads=config.heads,
+        key_value_heads=config.key_value_heads,
+        head_size=config.head_size,
+        causal=True,
+        bias=config.bias,
+        rotary=config.rotary,
+        context=config.context,
+        borrows=borrows,
+        dropout=config.attention_dropout,
+    )
+    return LayerAttention(mechanism, mechanism_config)
+
+
+def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, str]:
+    needs = {Capability.CAUSAL: "cannot be causal, which a decoder needs"}
+    if config.positions == "rotary" and choice.turns:
+        needs[Capability.ROTARY] = (
+            "takes no rotary positions (positions can also be learned, sinusoidal or none; "
+            "a layer whose options say rotary=null turns nothing)"
+        )
+    shared = choice.options.get("key_value_heads", config.key_value_heads)
+    if shared not in (None, config.heads):
+        needs[Capability.GROUPED] = f"needs {config.heads} key/value heads, one for each query head, not {shared}"
+    return needs
+
+
+def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Iterable[Mechanism]) -> None:
+    complaints = [complaint for capability, complaint in needs.items() if not mechanism.can(capability)]
+    if mechanism.can(Capability.CROSS):
+        complaints.append("attends to a source, which a decoder has not")
+    if not complaints:
+        return
+    able = sorted(item.name for item in registry if item.can(*needs) and not item.can(Capability.CROSS))
+    raise Incompatible(
+        f"mechanism {mechanism.name!r} {', and '.join(complaints)}; these can: {', '.join(able) or 'none installed'}",
+        mechanism=mechanism.name,
+    )
+
+
+def require_loan(layer: int, borrower: LayerAttention, lender: int, lending: LayerAttention) -> None:
+    """Raises `Incompatible` where a layer would not find in its lender's state what its own would hold."""
+    mine, theirs = borrower.mechanism, lending.mechanism
+    who = f"layer {layer}, {mine.name!r}, cannot borrow from layer {lender}, {theirs.name!r}"
+    if not theirs.can(Capability.BORROWS):
+        raise Incompatible(f"{who}, which does not lend", mechanism=theirs.name)
+    needed, lent = borrower.lends, lending.lends
+    if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in lent.items()}:
+        raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
+    for name, spec in needed.items():
+        own, other = getattr(spec, "window", None), getattr(lent[name], "window", None)
+        if other is not None and (own is None or own > other):
+            reach = "all tokens" if own is None else f"{own} tokens"
+            raise Incompatible(f"{who}, which remembers {other} tokens: it looks back at {reach}", mechanism=mine.name)
+    if _rotary(borrower) != _rotary(lending):
+        raise Incompatible(f"{who}: their positions turn differently", mechanism=mine.name)
+
+
+def _rotary(attention: LayerAttention) -> Rotary | None:
+    spec = attention.mechanism.spec(attention.config)
+    return None if spec is None else spec.rotary
+
+
+def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
+    """An attention to the source that can be computed token by token.
+
+    Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
+    `Incompatible` for a mechanism that does not attend to a source or remembers more than the source.
+    """
+    found = _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "attention to a source", shared)
+    if not all(isinstance(spec, Source) for spec in found.states.values()):
+        raise Incompatible(f"mechanism {name!r} remembers more than the source", mechanism=name)
+    return found
+
+
+def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
+    """The same where it is only ever computed token by token, in training too, so that no weights are dropped.
+
+    Raises as `cross_attention`, and `Incompatible` for options that would drop some.
+    """
+    found = cross_attention(name, options, **shared)
+    if found.config.dropout:
+        message = f"mechanism {name!r} attends here step by step, where no weights are dropped"
+        raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=name)
+    return found
+
+
+def encoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
+    """A self-attention that sees both ways; raises as `cross_attention`."""
+    return _own(name, options, {Capability.BIDIRECTIONAL, Capability.PADDING}, shared | {"causal": False})
+
+
+def decoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
+    """A causal self-attention; raises as `cross_attention`."""
+    return _own(name, options, {Capability.CAUSAL}, shared | {"causal": True})
+
+
+def _own(name: str, options: Mapping[str, Any], needs: set[Capability], shared: Mapping[str, Any]) -> LayerAttention:
+    found = _chosen(name, options, needs, "self-attention here", shared)
+    if found.mechanism.can(Capability.CROSS):
+        raise Incompatible(f"mechanism {name!r} attends to a source, not to its own sequence", mechanism=name)
+    return found
+
+
+def _chosen(
+    name: str, options: Mapping[str, Any], needs: set[Capability], place: str, shared: Mapping[str, Any]
+) -> LayerAttention:
+    registry = installed().mechanisms
+    mechanism = registry.get(name)
+    if not mechanism.can(*needs):
+        able = sorted(other.name for other in registry if other.can(*needs))
+        words = " and ".join(sorted(needs - mechanism.capabilities))
+        raise Incompatible(f"mechanism {name!r} is not {words}, as {place} must be; these are: {', '.join(able)}")
+    return LayerAttention(mechanism, configure(mechanism, options, **shared))

@@ -1,0 +1,161 @@
+"""Parts of a Transformer block: normalisation, feed-forward layers and their initialisation."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from attn_core.kernels.block import GatedParts
+from attn_core.kernels.linear import Pack
+from attn_core.kernels.rowwise import Activation, GateKernel, NormKernel, row_kernel
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attn_models.attention import LayerAttention
+from attn_models.decoder.config import DecoderConfig
+
+
+class MixedPrecisionRMSNorm(nn.RMSNorm):
+    """RMSNorm whose gain may be of a wider type than its rows, as Gemma's is; then it is computed in that type."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., width] to [..., width], in the rows' type."""
+        kernel = self._kernel("plain", rows)
+        if kernel is not None:
+            return kernel.norm(rows, self.weight, self.eps or 0.0)
+        if rows.dtype == self.weight.dtype:
+            return super().forward(rows)
+        return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
+
+    def of_sum(self, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """`rows` + `added`, [..., width] both, and that normed: in one pass where a kernel can."""
+        kernel = self._kernel("added", rows, added) if rows.dtype == added.dtype else None
+        if kernel is not None:
+            return kernel.norm_sum(rows, added, self.weight, self.eps or 0.0)
+        total = rows + added
+        return total, self(total)
+
+    def _kernel(self, form: str, *rows: Tensor) -> NormKernel | None:
+        if torch.compiler.is_compiling() or self.eps is None:
+            return None
+        return row_kernel(NormKernel, form, *rows, self.weight)
+
+
+def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """`rows` + `added`, and that through a norm."""
+    if isinstance(norm, MixedPrecisionRMSNorm):
+        return norm.of_sum(rows, added)
+    total = rows + added
+    return total, norm(total)
+
+
+def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
+    """LayerNorm (arXiv 1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) over the width."""
+    if config.norm == "rms":
+        return MixedPrecisionRMSNorm(config.width, eps=config.norm_eps)
+    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+
+
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """Rows [..., width] of what is let through, by a kernel where one accepts."""
+    kernel = None
+    if gate.dtype == up.dtype and not torch.compiler.is_compiling():
+        kernel = row_kernel(GateKernel, activation, gate, up)
+    return PLAIN[activation](gate) * up if kernel is None else kernel.gated(gate, up, activation)
+
+
+def _by_tanh(rows: Tensor) -> Tensor:
+    return functional.gelu(rows, approximate="tanh")
+
+
+PLAIN: Mapping[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": _by_tanh,
+}
+
+
+class FeedForward(nn.Module):
+    """W₂ f(W₁ x + b₁) + b₂ (Vaswani et al. 2017, section 3.3), f a GELU (arXiv 1606.08415) or ReLU."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.up: nn.Module = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.feed_forward]()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        mixed: Tensor = self.down(self.activation(self.up(hidden)))
+        return mixed
+
+    def pack(self, pack: Pack) -> None:
+        """Pack both matrices for serving."""
+        self.up, self.down = pack([cast("nn.Linear", self.up)]), pack([cast("nn.Linear", self.down)])
+
+
+class GatedFeedForward(nn.Module):
+    """W₂ (f(W_g x) ⊙ W₁ x) (Shazeer 2020, arXiv 2002.05202), f a SiLU (SwiGLU) or GELU (GEGLU)."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.activation: Activation = GATES[config.feed_forward]
+        self.gate: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.up: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.both: nn.Module | None = None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        gate, up = (self.gate(hidden), self.up(hidden)) if self.both is None else self.both(hidden).chunk(2, dim=-1)
+        mixed: Tensor = self.down(gated(gate, up, self.activation))
+        return mixed
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the matrices for serving, gate and up as one."""
+        self.both, self.down = pack([self.gate, self.up]), pack([cast("nn.Linear", self.down)])
+        self.gate = self.up = None
+
+    def parts(self) -> GatedParts | None:
+        """What the layer is made of once it is packed."""
+        return None if self.both is None else GatedParts(both=self.both, down=self.down)
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "relu": nn.ReLU,
+}
+
+GATES: dict[str, Activation] = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh"}
+
+
+def build_feed_forward(config: DecoderConfig) -> FeedForward | GatedFeedForward:
+    """The feed-forward layer that the config names."""
+    return GatedFeedForward(config) if config.feed_forward in GATES else FeedForward(config)
+
+
+STANDARD = 0.02
+INTO_RESIDUAL = re.compile(r"attention\.output|feed_forward(\.experts\.\d+|\.shared)?\.down")
+
+
+def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -> None:
+    """As `initialise`, what writes into the residual stream scaled by 1/√(2 layers) (section 2.3 there).
+
+    A mechanism that computes its own way keeps the weights that its maker gave it.
+    """
+    own = attention.mechanism.spec(attention.config) is None
+    for name, module in block.named_modules():
+        if not (own and name.startswith("attention.")):
+            initialise(module, STANDARD / math.sqrt(2 * layers) if INTO_RESIDUAL.fullmatch(name) else STANDARD)
+
+
+def initialise(module: nn.Module, deviation: float = STANDARD) -> None:
+    """Normal weights of a linear layer or embedding, zero biases, as GPT-2 (Radford et al. 2019); others are left."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=deviation)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)

@@ -1,0 +1,282 @@
+"""Mixtures of experts: routers, the layer itself and the loss that balances the load."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from attn_core.kernels.linear import Pack
+from torch import Tensor, nn
+
+from attn_models.decoder.config import DecoderConfig, Experts
+from attn_models.decoder.layers import FeedForward, GatedFeedForward
+
+
+class Router(nn.Module):
+    """Sends each token to the experts with its highest scores W x; of equal scores the first experts are taken.
+
+    It looks at each token alone, and no expert is ever full. In training it also keeps how evenly the last tokens
+    were spread, where the config asks for `balance`.
+    """
+
+    def __init__(self, width: int, experts: Experts) -> None:
+        super().__init__()
+        self.experts, self.chosen = experts.count, experts.per_token
+        self.score = nn.Linear(width, experts.count, bias=False)
+        self.balance = experts.balance
+        self.imbalance: Tensor | None = None
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The experts [rows, chosen] (int64) of rows [rows, width], best first, and their weights, as `rows`' type."""
+        scores: Tensor = self.score(rows)
+        # Near scores must not become equal by the rounding of 16-bit exponentials.
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        chosen = self.choose(scores)
+        if self.training:
+            self.note(scores, chosen)
+        return chosen, self.weigh(scores, chosen).to(rows.dtype)
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """The experts [rows, chosen] of scores [rows, experts], best first."""
+        return best(scores, self.chosen)
+
+    def note(self, scores: Tensor, chosen: Tensor) -> None:
+        """Keep how evenly the tokens of this training pass are spread."""
+        if self.balance > 0:
+            self.imbalance = imbalance(self.affinity(scores), chosen)
+
+    def affinity(self, scores: Tensor) -> Tensor:
+        """How much of each token every expert wants, [rows, experts], of scores [rows, experts]; rows sum to one."""
+        return scores.softmax(dim=-1)
+
+    def take_imbalance(self) -> Tensor | None:
+        """What the last training pass left, once: it holds on to the graph of that pass."""
+        taken, self.imbalance = self.imbalance, None
+        return taken
+
+    @abstractmethod
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """The weights [rows, chosen] of the chosen experts of scores [rows, experts]."""
+
+
+class MixtralRouter(Router):
+    """Weights are a softmax over the scores of the chosen alone, so they sum to one (arXiv 2401.04088, section 2.1)."""
+
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Softmax of what was chosen."""
+        return scores.gather(-1, chosen).softmax(dim=-1)
+
+
+class SwitchRouter(Router):
+    """Weights are the chosen's part of a softmax over all scores (Fedus et al. 2021, arXiv 2101.03961, equation 2).
+
+    So the router learns from the model's loss even where a token uses a single expert.
+    """
+
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """What was chosen of the softmax."""
+        return scores.softmax(dim=-1).gather(-1, chosen)
+
+
+def best(scores: Tensor, number: int) -> Tensor:
+    """The places [..., number] of the highest scores [..., scores], highest first; of equal ones the first."""
+    # Sorted stably: topk does not say which of two equal scores it takes.
+    return scores.argsort(dim=-1, descending=True, stable=True)[..., :number]
+
+
+def imbalance(affinity: Tensor, chosen: Tensor) -> Tensor:
+    """E Σᵢ fᵢ Pᵢ of rows [rows, E] that sum to one and choices [rows, chosen]: 1 where tokens spread evenly, E where
+    all go to one.
+
+    fᵢ is the fraction of choices that fell on expert i, Pᵢ the mean of what it wants (arXiv 2101.03961, equations 4 to
+    6, whose tokens choose one). Gradients flow through P alone.
+    """
+    return affinity.shape[-1] * (fractions(chosen, affinity) * affinity.mean(dim=0)).sum()
+
+
+def fractions(chosen: Tensor, like: Tensor) -> Tensor:
+    """The part of the choices [rows, chosen] that fell on each expert of `like` [rows, experts], as its type."""
+    counts = torch.bincount(chosen.flatten(), minlength=like.shape[-1])
+    return counts.to(like.dtype) / max(chosen.numel(), 1)
+
+
+def router_aux_loss(model: nn.Module) -> Tensor | float:
+    """The sum of `balance` times the imbalance of every router in the last training pass; 0 where there is none.
+
+    To be added to the loss of that pass, before its gradients are taken, once.
+    """
+    routers = [module for module in model.modules() if isinstance(module, Router)]
+    taken = [(router.balance, router.take_imbalance()) for router in routers]
+    return sum((balance * value for balance, value in taken if value is not None), start=0.0)
+
+
+SMALL = 1e-20
+"""Added to sums of sigmoids, which may all be 0."""
+
+
+class GroupedRouter(Router):
+    """Chooses groups of neighbouring experts first, then experts of these groups alone (arXiv 2405.04434, 2.2.2)."""
+
+    def __init__(self, width: int, experts: Experts) -> None:
+        super().__init__(width, experts)
+        self.groups, self.groups_chosen = experts.groups, experts.groups_per_token
+        self.scale = experts.scale
+
+    def choose(self, scores: Tensor) -> Tensor:
+        """The best experts of the best groups."""
+        wanted = self.preference(scores)
+        if self.groups_chosen < self.groups:
+            grouped = wanted.reshape(*wanted.shape[:-1], self.groups, -1)
+            groups = best(self.of_groups(grouped), self.groups_chosen)
+            outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, groups, value=False)
+            wanted = grouped.masked_fill(outside[..., None], -math.inf).flatten(-2)
+        return best(wanted, self.chosen)
+
+    @abstractmethod
+    def preference(self, scores: Tensor) -> Tensor:
+        """By what experts are chosen, [rows, experts], of scores [rows, experts]."""
+
+    @abstractmethod
+    def of_groups(self, grouped: Tensor) -> Tensor:
+        """By what groups are chosen, [rows, groups], of preferences [rows, groups, experts of one]."""
+
+
+class DeepseekV2Router(GroupedRouter):
+    """A softmax over all; a group is as good as its best expert. Weights are not made to sum to one."""
+
+    def preference(self, scores: Tensor) -> Tensor:
+        """The scores themselves, whose order a softmax keeps."""
+        return scores
+
+    def of_groups(self, grouped: Tensor) -> Tensor:
+        """The best of each."""
+        return grouped.amax(dim=-1)
+
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """What was chosen of the softmax, times the scale."""
+        return scores.softmax(dim=-1).gather(-1, chosen) * self.scale
+
+
+class DeepseekV3Router(GroupedRouter):
+    """Sigmoids s; experts are chosen by s + b, and weighed by s alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+    No loss moves the biases b, float32: `level` lowers those of experts that had more than the mean to do since it was
+    last called, and raises the others', by one `rate` each (Wang et al. 2024, arXiv 2408.15664). So tokens spread
+    without a gradient that disturbs what the model learns.
+    """
+
+    correction: Tensor
+
+    def __init__(self, width: int, experts: Experts) -> None:
+        super().__init__(width, experts)
+        self.register_buffer("correction", torch.zeros(experts.count, dtype=torch.float32))
+        self.rate = experts.rate
+        self.load: Tensor | None = None
+
+    def preference(self, scores: Tensor) -> Tensor:
+        """Sigmoids, and the biases that spread tokens."""
+        return scores.sigmoid() + self.correction
+
+    def of_groups(self, grouped: Tensor) -> Tensor:
+        """The sum of the best two of each."""
+        return grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+
+    def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Sigmoids of the chosen, made to sum to the scale."""
+        parts = scores.sigmoid().gather(-1, chosen)
+        return parts / (parts.sum(dim=-1, keepdim=True) + SMALL) * self.scale
+
+    def affinity(self, scores: Tensor) -> Tensor:
+        """Sigmoids made to sum to one (section 2.1.2, equation 18)."""
+        parts = scores.sigmoid()
+        return parts / (parts.sum(dim=-1, keepdim=True) + SMALL)
+
+    def note(self, scores: Tensor, chosen: Tensor) -> None:
+        """Count the tokens of every expert, too."""
+        super().note(scores, chosen)
+        if self.rate:
+            counts = torch.bincount(chosen.flatten(), minlength=self.experts)
+            self.load = counts if self.load is None else self.load + counts
+
+    def level(self) -> None:
+        """Move every bias by one rate towards an even load, by what was counted since the last call."""
+        taken, self.load = self.load, None
+        if taken is not None:
+            load = taken.to(self.correction.dtype)
+            self.correction += self.rate * (load.mean() - load).sign()
+
+
+def update_router_biases(model: nn.Module) -> None:
+    """After an update of the weights: move the biases of every router that has some (`DeepseekV3Router.level`)."""
+    for module in model.modules():
+        if isinstance(module, DeepseekV3Router):
+            module.level()
+
+
+ROUTERS: dict[str, type[Router]] = {
+    "mixtral": MixtralRouter,
+    "switch": SwitchRouter,
+    "deepseek_v2": DeepseekV2Router,
+    "deepseek_v3": DeepseekV3Router,
+}
+
+
+class MixtureOfExperts(nn.Module):
+    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1), and
+    what the shared experts say to every token (arXiv 2401.06066, section 3.2), times σ(w·x) where they are gated.
+
+    Every token reaches all the experts it chose, whatever its neighbours chose: there is no capacity to overflow. The
+    shared experts are one feed-forward of all their inner elements, which is their sum.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, experts: Experts, build: Callable[[DecoderConfig], FeedForward | GatedFeedForward]
+    ) -> None:
+        super().__init__()
+        self.chosen = experts.per_token
+        self.router = ROUTERS[config.routing](config.width, experts)
+        one = dataclasses.replace(config, hidden=experts.hidden)
+        self.experts = nn.ModuleList(build(one) for _ in range(experts.count))
+        several = dataclasses.replace(config, hidden=experts.shared * experts.hidden) if experts.shared else None
+        self.shared = None if several is None else build(several)
+        self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.gated else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]; an expert that nobody chose is not run."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        chosen, weights = self.router(rows)
+        mixed = torch.zeros_like(rows)
+        for index in chosen.unique().tolist():
+            row, place = (chosen == index).nonzero(as_tuple=True)
+            fed = self.experts[index](rows[row]) * weights[row, place, None]
+            mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
+        if self.shared is not None:
+            said = self.shared(rows)
+            mixed = mixed + (said if self.shared_gate is None else torch.sigmoid(self.shared_gate(rows)) * said)
+        return mixed.view_as(hidden)
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the matrices of every expert for serving; the router stays exact, as near scores decide the path,
+        and so does the gate, which is small."""
+        for expert in self._each():
+            expert.pack(pack)
+        if self.shared is not None:
+            self.shared.pack(pack)
+
+    def idle_parameters(self) -> int:
+        """Parameters that one token does not use."""
+        one = sum(parameter.numel() for parameter in self._each()[0].parameters())
+        return (len(self.experts) - self.chosen) * one
+
+    def _each(self) -> Sequence[FeedForward | GatedFeedForward]:
+        return cast("Sequence[FeedForward | GatedFeedForward]", self.experts)
+
+
+def active_parameters(model: nn.Module) -> int:
+    """Parameters that one token uses, of a model whose weights are not packed: all but those of idle experts."""
+    idle = sum(module.idle_parameters() for module in model.modules() if isinstance(module, MixtureOfExperts))
+    return sum(parameter.numel() for parameter in model.parameters()) - idle

@@ -1,0 +1,86 @@
+"""Sources of many sequences side by side: padded rows, and views of them as the engine's stores give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from attn_core import Fields
+from attn_core.batch import Rows, SourceView
+from attn_core.errors import InvalidValue
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+
+def encoder_input_lengths(source: Tensor | None, keep: Tensor | None, longest: int) -> tuple[Tensor, list[int]]:
+    """The source [batch, source] and its lengths.
+
+    Raises `InvalidValue` where there is none, it is longer than `longest`, a sequence is empty, or padding does not
+    stand at the end.
+    """
+    if source is None:
+        raise InvalidValue.of("source", None, "tokens [batch, source], as the model reads a source")
+    if source.shape[1] > longest:
+        raise InvalidValue.of("source", f"{source.shape[1]} tokens", f"at most {longest} tokens")
+    counts = torch.full((len(source),), source.shape[1]) if keep is None else keep.sum(-1)
+    ordered = keep is None or torch.equal(keep, torch.arange(source.shape[1], device=keep.device) < counts[:, None])
+    if not ordered or not bool((counts > 0).all()):
+        raise InvalidValue.of("keep", "another mask", "at least one real token in each source, padding at the end")
+    return source, [int(count) for count in counts]
+
+
+def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Rows [batch, source, ...] with the real ones of each sequence turned round; padding stays at the end."""
+    counts = torch.tensor(lengths, device=rows.device)[:, None]
+    places = torch.arange(rows.shape[1], device=rows.device)[None]
+    turned = torch.where(places < counts, counts - 1 - places, places)
+    return rows[torch.arange(len(rows), device=rows.device)[:, None], turned]
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedEncoderStates:
+    """A `SourceView` of rows that lie in memory already."""
+
+    held: Rows
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The rows of these sequences."""
+        if len(requests) == len(self.held.positions):
+            return self.held
+        chosen = torch.tensor(list(requests), device=self.held.positions.device)
+        return Rows(
+            fields={name: rows[chosen] for name, rows in self.held.fields.items()},
+            positions=self.held.positions[chosen],
+            keep=None if self.held.keep is None else self.held.keep[chosen],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedRequests:
+    """A `SourceView` of some of the requests of another."""
+
+    view: SourceView
+    chosen: Sequence[int]
+
+    def rows(self, requests: Sequence[int]) -> Rows:
+        """The rows of these of the chosen requests."""
+        return self.view.rows([self.chosen[request] for request in requests])
+
+
+def encode_each(attention: Any, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, PaddedEncoderStates]:
+    """The source states that `attention.encode` gives for each source of memory [batch, source, width]."""
+    each: list[Mapping[str, Fields]] = [
+        attention.encode(rows[:length]) for rows, length in zip(memory, lengths, strict=True)
+    ]
+    return {state: PaddedEncoderStates(_padded([states[state] for states in each])) for state in each[0]}
+
+
+def _padded(sources: Sequence[Fields]) -> Rows:
+    counts = [len(next(iter(fields.values()))) for fields in sources]
+    device = next(iter(sources[0].values())).device
+    positions = torch.arange(max(counts), device=device).expand(len(counts), -1)
+    keep = positions < torch.tensor(counts, device=device)[:, None] if min(counts) < max(counts) else None
+    fields = {name: pad_sequence([fields[name] for fields in sources], batch_first=True) for name in sources[0]}
+    return Rows(fields=fields, positions=positions, keep=keep)

@@ -1,0 +1,140 @@
+"""Recurrent translation models: without attention, RNNsearch, and Luong's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attn_core import Field
+from torch import Tensor, nn
+
+from attn_models.attention import stepped_attention
+from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
+from attn_models.encoder_decoder.encoder_input import reverse_sequences
+from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
+from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
+
+
+class Bottleneck(RecurrentModel):
+    """An LSTM stack reads the source; another writes, and begins with the last state of the first: v = (h_T, c_T)."""
+
+    def __init__(self, config: BottleneckConfig) -> None:
+        super().__init__(config, lstm_fields(config.width, config.layers), ("hidden", "cell"), None)
+        self.reverse = config.reverse_source
+        self.source_embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.encoder = lstm_stack(config.embedding, config.width, config.layers, config.dropout)
+        self.decoder = lstm_stack(config.embedding, config.width, config.layers, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.width, config.vocabulary)
+
+    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+        """Encode sources [batch, source], from their end where so configured."""
+        tokens = reverse_sequences(source, lengths) if self.reverse else source
+        rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
+        return Reading(rows, lstm_state(last))
+
+    def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:  # noqa: ARG002 -- none here
+        """One moment of the decoder."""
+        return lstm_step(self.decoder, self.dropout(inputs), held)
+
+    def _run(self, tokens: Tensor, reading: Reading, *_: object) -> Tensor:
+        """The same for whole sequences at once: nothing a word needs waits for an attention."""
+        self._require_room(tokens)
+        last = tuple(reading.start[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
+        hidden: Tensor = self.decoder(self.dropout(self.embedding(tokens)), last)[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """p(y) ∝ exp(W h)."""
+        scores: Tensor = self.unembedding(self.dropout(hidden))
+        return scores
+
+
+class Rnnsearch(RecurrentModel):
+    """A bidirectional encoder writes annotations h_j = [→h_j; ←h_j], among which the decoder looks before each word.
+
+    c_i is what s_{i-1} finds among the annotations; s_0 = tanh(W ←h_1). A word is predicted from t_i, the maxout of
+    U s_{i-1} + V E y_{i-1} + C c_i in pairs (appendix A.2.2). The encoder's units are those of `torch.nn.GRU`. The
+    mechanism is as wide as an annotation, so `ask` widens s_{i-1} first.
+    """
+
+    def __init__(self, config: RnnsearchConfig) -> None:
+        width, annotation = config.width, 2 * config.width
+        chosen = stepped_attention(
+            config.mechanism, config.options, width=annotation, heads=config.heads, context=config.source_context
+        )
+        super().__init__(config, {"state": Field((width,))}, ("state",), chosen)
+        self.source_embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.encoder = nn.GRU(config.embedding, width, batch_first=True, bidirectional=True)
+        self.begin = nn.Linear(width, width)
+        self.ask = nn.Linear(width, annotation, bias=False)
+        self.cell = GatedCell(config.embedding, annotation, width)
+        self.readout = nn.Linear(width + config.embedding + annotation, 2 * config.maxout)
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembedding = nn.Linear(config.maxout, config.vocabulary, bias=False)
+
+    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+        """The annotations [batch, source, 2 width] of sources [batch, source], and s_0."""
+        rows, _ = encode_padded(self.encoder, self.dropout(self.source_embedding(source)), lengths)
+        return Reading(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.width :]))})
+
+    def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
+        """t_i, and s_i from s_{i-1}, y_{i-1} and c_i."""
+        state, entering = held["state"], self.dropout(inputs)
+        context = attend(self.ask(state))
+        pairs = self.readout(torch.cat([state, entering, context], dim=-1)).unflatten(-1, (-1, 2))
+        return pairs.amax(-1), {"state": self.cell(entering, state, context)}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """p(y) ∝ exp(W t)."""
+        scores: Tensor = self.unembedding(self.dropout(hidden))
+        return scores
+
+
+class Luong(RecurrentModel):
+    """The decoder's state h_t asks the encoder's states h̄_s; h̃_t = tanh(W [c_t; h_t]) predicts (figure 2 there).
+
+    With input feeding the next step also reads h̃_t (figure 4). Where the source is read from its end, its states are
+    put back in order, so that local attention finds word t at position t.
+    """
+
+    def __init__(self, config: LuongConfig) -> None:
+        width = config.width
+        chosen = stepped_attention(
+            config.mechanism, config.options, width=width, heads=config.heads, context=config.source_context
+        )
+        fields = dict(lstm_fields(width, config.layers))
+        if config.input_feeding:
+            fields["fed"] = Field((width,))
+        super().__init__(config, fields, ("hidden", "cell"), chosen)
+        self.feeds, self.reverse = config.input_feeding, config.reverse_source
+        self.source_embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.encoder = lstm_stack(config.embedding, width, config.layers, config.dropout)
+        into = config.embedding + (width if self.feeds else 0)
+        self.decoder = lstm_stack(into, width, config.layers, config.dropout)
+        self.joined = nn.Linear(2 * width, width, bias=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.unembedding = nn.Linear(width, config.vocabulary, bias=False)
+
+    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+        """The states h̄ of sources [batch, source] in the source's order; the decoder begins with the last."""
+        tokens = reverse_sequences(source, lengths) if self.reverse else source
+        rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
+        return Reading(reverse_sequences(rows, lengths) if self.reverse else rows, lstm_state(last))
+
+    def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
+        """h_t from y_{t-1} and h̃_{t-1}; then h̃_t."""
+        entering = self.dropout(inputs)
+        if self.feeds:
+            entering = torch.cat([entering, held["fed"]], dim=-1)
+        hidden, fresh = lstm_step(self.decoder, entering, held)
+        attentional = torch.tanh(self.joined(torch.cat([attend(hidden), hidden], dim=-1)))
+        return attentional, fresh | ({"fed": attentional} if self.feeds else {})
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """p(y) ∝ exp(W_s h̃)."""
+        scores: Tensor = self.unembedding(self.dropout(hidden))
+        return scores

@@ -1,0 +1,230 @@
+"""Mechanisms of attn as attention implementations of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    DeclaredMechanism,
+    Heads,
+    Kernel,
+    Mechanism,
+    Operands,
+    Window,
+    configure,
+    installed,
+)
+from attn_core.dropout import Dropout
+from attn_core.errors import Incompatible, MissingPackage, UserError
+from attn_core.kernels.attend import attend_problem
+from attn_core.kernels.dispatch import choose
+from attn_core.modifiers import SoftCap
+from attn_core.scores import ScaledDot
+from torch import Tensor
+
+REFUSED = ("s_aux", "position_bias", "cache")
+"""What models may pass on that a mechanism would have to compute."""
+
+SEEDS = (1 << 63) - 1
+
+
+class MechanismAttention:
+    """`mechanism` with `options`, called as an attention implementation is.
+
+    Projections and rotary positions are the model's; score, mask, distribution and score modifiers the mechanism's.
+    Its mask and the model's both hold.
+    """
+
+    def __init__(self, mechanism: Mechanism, options: Mapping[str, Any]) -> None:
+        self.mechanism = mechanism
+        self.options = dict(options)
+        self._spec = lru_cache(64)(self._spec_of)
+
+    def check(self) -> None:
+        """Raises `Incompatible` where the mechanism does not fit."""
+        name = self.mechanism.name
+        if not isinstance(self.mechanism, DeclaredMechanism) or self.mechanism.can(Capability.CROSS):
+            raise Incompatible(f"mechanism {name!r} does not say what it computes within one sequence", mechanism=name)
+        if not self.mechanism.can(Capability.CAUSAL):
+            raise Incompatible(f"mechanism {name!r} cannot be causal", mechanism=name)
+        shared = 2 if self.mechanism.can(Capability.GROUPED) else 4
+        self._spec(Heads(query=4, key_value=shared, key_size=8, value_size=8), causal=True)
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        **words: Any,
+    ) -> tuple[Tensor, None]:
+        """Outputs [batch, query, heads, value_size] of `query` [batch, heads, query, key_size], `key` and `value`
+        [batch, key_value_heads, key, size]; raises `Incompatible` for what the mechanism has no place for."""
+        given = [word for word in REFUSED if words.get(word) is not None]
+        if given:
+            raise Incompatible(f"mechanism {self.mechanism.name!r} has no place for the model's {', '.join(given)}")
+        causal = bool(words.get("is_causal", getattr(module, "is_causal", True)))
+        window = words.get("sliding_window")
+        if not self.mechanism.can(Capability.GROUPED):
+            share = query.shape[1] // key.shape[1]
+            key, value = (rows.repeat_interleave(share, dim=1) for rows in (key, value))
+        places, keep = read_mask(attention_mask, causal=causal, window=window)
+        heads = Heads(query=query.shape[1], key_value=key.shape[1], key_size=query.shape[3], value_size=value.shape[3])
+        spec = _as_the_model_says(
+            self._spec(heads, causal=causal), scaling, words.get("softcap"), window if causal else None
+        )
+        operands = Operands(
+            query=query.transpose(1, 2),
+            key=key.transpose(1, 2),
+            value=value.transpose(1, 2),
+            query_positions=places,
+            key_positions=torch.arange(key.shape[2], device=key.device).expand(key.shape[0], -1),
+            keep=keep,
+            dropout=drawn_dropout(words.get("dropout") or 0.0),
+        )
+        flags = torch.is_grad_enabled(), operands.dropout is not None
+        kernel = _kernel(spec, query.dtype, query.device.type, flags)
+        return kernel.run(spec, operands), None
+
+    def _spec_of(self, heads: Heads, *, causal: bool) -> AttentionSpec:
+        config = configure(
+            self.mechanism,
+            self.options,
+            width=heads.query * heads.key_size,
+            heads=heads.query,
+            key_value_heads=heads.key_value,
+            head_size=heads.key_size,
+            causal=causal,
+        )
+        name = self.mechanism.name
+        if config.dropout:
+            raise Incompatible(f"mechanism {name!r} is not asked for dropout here: the model's config says it")
+        spec = self.mechanism.spec(config)
+        if spec is None or spec.weights or spec.norm is not None or self._has_inner(config):
+            raise Incompatible(
+                f"mechanism {name!r} has learned weights of its own, which no model holds", mechanism=name
+            )
+        if spec.heads != heads:
+            raise Incompatible(f"mechanism {name!r} has heads of its own, not the model's", mechanism=name)
+        return dataclasses.replace(spec, rotary=None)
+
+    def _has_inner(self, config: Any) -> bool:
+        return isinstance(self.mechanism, DeclaredMechanism) and self.mechanism.inner(config) is not None
+
+
+def _as_the_model_says(
+    spec: AttentionSpec, scaling: float | None, cap: float | None, window: int | None
+) -> AttentionSpec:
+    changes: dict[str, Any] = {}
+    if scaling is not None and spec.score == ScaledDot():
+        changes["score"] = ScaledDot(scale=scaling)
+    if cap is not None:
+        changes["modifiers"] = (*spec.modifiers, SoftCap(cap=cap))
+    if window is not None:
+        changes["mask"] = spec.mask & Window(left=window - 1)
+    return dataclasses.replace(spec, **changes)
+
+
+def drawn_dropout(probability: float) -> Dropout | None:
+    """Which weights a call drops, by a seed of torch's generator; None where none."""
+    return Dropout(probability=probability, seed=int(torch.randint(SEEDS, ()))) if probability else None
+
+
+@lru_cache(256)
+def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[bool, bool]) -> Kernel:
+    problem = attend_problem(
+        spec,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        gradients=flags[0],
+        dropout=flags[1],
+        padded=True,
+        placed=True,
+        scattered=True,
+        queries=0,
+        keys=0,
+    )
+    return choose(installed().kernels, problem, None)
+
+
+def materialised_mask(*arguments: Any, **words: Any) -> Tensor:
+    """The mask [batch, 1, query, key], bool, True where a query sees a key; never left out, whatever it allows."""
+    from transformers.masking_utils import sdpa_mask
+
+    mask: Any = sdpa_mask(*arguments, **words | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
+    return mask  # type: ignore[no-any-return]
+
+
+def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple[Tensor, Tensor]:
+    """The positions of queries [batch, query] and which keys are real [batch, key]; keys stand at 0, 1, ...
+
+    `window` is how many tokens a query sees, itself among them, where the model says so. Raises `Incompatible` for a
+    mask that says anything else, such as packed sequences: it must not be passed over.
+    """
+    if mask is None:
+        raise Incompatible("transformers gave no mask; register with attn_models.hf, which registers masks as well")
+    if mask.dtype != torch.bool or mask.ndim != 4 or mask.shape[1] != 1:
+        raise Incompatible(f"a mask {list(mask.shape)} of {mask.dtype} is not one of booleans for all heads")
+    seen = mask[:, 0]
+    places = torch.arange(seen.shape[2], device=mask.device)
+    keep = seen.any(1)
+    if causal:
+        # The last key that a query sees is its own.
+        query = torch.where(seen, places, 0).amax(-1)
+        said = keep[:, None] & (places <= query[..., None])
+        said = said & (places > query[..., None] - window) if window else said
+    else:
+        query = torch.arange(seen.shape[1], device=mask.device).expand(seen.shape[0], -1)
+        said = keep[:, None].expand_as(seen)
+    # Queries that are padding see nothing or too much; nobody reads what they get.
+    if not torch.equal(said & seen.any(-1, keepdim=True), seen):
+        raise Incompatible("the model's mask is not causal, a window or padding; mechanisms have no place for it")
+    return query, keep
+
+
+PREFIX = "attn_"
+
+
+def register(prefix: str = PREFIX) -> list[str]:
+    """Register every installed mechanism that fits, with its default options; the names, such as "attn_sparsemax".
+
+    One fits that attends within one sequence, says what it computes as an `AttentionSpec`, and has no learned weights
+    beside the projections, which are the model's. Raises `MissingPackage` without transformers.
+    """
+    names = []
+    for name in installed().mechanisms.names():
+        try:
+            names.append(register_mechanism(name, name=f"{prefix}{name.rpartition('/')[2]}"))
+        except UserError:
+            continue
+    return names
+
+
+def register_mechanism(mechanism: str, options: Mapping[str, Any] | None = None, *, name: str | None = None) -> str:
+    """Register one mechanism with these options as the attention implementation `name`, by default attn_MECHANISM.
+
+    Masks are registered with it: without them transformers gives an implementation none, and causality and padding
+    are lost without a word. Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an
+    option's bad value, `Incompatible` for a mechanism that does not fit, `MissingPackage` without transformers.
+    """
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+    except ImportError as error:
+        raise MissingPackage.of("transformers", "running mechanisms inside it") from error
+    found: Mechanism = installed().mechanisms.get(mechanism)
+    attention = MechanismAttention(found, options or {})
+    attention.check()
+    chosen = name or PREFIX + found.name
+    if "/" in chosen or "|" in chosen or not chosen:
+        raise Incompatible(f"{chosen!r} cannot name an implementation: transformers would look for it on its hub")
+    AttentionInterface.register(chosen, attention)
+    AttentionMaskInterface.register(chosen, materialised_mask)
+    return chosen

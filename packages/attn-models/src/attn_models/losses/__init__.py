@@ -1,1 +1,0 @@
-"""How wrong predictions are."""

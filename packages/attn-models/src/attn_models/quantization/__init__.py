@@ -1,0 +1,1 @@
+"""Weights prepared for inference: prepacked for a kernel, or quantized to fewer bits."""

@@ -1,0 +1,150 @@
+"""Linear kernels of torch: plain, prepacked by oneDNN, int8 and int4 weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core.kernels.linear import LinearKernel, LinearShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PlainFloat32(LinearKernel):
+    """Weights in float32, multiplied by `torch.nn.functional.linear`."""
+
+    name = "plain_float32"
+    summary = "torch's own product of float32 weights"
+    weights: ClassVar[str] = "float32"
+    float32: ClassVar[bool] = True
+
+    def cost(self) -> float:
+        """The unit."""
+        return 1.0
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack`."""
+        from attn_models.quantization.modules import PlainLinear
+
+        return PlainLinear(weight.float(), bias)
+
+
+class PlainBfloat16(LinearKernel):
+    """Weights and inputs in bfloat16, multiplied by `torch.nn.functional.linear`."""
+
+    name = "plain_bfloat16"
+    summary = "torch's own product of bfloat16 weights and inputs; slow on chips without such instructions"
+    weights: ClassVar[str] = "bfloat16"
+
+    def cost(self) -> float:
+        """Measured on one AVX-512 core without bfloat16 instructions."""
+        return 1.5
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack`."""
+        import torch
+
+        from attn_models.quantization.modules import PlainLinear
+
+        return PlainLinear(weight.to(torch.bfloat16), bias)
+
+
+class PrepackedFloat32(LinearKernel):
+    """Weights in float32 in oneDNN's own layout."""
+
+    name = "onednn_float32"
+    summary = "oneDNN's product of float32 weights in its own layout"
+    weights: ClassVar[str] = "float32"
+    float32: ClassVar[bool] = True
+
+    def available(self) -> str | None:
+        """Why oneDNN cannot be used here, or None."""
+        import torch
+
+        return None if torch._C._has_mkldnn else "this torch is built without oneDNN"  # noqa: SLF001
+
+    def cost(self) -> float:
+        """Measured on one AVX-512 core: slower than MKL at one row, 1.6 times faster at 16."""
+        return 0.7
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack`."""
+        from attn_models.quantization.modules import OneDnnLinear
+
+        return OneDnnLinear(weight.float(), bias)
+
+
+class PrepackedBfloat16(LinearKernel):
+    """Weights in bfloat16 in oneDNN's own layout, inputs rounded to bfloat16; for chips that multiply these."""
+
+    name = "onednn_bfloat16"
+    summary = "oneDNN's product of bfloat16 weights and inputs, on chips with instructions for it"
+    weights: ClassVar[str] = "bfloat16"
+
+    def available(self) -> str | None:
+        """Why it would not be fast here, or None."""
+        import torch
+
+        if not torch._C._has_mkldnn:  # noqa: SLF001
+            return "this torch is built without oneDNN"
+        if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):  # noqa: SLF001
+            return "the chip has no instructions for bfloat16"
+        return None
+
+    def cost(self) -> float:
+        """Measured on one core with AMX: a quarter of float32's time."""
+        return 0.25
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack`."""
+        import torch
+
+        from attn_models.quantization.modules import OneDnnLinear
+
+        return OneDnnLinear(weight.to(torch.bfloat16), bias)
+
+
+GROUP = 32
+"""Inputs that share a step and a least value as int4."""
+
+
+class WeightOnlyInt8(LinearKernel):
+    """A step for each output; inputs are rounded to bfloat16."""
+
+    name = "torch_int8"
+    summary = "torch's product of bfloat16 inputs and int8 weights with a step per output"
+    weights: ClassVar[str] = "int8"
+
+    def cost(self) -> float:
+        """Measured on one AVX-512 core."""
+        return 0.72
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack`."""
+        from attn_models.quantization.modules import Int8Linear
+
+        return Int8Linear(weight.float(), bias)
+
+
+class WeightOnlyInt4(LinearKernel):
+    """A step and a middle for each 32 inputs of an output; inputs are rounded to bfloat16."""
+
+    name = "torch_int4"
+    summary = "torch's product of bfloat16 inputs and int4 weights with a step and a middle per 32 inputs"
+    weights: ClassVar[str] = "int4"
+
+    def refuses(self, shape: LinearShape) -> str | None:
+        """torch takes whole groups, and outputs by 16."""
+        if shape.inputs % GROUP:
+            return f"{shape.inputs} inputs are not a multiple of {GROUP}"
+        return f"{shape.outputs} outputs are not a multiple of 16" if shape.outputs % 16 else None
+
+    def cost(self) -> float:
+        """Measured on one AVX-512 core."""
+        return 0.48
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """See `LinearKernel.pack`."""
+        from attn_models.quantization.modules import Int4Linear
+
+        return Int4Linear(weight.float(), bias)

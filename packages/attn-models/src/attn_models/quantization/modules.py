@@ -1,0 +1,140 @@
+"""Linear layers with prepacked or quantized weights, and embeddings kept in their stored dtype."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+
+class StoredEmbedding(nn.Module):
+    """The rows of a table [tokens, width] that stays as it is, in memory or in its file; given out as `dtype`."""
+
+    table: Tensor
+
+    def __init__(self, table: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("table", table.detach())
+        self.dtype = dtype
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Rows [..., width] of token ids [...]."""
+        return nn.functional.embedding(tokens, self.table).to(self.dtype)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer over this memory."""
+    with torch.device("meta"):
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return layer
+
+
+GROUP = 32
+"""Inputs that share a step and a middle as int4."""
+
+
+class QuantizedLinear(nn.Module):
+    """Multiplies rows [rows, inputs] in its own way; shapes, types and biases are the same for all."""
+
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.outputs, self.inputs = weight.shape
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Rows [..., inputs] to [..., outputs]."""
+        flat = rows.reshape(-1, self.inputs)
+        out = self.multiply(flat).to(rows.dtype)
+        if self.bias is not None:
+            out = out + self.bias.to(out.dtype)
+        return out.view(*rows.shape[:-1], self.outputs)
+
+    @abstractmethod
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Rows [rows, inputs] to [rows, outputs], in any type."""
+
+    def extra_repr(self) -> str:
+        """Sizes, as torch's own layers show them."""
+        return f"inputs={self.inputs}, outputs={self.outputs}"
+
+
+class PlainLinear(QuantizedLinear):
+    """Weights in a type of floats, as they are."""
+
+    weight: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.register_buffer("weight", weight.detach().contiguous())
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """In the weights' type."""
+        return nn.functional.linear(rows.to(self.weight.dtype), self.weight)
+
+
+class OneDnnLinear(QuantizedLinear):
+    """Weights in oneDNN's own layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self.element = weight.dtype
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)  # noqa: SLF001
+        self.register_buffer("weight", packed, persistent=False)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """In the weights' type."""
+        rows = rows.to(self.element).contiguous()
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, None, "none", [], "")  # noqa: SLF001
+        return out
+
+
+class Int8Linear(QuantizedLinear):
+    """Weights as whole numbers from -127 to 127 times a step for each output."""
+
+    numbers: Tensor
+    steps: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        weight = weight.detach()
+        steps = (weight.abs().amax(1) / 127).clamp_(min=torch.finfo(torch.float32).tiny)
+        self.register_buffer("numbers", torch.round(weight / steps[:, None]).to(torch.int8))
+        self.register_buffer("steps", steps)
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """In bfloat16; steps are applied in float32, as rounding them would bend every output."""
+        ones = self.steps.new_ones(self.outputs, dtype=torch.bfloat16)
+        out: Tensor = torch._weight_int8pack_mm(rows.to(torch.bfloat16).contiguous(), self.numbers, ones)  # noqa: SLF001
+        return out.float() * self.steps
+
+
+class Int4Linear(QuantizedLinear):
+    """Weights as whole numbers from -8 to 7 times a step plus a middle, for each 32 inputs of each output."""
+
+    numbers: Tensor
+    steps_and_middles: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight, bias)
+        groups = weight.detach().view(self.outputs, -1, GROUP)
+        least, most = groups.amin(-1), groups.amax(-1)
+        steps = ((most - least) / 15).clamp_(min=torch.finfo(torch.float32).tiny)
+        numbers = torch.round((groups - least[..., None]) / steps[..., None]).clamp_(0, 15).to(torch.int32)
+        packed = torch._convert_weight_to_int4pack_for_cpu(numbers.view(self.outputs, self.inputs), 1)  # noqa: SLF001
+        self.register_buffer("numbers", packed)
+        scale = torch.stack([steps, least + 8 * steps], -1).transpose(0, 1)
+        self.register_buffer("steps_and_middles", scale.to(torch.bfloat16).contiguous())
+
+    def multiply(self, rows: Tensor) -> Tensor:
+        """In bfloat16."""
+        rows = rows.to(torch.bfloat16).contiguous()
+        out: Tensor = torch._weight_int4pack_mm_for_cpu(  # noqa: SLF001
+            rows, self.numbers, GROUP, self.steps_and_middles
+        )
+        return out

@@ -1,0 +1,141 @@
+"""Prepacking and quantizing the weights of a model for inference."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from attn_core import installed
+from attn_core.errors import Incompatible, WrongState
+from attn_core.kernels.block import BlockKernel, BlockParts
+from attn_core.kernels.linear import LinearShape, choose_linear
+from attn_core.states import dtype_name
+from torch import Tensor, nn
+
+from attn_models.decoder.block import Block
+from attn_models.decoder.decoder import Decoder
+from attn_models.quantization.modules import StoredEmbedding, linear_of
+
+PARTS = ("attention", "cross", "feed_forward", "cell")
+"""What a model or a block of its calls the parts that may have a method `pack`."""
+
+
+def quantize_model(model: Any, weights: str, dtype: torch.dtype = torch.float32, kernel: str | None = None) -> None:
+    """Keep the weights of the model's linear layers in the format `weights` from now on, and compute in `dtype`.
+
+    Feed-forwards, the unembedding (a tied one too) and those attentions and cells that have a method `pack` are packed,
+    each by the cheapest installed `LinearKernel` that can, or by the one called `kernel`; steps of whole blocks of a
+    `Decoder` are computed by a `BlockKernel` where one can. With `int4` the unembedding is kept as int8: it is where
+    fewer bits hurt most. The embedding of a model with a `head` keeps the type it has; norms and what is not packed
+    become `dtype`. Afterwards the model can be run, but neither trained nor saved.
+
+    Raises `InvalidValue` for an unknown format, `KernelRefused` where nobody can pack a layer, `WrongState` for a
+    model that is packed already, `Incompatible` for one of which nothing can be packed.
+    """
+    require_not_quantized(model, "the model's weights are packed already, as {}")
+
+    def pack(layers: Sequence[nn.Linear], form: str = weights) -> nn.Module:
+        matrices = [layer.weight.detach() for layer in layers]
+        weight = torch.cat(matrices) if len(layers) > 1 else matrices[0]
+        # torch's stubs say that a layer always has a bias.
+        biased = cast("Tensor | None", layers[0].bias) is not None
+        bias = torch.cat([layer.bias.detach() for layer in layers]) if biased else None
+        shape = LinearShape(
+            inputs=weight.shape[1], outputs=weight.shape[0], dtype=str(weight.dtype).removeprefix("torch.")
+        )
+        chosen = choose_linear(installed().linears, form, shape, kernel if form == weights else None)
+        packed: nn.Module = chosen.pack(weight, bias)
+        return packed
+
+    parts = _parts(model)
+    if not can_quantize(model):
+        raise Incompatible(f"no layer of a {type(model).__name__} can be packed; load it with weights=unpacked")
+    with torch.no_grad():
+        for part in parts:
+            part.pack(pack)
+        last = "int8" if weights == "int4" else weights
+        if hasattr(model, "head"):
+            model.head = pack([getattr(model, "unembedding", None) or linear_of(model.embedding.weight, None)], last)
+            model.embedding, model.unembedding = StoredEmbedding(model.embedding.weight, dtype), None
+        elif hasattr(model, "unembedding"):
+            model.unembedding = pack([model.unembedding], last)
+        if isinstance(model, Decoder) and model.positions is not None:
+            model.positions = StoredEmbedding(model.positions.weight, dtype)
+        _convert_parameters(model, dtype)
+    if isinstance(model, Decoder):
+        _join(model)
+    model.weights = weights
+
+
+def require_not_quantized(model: Any, said: str) -> None:
+    """Raises `WrongState`, saying how the model is packed where `said` has a pair of braces."""
+    packed = getattr(model, "weights", None)
+    if packed is not None:
+        raise WrongState(said.format(packed))
+
+
+def can_quantize(model: Any) -> bool:
+    """Whether anything of a model can be packed."""
+    return hasattr(model, "unembedding") or bool(_parts(model))
+
+
+def _parts(model: nn.Module) -> list[Any]:
+    """What of a model can be packed: the model itself, its parts and those of its blocks."""
+    blocks = [block for child in model.children() if isinstance(child, nn.ModuleList) for block in child]
+    known = [model, *(getattr(holder, name, None) for holder in (model, *blocks) for name in PARTS)]
+    return [part for part in known if hasattr(part, "pack")]
+
+
+def _join(model: Decoder) -> None:
+    """Whole blocks as one step each, and all of them as one where one kernel can."""
+    kernels = set()
+    for block in cast("Sequence[Block]", model.blocks):
+        parts = block.parts()
+        kernel = None if parts is None else _kernel_of(parts)
+        kernels.add(kernel)
+        if parts is not None and kernel is not None:
+            block.joined = kernel.build(parts)
+    only = kernels.pop() if len(kernels) == 1 else None
+    if only is not None:
+        model.stack = only.stack([block.joined for block in cast("Sequence[Block]", model.blocks)])
+
+
+def _kernel_of(parts: BlockParts) -> BlockKernel | None:
+    """The first kernel that can compute a block."""
+    able = (k for k in installed().blocks if k.available() is None and k.refuses(parts) is None)
+    return next(able, None)
+
+
+def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """What was not packed, in the type that is computed with; packed weights are buffers and stay."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+
+
+log = logging.getLogger(__name__)
+
+
+def prepack_model(model: Any, stored: torch.dtype) -> None:
+    """Pack the weights of a model in the type that they are `stored` in, and compute in float32.
+
+    Only a kernel that loses nothing is taken: one that widens weights to float32 and gives each row the same bits alone
+    and in a crowd. Where there is none all weights become float32, unpacked, and a warning says why; so do those of a
+    model of which nothing can be packed, unsaid.
+    """
+    if not can_quantize(model):
+        model.float()
+        return
+    form = dtype_name(str(stored).removeprefix("torch."))
+    shape = LinearShape(inputs=model.config.width, outputs=model.config.vocabulary, dtype=form)
+    kernels = [kernel for kernel in installed().linears if kernel.weights == form and kernel.exact and kernel.float32]
+    reasons = {kernel: kernel.available() or kernel.refuses(shape) for kernel in kernels}
+    able = [kernel for kernel, reason in reasons.items() if reason is None]
+    if able:
+        quantize_model(model, form, kernel=min(able, key=lambda kernel: kernel.cost()).name)
+        return
+    model.float()
+    said = "; ".join(f"{kernel.name}: {reason}" for kernel, reason in reasons.items())
+    log.warning("weights are not packed, which is slower: %s", said or "the package attn-kernels-cpu is not installed")

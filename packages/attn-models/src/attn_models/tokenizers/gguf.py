@@ -1,0 +1,169 @@
+"""Tokenizers from the vocabularies in GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import tokenizers
+from attn_core.errors import CheckpointInvalid, UnknownName
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+
+from attn_models.tokenizers.settings import TokenizerSettings
+from attn_models.tokenizers.tokenizer import Tokenizer
+from attn_models.tokenizers.vocabulary import BLANK
+from attn_models.weights.gguf_reader import GgufHeader
+
+NORMAL_TOKEN = 1
+BYTE_TOKEN = 6
+BYTES = 256
+
+
+def sentencepiece_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    """BPE that merges the two neighbours whose union scores highest (Kudo and Richardson 2018, arXiv 1808.06226).
+
+    Blanks are written as U+2581, and characters that are no token as their bytes. Raises CheckpointInvalid for scores
+    or types that do not fit the tokens, bytes that are missing, or an unknown token that is not there.
+    """
+    scores, types = header.metadata.get("tokenizer.ggml.scores"), header.integers("tokenizer.ggml.token_type")
+    if not isinstance(scores, tuple) or len(scores) != len(tokens) or len(types) != len(tokens):
+        raise CheckpointInvalid.of(header.path, "the vocabulary does not have a score and a type for each token")
+    if types.count(BYTE_TOKEN) != BYTES:
+        raise CheckpointInvalid.of(header.path, f"{types.count(BYTE_TOKEN)} byte tokens; needed: {BYTES}")
+    unknown = header.metadata.get("tokenizer.ggml.unknown_token_id")
+    if type(unknown) is not int or not 0 <= unknown < len(tokens):
+        raise CheckpointInvalid.of(header.path, f"tokenizer.ggml.unknown_token_id is {unknown!r}")
+    ranked = [place for place, kind in enumerate(types) if kind == NORMAL_TOKEN]
+    ranked.sort(key=lambda place: -scores[place])
+    model = models.BPE(
+        vocab={token: place for place, token in enumerate(tokens)},
+        merges=list(_merges({tokens[place]: None for place in ranked})),
+        unk_token=tokens[unknown],
+        fuse_unk=True,
+        byte_fallback=True,
+    )
+    backend = tokenizers.Tokenizer(model)
+    prefixed = header.flag("tokenizer.ggml.add_space_prefix", default=True)
+    before = [normalizers.Prepend(BLANK)] if prefixed else []
+    after = [decoders.Strip(content=" ", left=1)] if prefixed else []
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", BLANK)])
+    spelled = [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*spelled, *after])
+    return backend
+
+
+def _merges(ranked: Mapping[str, None]) -> Iterator[tuple[str, str]]:
+    """Every pair of tokens whose union is a token, those of the best union first."""
+    for token in ranked:
+        for cut in range(1, len(token)):
+            first, second = token[:cut], token[cut:]
+            if first in ranked and second in ranked:
+                yield first, second
+
+
+CONTROL_TOKEN = 3
+USER_DEFINED_TOKEN = 4
+
+
+def _byte_level() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _single_digits() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
+
+
+PRE_TOKENIZERS: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": _byte_level,
+    "smollm": _single_digits,
+}
+"""How text is cut before merging, by tokenizer.ggml.pre."""
+
+
+def tokenizer_from_gguf(header: GgufHeader) -> Tokenizer:
+    """The tokenizer of the file: byte-level BPE ("gpt2"), or sentencepiece's BPE ("llama").
+
+    Raises UnknownName for a tokenizer model or pre-tokenizer not known here, and CheckpointInvalid for
+    a vocabulary that contradicts itself.
+    """
+    kind = header.text("tokenizer.ggml.model")
+    if kind not in BACKENDS:
+        raise UnknownName.of("GGUF tokenizer model", kind, BACKENDS)
+    tokens = header.texts("tokenizer.ggml.tokens")
+    if len(set(tokens)) != len(tokens):
+        raise CheckpointInvalid.of(header.path, "a token of the vocabulary is given twice")
+    backend = BACKENDS[kind](header, tokens)
+    _add_special_tokens(backend, header, tokens)
+    _begin_with_bos(backend, header, tokens)
+    return Tokenizer(backend, _settings(header, tokens))
+
+
+def _byte_level_backend(header: GgufHeader, tokens: tuple[str, ...]) -> tokenizers.Tokenizer:
+    cut = header.text("tokenizer.ggml.pre")
+    if cut not in PRE_TOKENIZERS:
+        raise UnknownName.of("GGUF pre-tokenizer", cut, PRE_TOKENIZERS)
+    backend = tokenizers.Tokenizer(_merged_model(header, tokens))
+    backend.pre_tokenizer = PRE_TOKENIZERS[cut]()
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+BACKENDS: dict[str, Callable[[GgufHeader, tuple[str, ...]], tokenizers.Tokenizer]] = {
+    "gpt2": _byte_level_backend,
+    "llama": sentencepiece_backend,
+}
+"""How text becomes tokens, by tokenizer.ggml.model."""
+
+
+def _merged_model(header: GgufHeader, tokens: tuple[str, ...]) -> models.BPE:
+    merges = []
+    for merge in header.texts("tokenizer.ggml.merges"):
+        first, space, second = merge.partition(" ")
+        if not (first and space and second) or " " in second:
+            raise CheckpointInvalid.of(header.path, f"the merge {merge[:60]!r} is not two tokens")
+        merges.append((first, second))
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    try:
+        return models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False)
+    except Exception as error:  # the library raises bare Exception, for a merge of unknown tokens for example
+        raise CheckpointInvalid.of(header.path, f"the vocabulary is inconsistent: {error}") from error
+
+
+def _add_special_tokens(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...]) -> None:
+    types = header.integers("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise CheckpointInvalid.of(header.path, f"{len(types)} token types for {len(tokens)} tokens")
+    kinds = {CONTROL_TOKEN: True, USER_DEFINED_TOKEN: False}
+    added = [
+        AddedToken(token, normalized=False, special=kinds[kind])
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in kinds
+    ]
+    backend.add_tokens(added)
+
+
+def _begin_with_bos(backend: tokenizers.Tokenizer, header: GgufHeader, tokens: tuple[str, ...]) -> None:
+    bos = _named(header, tokens, "bos")
+    if bos is not None and header.flag("tokenizer.ggml.add_bos_token", default=False):
+        special = [(bos, tokens.index(bos))]
+        backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+
+
+def _settings(header: GgufHeader, tokens: tuple[str, ...]) -> TokenizerSettings:
+    template = header.metadata.get("tokenizer.chat_template")
+    return TokenizerSettings(
+        bos_token=_named(header, tokens, "bos"),
+        eos_token=_named(header, tokens, "eos"),
+        pad_token=_named(header, tokens, "padding"),
+        unk_token=_named(header, tokens, "unknown"),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _named(header: GgufHeader, tokens: tuple[str, ...], word: str) -> str | None:
+    key = f"tokenizer.ggml.{word}_token_id"
+    if key not in header.metadata:
+        return None
+    token_id = header.metadata[key]
+    if type(token_id) is not int or not 0 <= token_id < len(tokens):
+        raise CheckpointInvalid.of(header.path, f"{key} is {token_id!r}; the vocabulary has {len(tokens)} tokens")
+    return tokens[token_id]

@@ -1,0 +1,111 @@
+"""Helpers of the tokenizer: byte-level alphabets, fast paths for bytes and characters, and errors of the library."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+
+import numpy as np
+import tokenizers
+from attn_core.errors import AttnError, InvalidValue
+from numpy.typing import NDArray
+from tokenizers import decoders
+
+BLANK = "\u2581"
+"""How sentencepiece writes a blank."""
+BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """The byte that each of the 256 characters stands for.
+
+    Printable Latin-1 bytes stand for themselves; the others are numbered from U+0100 in their order
+    (GPT-2, Radford et al. 2019).
+    """
+    themselves = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(themselves)]
+    spelled = {chr(byte): byte for byte in themselves}
+    return spelled | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+def piece_bytes(piece: str) -> bytes:
+    """The bytes of a sentencepiece token: <0xE2> is a byte, U+2581 a blank, everything else itself."""
+    if BYTE_PIECE.fullmatch(piece):
+        return bytes([int(piece[3:5], 16)])
+    return piece.replace(BLANK, " ").encode("utf-8")
+
+
+class ByteDecoder(dict[int, bytes]):
+    """The bytes that each token adds to a text, none for the `skipped` ones; known once they were asked for."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> None:
+        super().__init__(dict.fromkeys(skipped, b""))
+        self._backend = backend
+
+    @classmethod
+    def of(cls, backend: tokenizers.Tokenizer, skipped: Collection[int]) -> ByteDecoder | None:
+        """None where the library does not decode bytes alone."""
+        return cls(backend, skipped) if isinstance(backend.decoder, decoders.ByteLevel) else None
+
+    def text(self, ids: Sequence[int]) -> str:
+        """What the library decodes `ids` to. Raises `KeyError` for an id without a token."""
+        return b"".join([self[token_id] for token_id in ids]).decode("utf-8", errors="replace")
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelled = self._backend.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
+        if spelled is None:
+            raise KeyError(token_id)
+        alphabet = byte_of_character()
+        known = all(character in alphabet for character in spelled)
+        # A token that was added may be spelled in other characters: the library takes all of them as they are.
+        found = bytes(alphabet[c] for c in spelled) if known else spelled.encode("utf-8")
+        self[token_id] = found
+        return found
+
+
+_ABSENT = -1
+
+
+class CharacterTable:
+    """The ids of single characters, by code point."""
+
+    def __init__(self, vocabulary: Mapping[str, int]) -> None:
+        self._ids = np.full(max(map(ord, vocabulary)) + 1, _ABSENT, dtype=np.int32)
+        for character, token_id in vocabulary.items():
+            self._ids[ord(character)] = token_id
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """The ids of `text` [characters], int32. Raises InvalidValue naming the first unknown character."""
+        points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+        ids = self._ids[np.minimum(points, len(self._ids) - 1)]
+        unknown = np.flatnonzero((ids == _ABSENT) | (points >= len(self._ids)))
+        if unknown.size:
+            place = int(unknown[0])
+            allowed = f"the {int((self._ids != _ABSENT).sum())} characters of the vocabulary"
+            raise InvalidValue.of(f"text[{place}]", text[place], allowed)
+        return ids
+
+
+_PANIC = "PanicException"
+"""The library's Rust panics, by class name (the class has no importable home). It derives from
+BaseException and so would pass every `except Exception` and end a server."""
+
+
+class LibraryErrors:
+    """Turns whatever the library raises inside into `translate(its message)`; it only has bare Exceptions and panics.
+
+    Entered for every token that is decoded, hence no generator.
+    """
+
+    def __init__(self, translate: Callable[[str], AttnError]) -> None:
+        self._translate = translate
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None or isinstance(error, AttnError):
+            return
+        if isinstance(error, Exception) or type(error).__name__ == _PANIC:
+            raise self._translate(str(error)) from error

@@ -1,0 +1,318 @@
+"""Model architectures that can be imported from GGUF: their config.json and tensor names in Hugging Face terms."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
+
+from attn_models.weights.gguf_reader import GgufHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a GGUF tensor goes: its Hugging Face name and expected shape.
+
+    `rotary_heads` is the number of heads whose rows must be reordered, 0 for none: GGUF keeps the two
+    rows of a rotary pair side by side, Hugging Face half a head apart. `above` is by how much GGUF's
+    numbers lie above Hugging Face's.
+    """
+
+    source: str
+    target: str
+    shape: tuple[int, ...]
+    rotary_heads: int = 0
+    above: float = 0.0
+
+
+def matched(header: GgufHeader, placements: Iterable[Placement], family: str) -> list[Placement]:
+    """The placements in the file's order, after a check that no tensor is missing, left over or of a wrong shape.
+
+    Raises CheckpointInvalid naming the tensor.
+    """
+    expected = {placement.source: placement for placement in placements}
+    for name in header.tensors:
+        if name not in expected:
+            raise CheckpointInvalid.of(header.path, f"tensor {name!r} has no place in a {family} model")
+    for name, placement in expected.items():
+        if name not in header.tensors:
+            raise CheckpointInvalid.of(header.path, f"tensor {name!r} is missing")
+        if header.tensors[name].shape != placement.shape:
+            given, needed = list(header.tensors[name].shape), list(placement.shape)
+            raise CheckpointInvalid.of(header.path, f"tensor {name!r} has shape {given}; its model needs {needed}")
+    return [expected[name] for name in header.tensors]
+
+
+def shortest_float32(value: float) -> float:
+    """The decimal with fewest digits that is the same float32: 1e-05 for 9.999999747378752e-06."""
+    packed = struct.pack("<f", value)
+    for digits in range(1, 10):
+        candidate = float(f"{value:.{digits}g}")
+        if struct.pack("<f", candidate) == packed:
+            return candidate
+    return value
+
+
+def layer_count(header: GgufHeader) -> int:
+    """The number of layers, no more than there are tensors."""
+    layers = header.count(f"{header.text('general.architecture')}.block_count")
+    if layers > len(header.tensors):
+        raise CheckpointInvalid.of(header.path, f"{layers} layers in a file of {len(header.tensors)} tensors")
+    return layers
+
+
+def vocabulary_size(header: GgufHeader) -> int:
+    """The rows of the embedding."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointInvalid.of(header.path, "tensor 'token_embd.weight' is missing or no matrix")
+    return embedding.shape[0]
+
+
+def count_or(header: GgufHeader, key: str, default: int) -> int:
+    """The whole number under a key, or the default where there is none."""
+    return header.count(key) if key in header.metadata else default
+
+
+def number_or(header: GgufHeader, key: str, default: float) -> float:
+    """The number under a key, or the default where there is none."""
+    return header.number(key) if key in header.metadata else default
+
+
+OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def llama_config(header: GgufHeader) -> dict[str, Any]:
+    """The config.json of the Llama model in `header`.
+
+    Raises Incompatible for what the layout cannot say (experts, scaled or partial rotary positions)
+    and CheckpointInvalid for missing or senseless metadata.
+    """
+    heads = header.count("llama.attention.head_count")
+    width = header.count("llama.embedding_length")
+    key_value_heads = count_or(header, "llama.attention.head_count_kv", heads)
+    head_size = count_or(header, "llama.attention.key_length", width // heads)
+    _refuse_unsupported(header, head_size)
+    config: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "dtype": "bfloat16",
+        "head_dim": head_size,
+        "hidden_act": "silu",
+        "hidden_size": width,
+        "intermediate_size": header.count("llama.feed_forward_length"),
+        "max_position_embeddings": header.count("llama.context_length"),
+        "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        "model_type": "llama",
+        "num_attention_heads": heads,
+        "num_hidden_layers": layer_count(header),
+        "num_key_value_heads": key_value_heads,
+        "rms_norm_eps": shortest_float32(header.number("llama.attention.layer_norm_rms_epsilon")),
+        "rope_theta": shortest_float32(number_or(header, "llama.rope.freq_base", 10000.0)),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "vocab_size": vocabulary_size(header),
+    }
+    if heads % key_value_heads:
+        raise CheckpointInvalid.of(header.path, f"{heads} query heads do not share {key_value_heads} key/value heads")
+    return config
+
+
+def llama_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placement]:
+    """A placement for every tensor of the file, and a check that none is missing or of a wrong shape.
+
+    Raises CheckpointInvalid naming the tensor.
+    """
+    return matched(header, _expected(config), "Llama")
+
+
+def _expected(config: dict[str, Any]) -> list[Placement]:
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    shapes = {"token_embd.weight": (vocabulary, width), "output_norm.weight": (width,)}
+    if not config["tie_word_embeddings"]:
+        shapes["output.weight"] = (vocabulary, width)
+    placements = [Placement(name, OUTER_NAMES[name], shape) for name, shape in shapes.items()]
+    for layer in range(config["num_hidden_layers"]):
+        placements += _layer(config, layer)
+    return placements
+
+
+def _layer(config: dict[str, Any], layer: int) -> list[Placement]:
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_norm": (width,),
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "attn_output": (width, queries),
+        "ffn_norm": (width,),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }
+    rotary = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    placements = []
+    for part, shape in shapes.items():
+        source, target = f"blk.{layer}.{part}", f"model.layers.{layer}.{LAYER_NAMES[part]}"
+        heads = rotary.get(part, 0)
+        placements.append(Placement(f"{source}.weight", f"{target}.weight", shape, rotary_heads=heads))
+        biased = len(shape) == 2 and config["attention_bias" if part.startswith("attn") else "mlp_bias"]
+        if biased:
+            placements.append(Placement(f"{source}.bias", f"{target}.bias", shape[:1], rotary_heads=heads))
+    return placements
+
+
+def _refuse_unsupported(header: GgufHeader, head_size: int) -> None:
+    scaling = header.metadata.get("llama.rope.scaling.type", "none")
+    rotated = count_or(header, "llama.rope.dimension_count", head_size)
+    value_size = count_or(header, "llama.attention.value_length", head_size)
+    problems = {
+        "experts (llama.expert_count)": header.metadata.get("llama.expert_count", 0) != 0,
+        f"rotary scaling {scaling!r}": scaling != "none" or "rope_freqs.weight" in header.tensors,
+        f"rotary positions on {rotated} of {head_size} dimensions": rotated != head_size,
+        f"value heads of {value_size} beside key heads of {head_size}": value_size != head_size,
+        "an odd head size": head_size % 2 == 1,
+    }
+    for what, present in problems.items():
+        if present:
+            raise Incompatible(f"{header.path}: the Llama import does not know {what}", path=header.path, what=what)
+
+
+PERIOD = 6
+LOCAL_BASE = 10000.0
+# What the file does not say: scores are divided by √256 in every size but the largest, which divides by √168.
+SCALARS = {62: 168}
+NAMES = LAYER_NAMES | {
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+
+
+def gemma_config(header: GgufHeader) -> dict[str, Any]:
+    """The config.json of the text model in `header`.
+
+    Raises Incompatible for what is not known here and CheckpointInvalid for missing or senseless metadata.
+    """
+    heads = header.count("gemma3.attention.head_count")
+    size = count_or(header, "gemma3.attention.key_length", 256)
+    layers = layer_count(header)
+    if count_or(header, "gemma3.attention.value_length", size) != size:
+        raise Incompatible(f"{header.path}: the Gemma import does not know value heads that differ from key heads")
+    key_value_heads = count_or(header, "gemma3.attention.head_count_kv", heads)
+    if heads % key_value_heads:
+        raise CheckpointInvalid.of(header.path, f"{heads} query heads do not share {key_value_heads} key/value heads")
+    return {
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": False,
+        "dtype": "bfloat16",
+        "final_logit_softcapping": None,
+        "head_dim": size,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": header.count("gemma3.embedding_length"),
+        "intermediate_size": header.count("gemma3.feed_forward_length"),
+        "layer_types": ["sliding_attention" if (i + 1) % PERIOD else "full_attention" for i in range(layers)],
+        "max_position_embeddings": header.count("gemma3.context_length"),
+        "model_type": "gemma3_text",
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": key_value_heads,
+        "query_pre_attn_scalar": SCALARS.get(layers, 256),
+        "rms_norm_eps": shortest_float32(header.number("gemma3.attention.layer_norm_rms_epsilon")),
+        "rope_parameters": {"full_attention": _full_rope(header), "sliding_attention": _local_rope()},
+        "sliding_window": header.count("gemma3.attention.sliding_window"),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "vocab_size": vocabulary_size(header),
+    }
+
+
+def gemma_placements(header: GgufHeader, config: dict[str, Any]) -> list[Placement]:
+    """A placement for every tensor of the file; raises CheckpointInvalid naming one that does not fit."""
+    width, vocabulary = config["hidden_size"], config["vocab_size"]
+    placements = [
+        Placement("token_embd.weight", OUTER_NAMES["token_embd.weight"], (vocabulary, width)),
+        Placement("output_norm.weight", OUTER_NAMES["output_norm.weight"], (width,), above=1.0),
+    ]
+    if not config["tie_word_embeddings"]:
+        placements.append(Placement("output.weight", OUTER_NAMES["output.weight"], (vocabulary, width)))
+    for layer in range(config["num_hidden_layers"]):
+        for part, shape in _layer_shapes(config).items():
+            target = f"model.layers.{layer}.{NAMES[part]}.weight"
+            # The file keeps the whole gain of a norm, Hugging Face its distance from one.
+            above = 1.0 if len(shape) == 1 else 0.0
+            placements.append(Placement(f"blk.{layer}.{part}.weight", target, shape, above=above))
+    return matched(header, placements, "Gemma 3")
+
+
+def _layer_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    width, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
+    matrices = {
+        "attn_q": (queries, width),
+        "attn_k": (keys, width),
+        "attn_v": (keys, width),
+        "attn_output": (width, queries),
+        "ffn_gate": (inner, width),
+        "ffn_up": (inner, width),
+        "ffn_down": (width, inner),
+    }
+    gains = dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,))
+    return matrices | gains | dict.fromkeys(("attn_q_norm", "attn_k_norm"), (size,))
+
+
+def _full_rope(header: GgufHeader) -> dict[str, Any]:
+    base = shortest_float32(number_or(header, "gemma3.rope.freq_base", 1e6))
+    kind = header.metadata.get("gemma3.rope.scaling.type", "none")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": header.number("gemma3.rope.scaling.factor"), "rope_theta": base}
+    if kind != "none":
+        raise Incompatible(f"{header.path}: the Gemma import does not know rotary scaling {kind!r}")
+    return {"rope_type": "default", "rope_theta": base}
+
+
+def _local_rope() -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": LOCAL_BASE}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one architecture's header becomes a Hugging Face configuration and tensor names."""
+
+    config: Callable[[GgufHeader], dict[str, Any]]
+    placements: Callable[[GgufHeader, dict[str, Any]], list[Placement]]
+
+
+ARCHITECTURES = {
+    "llama": Architecture(llama_config, llama_placements),
+    "gemma3": Architecture(gemma_config, gemma_placements),
+}
+
+
+def architecture_of(header: GgufHeader) -> Architecture:
+    """The architecture of the file. Raises UnknownName naming those that can be imported."""
+    name = header.text("general.architecture")
+    if name not in ARCHITECTURES:
+        raise UnknownName.of("GGUF architecture", name, ARCHITECTURES)
+    return ARCHITECTURES[name]

@@ -1,0 +1,138 @@
+"""Opening files of a checkpoint folder that may be hostile: names, formats that run code, JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, NoReturn
+
+from attn_core.errors import CheckpointInvalid
+
+UNSAFE_SUFFIXES = (".bin", ".pt", ".pth", ".pt2", ".ckpt", ".pkl", ".pickle", ".npy", ".npz", ".distcp", ".metadata")
+"""Names under which weights are kept in formats that run code while they are read."""
+
+_PICKLE_PROTOCOLS = tuple(bytes([0x80, protocol]) for protocol in range(1, 6))
+_ZIP_MAGIC = b"PK\x03\x04"
+
+
+def member(folder: Path, name: str) -> Path:
+    """The path of the file `name` directly inside `folder`; the file need not exist.
+
+    Raises CheckpointInvalid for a name with a directory in it and for a link that leaves the folder.
+    """
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise CheckpointInvalid.of(folder, f"{name!r} is not the name of a file directly in the folder")
+    path = folder / name
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise CheckpointInvalid.of(path, "is a symbolic link that leaves the checkpoint folder")
+    return path
+
+
+def code_format(path: Path) -> str | None:
+    """What makes the content of `path` a format that runs code (`pickle`, `zip archive`), or None.
+
+    Decided by the first bytes, never by the name: a renamed file is recognised.
+    """
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start.startswith(_ZIP_MAGIC):
+        return "a zip archive (torch.save's format, which holds a pickle)"
+    # A safetensors file can begin with the same two bytes, as its header's length, but has a brace at byte 8.
+    if start.startswith(_PICKLE_PROTOCOLS) and start[8:] != b"{":
+        return "a pickle"
+    return None
+
+
+def refuse_code_format(path: Path) -> None:
+    """Raises CheckpointInvalid when the file at `path` is a pickle or a zip archive, whatever its name."""
+    found = code_format(path)
+    if found is not None:
+        rule = f"is {found}, which could run code when read; convert it to safetensors where it came from"
+        raise CheckpointInvalid.of(path, rule)
+
+
+def refuse_folder_without_weights(folder: Path) -> None:
+    """Always raises CheckpointInvalid: the folder has no safetensors; names an unsafe file found instead."""
+    for path in sorted(folder.iterdir()):
+        if path.name.endswith(UNSAFE_SUFFIXES) and path.is_file():
+            refuse_code_format(path)
+            raise CheckpointInvalid.of(path, "weights are read from safetensors only, whatever else is in the folder")
+    raise CheckpointInvalid.of(folder, "no model.safetensors and no model.safetensors.index.json")
+
+
+def read_json_object(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object in the file at `path`, of at most `limit` bytes.
+
+    Raises CheckpointInvalid for a longer file and for everything `parse_json_object` refuses.
+    """
+    try:
+        size = path.stat().st_size
+        if size > limit:
+            raise CheckpointInvalid.of(path, f"{size} bytes of JSON; allowed: at most {limit}")
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointInvalid.of(path, f"cannot be read: {error.strerror}") from error
+    return parse_json_object(content, path)
+
+
+def parse_json_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in `content`; `path` is only named in errors.
+
+    Raises CheckpointInvalid for bad UTF-8 or JSON, a key given twice, NaN or Infinity, nesting
+    beyond the parser, and a value that is no object.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = dict(pairs)
+        if len(keys) < len(pairs):
+            names = [key for key, _ in pairs]
+            twice = next(name for name in keys if names.count(name) > 1)
+            raise CheckpointInvalid.of(path, f"the JSON key {twice!r} is given twice")
+        return keys
+
+    def refuse_constant(name: str) -> NoReturn:
+        raise CheckpointInvalid.of(path, f"{name} is not JSON")
+
+    try:
+        value = json.loads(content.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse_constant)
+    except UnicodeDecodeError as error:
+        raise CheckpointInvalid.of(path, f"not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise CheckpointInvalid.of(path, "JSON nested too deeply") from error
+    except CheckpointInvalid:
+        raise
+    except ValueError as error:
+        raise CheckpointInvalid.of(path, f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointInvalid.of(path, f"a JSON object is needed, not {type(value).__name__}")
+    return value
+
+
+CONFIG_LIMIT = 4 << 20
+"""Bytes. Tokenizer configurations with hundreds of special tokens reach some hundred kilobytes."""
+
+log = logging.getLogger(__name__)
+CODE_KEYS = frozenset({"auto_map", "trust_remote_code", "custom_pipelines", "custom_generate"})
+"""Keys by which a Hugging Face configuration names Python code; none of them is ever followed."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration at `path` without the keys that name code, at any depth.
+
+    Raises CheckpointInvalid when the file is no JSON object.
+    """
+    given = read_json_object(path, CONFIG_LIMIT)
+    if asked := sorted(CODE_KEYS & given.keys()):
+        log.warning("%s asks for code of its own (%s), which is never run", path, ", ".join(asked))
+    config: dict[str, Any] = without_code(given)
+    return config
+
+
+def without_code(value: Any) -> Any:
+    """A copy of a JSON value in which no object has one of CODE_KEYS."""
+    if isinstance(value, dict):
+        return {key: without_code(item) for key, item in value.items() if key not in CODE_KEYS}
+    if isinstance(value, list):
+        return [without_code(item) for item in value]
+    return value

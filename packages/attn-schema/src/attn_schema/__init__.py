@@ -1,0 +1,70 @@
+"""Every noun of attn, declared once; flags, config files, JSON, protobuf messages and checks are derived from it."""
+
+from attn_schema.catalog import (
+    BrokenPlugin,
+    Mechanism,
+    MechanismOption,
+    ModelInfo,
+    ModelState,
+    Paper,
+    StateKind,
+)
+from attn_schema.engine import EngineConfig, EngineStats
+from attn_schema.inference import (
+    AttentionMap,
+    ChatMessage,
+    Completion,
+    ElementType,
+    Embeddings,
+    EncoderPrompt,
+    FinishReason,
+    OutputDelta,
+    Prompt,
+    PromptLike,
+    SequenceScore,
+    Tensor,
+    Token,
+    Tokenization,
+    TopLogprob,
+    Usage,
+)
+from attn_schema.sampling import EarlyStopping, SamplingParams, StructuredOutput
+from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
+from attn_schema.settings import ConnectionOptions, ServerConfig
+
+__all__ = [
+    "AttentionMap",
+    "BrokenPlugin",
+    "ChatMessage",
+    "Checked",
+    "Completion",
+    "ConnectionOptions",
+    "EarlyStopping",
+    "ElementType",
+    "Embeddings",
+    "EncoderPrompt",
+    "EngineConfig",
+    "EngineStats",
+    "FieldInfo",
+    "FinishReason",
+    "Mechanism",
+    "MechanismOption",
+    "ModelInfo",
+    "ModelState",
+    "OutputDelta",
+    "Paper",
+    "Prompt",
+    "PromptLike",
+    "SamplingParams",
+    "Schema",
+    "SequenceScore",
+    "ServerConfig",
+    "StateKind",
+    "StructuredOutput",
+    "Tensor",
+    "Token",
+    "Tokenization",
+    "TopLogprob",
+    "Usage",
+    "fields_of",
+]

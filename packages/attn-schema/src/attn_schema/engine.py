@@ -1,0 +1,99 @@
+"""How an engine runs a model, and how busy it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from attn_schema.sampling import MAX_SPECULATIVE_TOKENS
+from attn_schema.schema import Checked, Schema
+
+MAX_SPECULATIVE_TREE_WIDTH = 8
+DRAFT_MODEL_TOKENS = 4
+"""`num_speculative_tokens` with a draft model, if not given."""
+
+Quantization = Literal["auto", "none", "float32", "bfloat16", "int8", "int4"]
+
+
+class EngineConfig(Checked, frozen=True, kw_only=True):
+    """How an engine runs a model."""
+
+    dtype: Annotated[str, Meta(description="Element type to compute in, such as float32 or bfloat16.")] = "float32"
+    device: Annotated[str, Meta(description="Device to compute on, such as cpu or cuda:0.")] = "cpu"
+    kernel: Annotated[
+        str, Meta(description="Attention kernel, by name; if it does not support the model, loading fails.")
+    ] | None = None  # fmt: skip
+    quantization: Annotated[
+        Quantization,
+        Meta(
+            description="Storage of the weights of linear layers: auto (as in the file, prepacked where that is "
+            "lossless), none (as dtype, not prepacked), or a type."
+        ),
+    ] = "auto"  # fmt: skip
+    kv_cache: Annotated[
+        str, Meta(description="KV cache, by name, such as shared or int8; see `attn list caches`.")
+    ] = "shared"  # fmt: skip
+    kv_cache_memory_bytes: Annotated[
+        int, Meta(ge=1, description="Memory for the KV cache of all requests, in bytes.")
+    ] = 512 * 2**20  # fmt: skip
+    max_num_seqs: Annotated[int, Meta(ge=1, description="Maximum number of sequences in a step.")] = 64
+    max_num_batched_tokens: Annotated[
+        int, Meta(ge=1, description="Maximum number of tokens computed in a step, prefill and decode together.")
+    ] = 256  # fmt: skip
+    kv_offload_bytes: Annotated[
+        int,
+        Meta(ge=0, description="Memory for the KV cache of preempted requests, in bytes; 0 recomputes them."),
+    ] = 0  # fmt: skip
+    num_speculative_tokens: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_SPECULATIVE_TOKENS,
+            description=f"Draft tokens per step of requests that do not say; {DRAFT_MODEL_TOKENS} with a draft model, "
+            "else 0, if not given. Without a draft model they come from the text itself (prompt lookup).",
+        ),
+    ] | None = None  # fmt: skip
+    draft_model: Annotated[
+        str,
+        Meta(
+            description="Smaller model with the same tokenizer that proposes draft tokens, by name or folder.",
+            extra={"metavar": "NAME|PATH"},
+        ),
+    ] | None = None  # fmt: skip
+    speculative_tree_width: Annotated[
+        int,
+        Meta(
+            ge=1, le=MAX_SPECULATIVE_TREE_WIDTH,
+            description="Candidates for each draft token; above 1 they form a tree that is verified in one step.",
+        ),
+    ] = 1  # fmt: skip
+    num_threads: Annotated[
+        int, Meta(ge=1, description="Threads for tensor operations; all cores if not given.", extra={"wire": False})
+    ] | None = None  # fmt: skip
+    tenant_weights: Annotated[
+        dict[str, Annotated[float, Meta(gt=0)]],
+        Meta(
+            description="Fair queueing: a tenant of weight 2 gets twice the tokens of one of weight 1 while both wait. "
+            "1 for tenants not named.",
+            extra={"wire": False, "flag": False},
+        ),
+    ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
+
+
+class EngineStats(Schema, frozen=True, kw_only=True):
+    """How busy an engine is. Counters run since the model was loaded."""
+
+    running: Annotated[int, Meta(description="Requests in the current batch.")] = 0
+    waiting: Annotated[int, Meta(description="Requests that wait to be scheduled.")] = 0
+    kv_tokens_used: Annotated[int, Meta(description="Tokens in the KV cache, of all requests.")] = 0
+    kv_tokens_total: Annotated[int, Meta(description="Tokens the KV cache can hold.")] = 0
+    preemptions: Annotated[int, Meta(description="Preemptions (counter).")] = 0
+    cached_tokens: Annotated[int, Meta(description="Prompt tokens found in the prefix cache (counter).")] = 0
+    generated_tokens: Annotated[int, Meta(description="Generated tokens (counter).")] = 0
+    draft_tokens: Annotated[int, Meta(description="Draft tokens of speculative decoding (counter).")] = 0
+    accepted_tokens: Annotated[int, Meta(description="Draft tokens that were accepted (counter).")] = 0
+    computed_tokens: Annotated[int, Meta(description="Tokens computed, recomputed ones included (counter).")] = 0
+    reloaded_tokens: Annotated[
+        int, Meta(description="Tokens of preempted requests whose KV cache was reloaded, not recomputed (counter).")
+    ] = 0  # fmt: skip
+    offloaded_bytes: Annotated[int, Meta(description="KV cache of preempted requests held offloaded, in bytes.")] = 0

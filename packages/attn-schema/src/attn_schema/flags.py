@@ -1,0 +1,165 @@
+"""The command-line options of a noun, derived from its fields.
+
+    @with_flags
+    def generate(*, model: Annotated[str, typer.Argument()], sampling: SamplingParams) -> None: ...
+
+A parameter whose type is a noun becomes one option for each field: `--max-new-tokens`, with the field's description and
+default as help. `--config FILE` reads the same fields from a table named as the parameter; flags win over the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from attn_core.errors import InvalidValue
+
+from attn_schema.config_file import read_config, require_known
+from attn_schema.schema import FieldInfo, Schema, fields_of, is_enum, is_noun
+
+CONFIG = "config"
+CONFIG_HELP = "TOML or YAML file with options: tables {tables}. Options on the command line win."
+
+
+def with_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as a typer command whose noun parameters are options; see the module."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    parameters = inspect.signature(function).parameters
+    nouns: dict[str, type[Schema]] = {name: hints[name] for name in parameters if is_noun(hints[name])}
+    own = [parameter.replace(annotation=hints[name]) for name, parameter in parameters.items() if name not in nouns]
+    config = Annotated[Path | None, typer.Option(help=CONFIG_HELP.format(tables=", ".join(nouns)), metavar="FILE")]
+
+    @functools.wraps(function)
+    def command(**given: Any) -> Any:
+        path = given.pop(CONFIG)
+        file = read_config(path) if path else {}
+        require_known(file, nouns, f"table of {path}")
+        made = {name: _noun(noun, name, given, file.get(name, {})) for name, noun in nouns.items()}
+        return function(**{item.name: given[item.name] for item in own}, **made)
+
+    options: dict[str, inspect.Parameter] = {}
+    for noun in nouns.values():
+        for info in flag_fields(noun):
+            options.setdefault(info.name, _parameter(info))  # nouns may share an option
+    config_option = inspect.Parameter(CONFIG, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=config)
+    everything = [*own, *options.values(), config_option]
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        sorted((item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in everything), key=_is_optional)
+    )
+    command.__annotations__ = {item.name: item.annotation for item in everything}
+    return command
+
+
+def _is_optional(parameter: inspect.Parameter) -> bool:
+    return parameter.default is not inspect.Parameter.empty
+
+
+def flag_fields(noun: type[Schema]) -> Iterator[FieldInfo]:
+    """The fields of a noun that have a flag, those of nouns within it included."""
+    for info in fields_of(noun):
+        if info.extra.get("flag", True):
+            if is_noun(info.kind):
+                yield from flag_fields(info.kind)
+            else:
+                yield info
+
+
+def _parameter(info: FieldInfo) -> inspect.Parameter:
+    flag = info.name.replace("_", "-")
+    names = [f"--{flag}"] if info.kind is not bool else [f"--{flag}/--no-{flag}" if info.default else f"--{flag}"]
+    if short := info.extra.get("short"):
+        names.append(short)
+    option = typer.Option(
+        *names,
+        help=_help(info),
+        metavar=info.extra.get("metavar") or _metavar(info),
+        envvar=info.extra.get("envvar"),
+        rich_help_panel=info.extra.get("panel"),
+        show_default=_shown(info.default),
+    )
+    return inspect.Parameter(
+        info.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[_flag_type(info), option]
+    )
+
+
+def _help(info: FieldInfo) -> str:
+    if get_origin(info.kind) is not Literal and not is_enum(info.kind) and info.allowed:
+        return f"{info.description} ({info.allowed})"
+    return info.description
+
+
+def _metavar(info: FieldInfo) -> str | None:
+    if info.extra.get("file"):
+        return "FILE"
+    if get_origin(info.kind) is dict:
+        return "KEY=VALUE"
+    return info.allowed.replace(", ", "|") if get_origin(info.kind) is Literal or is_enum(info.kind) else None
+
+
+def _shown(default: Any) -> Any:
+    return False if default in (None, (), {}, False, "") else str(getattr(default, "value", default))
+
+
+def _flag_type(info: FieldInfo) -> Any:
+    """What typer parses: choices and bounds are left to the noun, so that there is one message for a wrong value."""
+    if get_origin(info.kind) is tuple:
+        return list[_scalar(get_args(info.kind)[0])] | None  # type: ignore[misc]
+    if get_origin(info.kind) is dict:
+        return list[str] | None
+    return (Path if info.extra.get("file") else _scalar(info.kind)) | None
+
+
+def _scalar(kind: Any) -> Any:
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return bare if bare in (int, float, bool, Path) else str
+
+
+def _noun(noun: type[Schema], name: str, given: dict[str, Any], file: Any) -> Schema:
+    """The noun with the values of the file's table, and over them the flags that were given."""
+    if not isinstance(file, Mapping):
+        raise InvalidValue.of(name, file, f"a table with fields of {noun.__name__}")
+    return noun.from_mapping(_merged(noun, given, file), name)
+
+
+def _merged(noun: type[Schema], given: dict[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(file)
+    for info in fields_of(noun):
+        if not info.extra.get("flag", True):
+            continue
+        if is_noun(info.kind):
+            inner = _merged(info.kind, given, values.get(info.name) or {})
+            if inner:
+                values[info.name] = inner
+        elif (value := given.get(info.name)) is not None and value != []:
+            values[info.name] = _parsed(info, value)
+    return values
+
+
+def _parsed(info: FieldInfo, value: Any) -> Any:
+    if info.extra.get("file"):
+        return _content(info, value)
+    if get_origin(info.kind) is dict:
+        return dict(_pair(info, text) for text in value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _pair(info: FieldInfo, text: str) -> tuple[Any, Any]:
+    key, _, value = text.partition("=")
+    kinds = [_scalar(kind) for kind in get_args(info.kind)]
+    try:
+        return kinds[0](key), kinds[1](value)
+    except ValueError:
+        raise InvalidValue.of(info.name, text, "KEY=VALUE") from None
+
+
+def _content(info: FieldInfo, path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidValue(f"{info.name}: {path}: {reason}", field=info.name, given=path) from error

@@ -1,0 +1,276 @@
+"""What a model is given and what it returns: prompts, tokens, completions, scores, attention maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from math import prod
+from typing import Annotated, Any, TypeAlias, cast
+
+from attn_core.errors import InternalError, InvalidValue
+from msgspec import Meta
+
+from attn_schema.schema import Checked, Schema
+
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class ChatMessage(Checked, frozen=True, kw_only=True):
+    """One message of a conversation."""
+
+    role: Annotated[
+        str, Meta(description='Role known to the model\'s chat template, usually "system", "user" or "assistant".')
+    ]
+    content: Annotated[str, Meta(description="Text of the message.")]
+
+
+class EncoderPrompt(Checked, frozen=True, kw_only=True):
+    """What the encoder of an encoder-decoder model reads, such as a sentence to translate; exactly one field is set."""
+
+    text: Annotated[str, Meta(description="Text, tokenised with the end-of-sequence token.")] | None = None
+    token_ids: Annotated[tuple[TokenId, ...], Meta(description="Token ids, used as they are.")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.text is None) == (self.token_ids is None):
+            raise InvalidValue.of("encoder_prompt", None if self.text is None else "both", "text or token_ids")
+
+
+class Prompt(Checked, frozen=True, kw_only=True):
+    """What a model reads; exactly one of text, token_ids and chat is given, or only an encoder_prompt."""
+
+    text: Annotated[str, Meta(description="Text, tokenised with the model's special tokens.")] | None = None
+    token_ids: Annotated[tuple[TokenId, ...], Meta(description="Token ids, used as they are.")] | None = None
+    chat: Annotated[
+        tuple[ChatMessage, ...],
+        Meta(description="Messages, oldest first, rendered with the model's chat template; at least one."),
+    ] | None = None  # fmt: skip
+    encoder_prompt: Annotated[
+        EncoderPrompt,
+        Meta(description="For encoder-decoder models only; the other fields are then how the output begins."),
+    ] | None = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [name for name in ("text", "token_ids", "chat") if getattr(self, name) is not None]
+        if len(given) > 1 or (not given and self.encoder_prompt is None):
+            raise InvalidValue.of("prompt", given or None, "exactly one of text, token_ids and chat")
+
+    @classmethod
+    def of(cls, prompt: PromptLike, encoder_prompt: str | Sequence[int] | None = None) -> Prompt:
+        """A prompt of text, token ids or `ChatMessage`s; raises `InvalidValue` for anything else."""
+        encoder = None if encoder_prompt is None else _encoder_prompt(encoder_prompt)
+        if isinstance(prompt, Prompt):
+            return prompt if encoder is None else prompt.replace(encoder_prompt=encoder)
+        if isinstance(prompt, str):
+            return cls(text=prompt, encoder_prompt=encoder)
+        items: tuple[Any, ...] = _items(prompt)
+        if items and all(isinstance(item, ChatMessage) for item in items):
+            return cls(chat=items, encoder_prompt=encoder)
+        try:
+            return cls(token_ids=items, encoder_prompt=encoder)
+        except InvalidValue:
+            raise InvalidValue.of("prompt", prompt, "text, token ids below 2**31, or ChatMessages") from None
+
+
+PromptLike: TypeAlias = "str | Sequence[int] | Sequence[ChatMessage] | Prompt"
+"""What callers may write where a `Prompt` is wanted."""
+
+
+def _items(given: Any) -> tuple[Any, ...]:
+    return tuple(given) if isinstance(given, Iterable) else (None,)
+
+
+def _encoder_prompt(given: str | Sequence[int]) -> EncoderPrompt:
+    return EncoderPrompt(text=given) if isinstance(given, str) else EncoderPrompt(token_ids=tuple(given))
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended: an end-of-sequence token, a stop string, or max_new_tokens or the context used up."""
+
+    END_OF_SEQUENCE = "end_of_sequence"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class TopLogprob(Schema, frozen=True, kw_only=True):
+    """One of the most likely tokens at a position."""
+
+    id: Annotated[int, Meta(description="Token id.")]
+    text: Annotated[str, Meta(description="The token, decoded by itself.")] = ""
+    logprob: Annotated[float, Meta(description="Natural logarithm of its probability.")]
+
+
+class Token(Schema, frozen=True, kw_only=True):
+    """A token of a prompt or completion."""
+
+    id: Annotated[int, Meta(description="Token id.")]
+    text: Annotated[str, Meta(description="The token, decoded by itself; U+FFFD for part of a character.")] = ""
+    logprob: Annotated[
+        float,
+        Meta(
+            description="Natural logarithm of its probability before any sampling option; absent if not asked for, and "
+            "for the first token of a sequence."
+        ),
+    ] | None = None  # fmt: skip
+    top_logprobs: Annotated[
+        tuple[TopLogprob, ...], Meta(description="The most likely tokens at this position, most likely first.")
+    ] = ()
+
+
+class Usage(Schema, frozen=True, kw_only=True):
+    """How many tokens a request took."""
+
+    prompt_tokens: Annotated[int, Meta(description="Tokens in the prompt, special tokens included.")] = 0
+    cached_tokens: Annotated[
+        int, Meta(description="Prompt tokens whose KV cache was reused instead of computed.")
+    ] = 0  # fmt: skip
+    completion_tokens: Annotated[
+        int, Meta(description="Tokens generated, the end-of-sequence token included, over all completions.")
+    ] = 0  # fmt: skip
+
+
+class OutputDelta(Schema, frozen=True, kw_only=True):
+    """What a request has produced since the previous message of its stream.
+
+    With `n` above 1 the deltas of several completions are interleaved; those of one `index` belong together.
+    """
+
+    tokens: Annotated[tuple[Token, ...], Meta(description="The new tokens, in order.")] = ()
+    text: Annotated[
+        str,
+        Meta(
+            description="New text. It may lag behind `tokens` while a character is incomplete or the text could be the "
+            "beginning of a stop string."
+        ),
+    ] = ""  # fmt: skip
+    finish_reason: Annotated[
+        FinishReason, Meta(description="Why the completion ended; on its last delta only.")
+    ] | None = None  # fmt: skip
+    stop_reason: Annotated[str, Meta(description="The stop string that ended it.")] | None = None
+    usage: Annotated[
+        Usage, Meta(description="Tokens of the whole request; on the last delta of the stream only.")
+    ] | None = None  # fmt: skip
+    index: Annotated[int, Meta(description="Number of the completion, from 0.")] = 0
+    score: Annotated[
+        float, Meta(description="Score that beam search gave the completion; on its last delta.")
+    ] | None = None  # fmt: skip
+
+
+class Completion(Schema, frozen=True, kw_only=True):
+    """A whole completion."""
+
+    text: Annotated[str, Meta(description="The text.")]
+    tokens: Annotated[tuple[Token, ...], Meta(description="Its tokens, in order.")]
+    finish_reason: Annotated[FinishReason, Meta(description="Why it ended.")]
+    stop_reason: Annotated[str, Meta(description="The stop string that ended it.")] | None = None
+    usage: Annotated[Usage, Meta(description="Tokens of the whole request, over all its completions.")]
+    score: Annotated[float, Meta(description="Score that beam search gave it.")] | None = None
+
+    @classmethod
+    def of(cls, deltas: Iterable[OutputDelta]) -> Completion:
+        """The first completion of a stream; raises `InternalError` if the stream does not say how it ended."""
+        return cls.all_of(deltas)[0]
+
+    @classmethod
+    def all_of(cls, deltas: Iterable[OutputDelta]) -> list[Completion]:
+        """Every completion of a stream, by index; raises `InternalError` if one of them did not end."""
+        grouped: dict[int, list[OutputDelta]] = {}
+        usage = None
+        for delta in deltas:
+            grouped.setdefault(delta.index, []).append(delta)
+            usage = delta.usage or usage
+        return [cls._joined(grouped[index], usage) for index in sorted(grouped)] or [cls._joined([], usage)]
+
+    @classmethod
+    def _joined(cls, deltas: list[OutputDelta], usage: Usage | None) -> Completion:
+        last = deltas[-1] if deltas else None
+        if last is None or last.finish_reason is None or usage is None:
+            raise InternalError("the server ended the completion without saying why")
+        return cls(
+            text="".join(delta.text for delta in deltas),
+            tokens=tuple(token for delta in deltas for token in delta.tokens),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            usage=usage,
+            score=last.score,
+        )
+
+
+class SequenceScore(Schema, frozen=True, kw_only=True):
+    """The log probabilities of a given sequence."""
+
+    tokens: Annotated[
+        tuple[Token, ...], Meta(description="Its tokens with log probabilities; the first has none.")
+    ]  # fmt: skip
+    sum_logprob: Annotated[float, Meta(description="Sum of the log probabilities, in nats.")]
+
+
+class Tokenization(Schema, frozen=True, kw_only=True):
+    """The tokens of a prompt."""
+
+    tokens: Annotated[tuple[Token, ...], Meta(description="The tokens, special tokens included.")]
+    text: Annotated[
+        str, Meta(description="The text that was tokenised, such as a conversation after the chat template.")
+    ]
+
+
+class ElementType(StrEnum):
+    """The element type of a tensor."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT32 = "int32"
+    INT64 = "int64"
+
+
+_FORMATS: dict[ElementType, tuple[Any, int]] = {
+    ElementType.FLOAT32: ("f", 4),
+    ElementType.INT32: ("i", 4),
+    ElementType.INT64: ("q", 8),
+}
+
+
+class Tensor(Schema, frozen=True, kw_only=True):
+    """A dense tensor."""
+
+    element_type: Annotated[ElementType, Meta(description="Type of every element.")] = ElementType.FLOAT32
+    shape: Annotated[tuple[int, ...], Meta(description="Size of each axis, outermost first.")]
+    data: Annotated[bytes, Meta(description="Elements in row-major order, little-endian.")]
+
+    def view(self) -> memoryview[Any]:
+        """The elements without a copy: `.tolist()` gives nested lists, `numpy.asarray(...)` an array.
+
+        Raises `InternalError` if the number of bytes does not fit the shape, or Python has no such element type.
+        """
+        code, size = _FORMATS.get(self.element_type, ("", 0))
+        if not code or len(self.data) != size * prod(self.shape):
+            raise InternalError(f"a tensor of {self.element_type} {list(self.shape)} came with {len(self.data)} bytes")
+        flat: Any = memoryview(self.data)
+        shaped: memoryview[Any] = flat.cast(code, self.shape) if self.data else flat.cast(code)
+        return shaped
+
+
+class AttentionMap(Schema, frozen=True, kw_only=True):
+    """The attention weights of one layer."""
+
+    layer: Annotated[int, Meta(description="Layer, from 0.")]
+    mechanism: Annotated[str, Meta(description="Attention mechanism of the layer.")]
+    heads: Annotated[tuple[int, ...], Meta(description="Query heads on the first axis, from 0.")]
+    attention_weights: Annotated[
+        Tensor, Meta(description="Weights of shape [heads, query tokens, key tokens], float32.")
+    ]
+    query_tokens: Annotated[tuple[str, ...], Meta(description="Text of each query token.")]
+    key_tokens: Annotated[tuple[str, ...], Meta(description="Text of each key token.")]
+
+
+class Embeddings(Schema, frozen=True, kw_only=True):
+    """Vectors of texts."""
+
+    embeddings: Annotated[Tensor, Meta(description="One vector of length 1 a text: [texts, hidden_size], float32.")]
+    usage: Annotated[Usage, Meta(description="Tokens of all texts.")]
+
+    def rows(self) -> list[tuple[float, ...]]:
+        """One vector a text, as plain numbers."""
+        return [tuple(row) for row in cast("list[list[float]]", self.embeddings.view().tolist())]

@@ -1,0 +1,31 @@
+"""File locks between processes of one machine; the operating system frees them when their holder dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attn_core.errors import Unavailable
+from filelock import FileLock, Timeout
+
+POLL_SECONDS = 0.05
+
+
+@contextmanager
+def exclusive(path: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold the lock file `path`, waiting for at most `wait` seconds.
+
+    Two threads of one process exclude each other as two processes do. Raises `Unavailable` if somebody else still holds
+    the lock.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, mode=0o600, thread_local=False)
+    try:
+        lock.acquire(timeout=wait, poll_interval=POLL_SECONDS)
+    except Timeout:
+        raise Unavailable(f"{path} is held by another process of this machine", path=path) from None
+    try:
+        yield
+    finally:
+        lock.release()

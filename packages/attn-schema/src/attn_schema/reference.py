@@ -1,0 +1,54 @@
+"""The reference page of all nouns, as Markdown."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from attn_schema.schema import FieldInfo, fields_of, is_enum
+
+
+def reference(nouns: Iterable[type[msgspec.Struct]]) -> str:
+    """A section for each noun: what it is, and a table of its fields with type, default, allowed values and meaning."""
+    return "\n".join(section(noun) for noun in nouns)
+
+
+def section(noun: type[msgspec.Struct]) -> str:
+    """The section of one noun."""
+    rows = [_row(info) for info in fields_of(noun)]
+    head = ["| field | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    return "\n".join([f"## {noun.__name__}\n", f"{inspect.getdoc(noun) or ''}\n", *head, *rows, ""])
+
+
+def _row(info: FieldInfo) -> str:
+    default = "required" if info.required else _value(info.default)
+    cells: Sequence[str] = (f"`{info.name}`", _type(info.kind), default, info.allowed, info.description)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _value(value: Any) -> str:
+    if value is None or value is msgspec.UNSET or value in ((), {}, ""):
+        return ""
+    if isinstance(value, msgspec.Struct):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _type(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin is tuple:
+        return f"list of {_type(get_args(kind)[0])}"
+    if origin is dict:
+        key, value = get_args(kind)
+        return f"map of {_type(key)} to {_type(value)}"
+    if is_enum(kind) or get_origin(kind) is not None:
+        args = get_args(kind)
+        return _type(args[0]) if args and not isinstance(args[0], str) else "choice"
+    return getattr(kind, "__name__", str(kind)).lower() if not _is_struct(kind) else kind.__name__
+
+
+def _is_struct(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)

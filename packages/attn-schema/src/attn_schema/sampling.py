@@ -1,0 +1,223 @@
+"""How a completion is made: sampling, beam search, structured output, speculative decoding."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from attn_core.errors import InvalidValue
+from msgspec import Meta
+
+from attn_schema.schema import Checked
+
+MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIASES = 1024
+MAX_N = 64
+MAX_NUM_BEAMS = 64
+MAX_SPECULATIVE_TOKENS = 32
+MAX_GRAMMAR_CHARACTERS = 2**18
+DEFAULT_MAX_NEW_TOKENS = 128
+
+
+class EarlyStopping(StrEnum):
+    """When a beam search stops, as in Hugging Face `generate`.
+
+    FALSE: once `num_beams` completions are finished and no running beam, scored at its present length, is better than
+    the worst of them. TRUE: as soon as `num_beams` completions are finished. NEVER: as FALSE, but with a positive
+    `length_penalty` a running beam is scored at the maximum length.
+    """
+
+    FALSE = "false"
+    TRUE = "true"
+    NEVER = "never"
+
+
+class StructuredOutput(Checked, frozen=True, kw_only=True):
+    """What the completion must match; exactly one field is given. It decides where the completion ends."""
+
+    json_schema: Annotated[
+        str,
+        Meta(
+            min_length=1, max_length=MAX_GRAMMAR_CHARACTERS, description="JSON schema of the completion.",
+            extra={"file": True},
+        ),
+    ] | None = None  # fmt: skip
+    regex: Annotated[
+        str,
+        Meta(
+            min_length=1, max_length=MAX_GRAMMAR_CHARACTERS,
+            description="Regular expression that the whole completion matches.",
+        ),
+    ] | None = None  # fmt: skip
+    lark: Annotated[
+        str,
+        Meta(
+            min_length=1, max_length=MAX_GRAMMAR_CHARACTERS,
+            description="Lark grammar of the completion; its first rule is `start`.", extra={"file": True},
+        ),
+    ] | None = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidValue.of("structured_output", given or None, "exactly one of json_schema, regex and lark")
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return next(name for name in self.__struct_fields__ if getattr(self, name) is not None)
+
+    @property
+    def grammar(self) -> str:
+        """The schema, expression or grammar itself."""
+        return str(getattr(self, self.kind))
+
+
+class SamplingParams(Checked, frozen=True, kw_only=True):
+    """How the tokens of a completion are chosen.
+
+    Logits are processed in this order: repetition_penalty, frequency_penalty and presence_penalty, logit_bias,
+    min_new_tokens, structured_output, temperature, top_k, top_p, min_p, typical_p.
+    """
+
+    max_new_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description=f"Maximum number of tokens to generate; {DEFAULT_MAX_NEW_TOKENS} if not given, or what the "
+            "context still holds.",
+        ),
+    ] | None = None  # fmt: skip
+    min_new_tokens: Annotated[
+        int, Meta(ge=0, description="No end-of-sequence token is generated before this many tokens.")
+    ] = 0
+    temperature: Annotated[
+        float, Meta(ge=0, description="Divides the logits; 0 takes the most likely token (greedy decoding).")
+    ] = 0.0
+    top_k: Annotated[int, Meta(ge=0, description="Samples from the k most likely tokens; 0 from all.")] = 0
+    top_p: Annotated[
+        float,
+        Meta(
+            gt=0, le=1,
+            description="Nucleus sampling: samples from the smallest set of most likely tokens whose probabilities sum "
+            "to at least this (Holtzman et al. 2020).",
+        ),
+    ] = 1.0  # fmt: skip
+    min_p: Annotated[
+        float,
+        Meta(
+            ge=0, le=1,
+            description="Samples from tokens with at least this fraction of the most likely token's probability "
+            "(Nguyen et al. 2024).",
+        ),
+    ] = 0.0  # fmt: skip
+    typical_p: Annotated[
+        float,
+        Meta(
+            gt=0, le=1,
+            description="Locally typical sampling: samples from the smallest set of tokens, closest to the entropy "
+            "first, whose probabilities sum to at least this (Meister et al. 2023).",
+        ),
+    ] = 1.0  # fmt: skip
+    seed: Annotated[
+        int, Meta(ge=0, le=2**64 - 1, description="Makes sampling reproducible; a random seed if not given.")
+    ] | None = None  # fmt: skip
+    repetition_penalty: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="Divides positive and multiplies negative logits of tokens in prompt and completion; above 1 "
+            "discourages repetition (Keskar et al. 2019).",
+        ),
+    ] = 1.0  # fmt: skip
+    frequency_penalty: Annotated[
+        float,
+        Meta(ge=-2, le=2, description="Subtracted from a token's logit for each time it has been generated."),
+    ] = 0.0  # fmt: skip
+    presence_penalty: Annotated[
+        float,
+        Meta(ge=-2, le=2, description="Subtracted once from the logit of each token that has been generated."),
+    ] = 0.0  # fmt: skip
+    logit_bias: Annotated[
+        dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-100, le=100)]],
+        Meta(max_length=MAX_LOGIT_BIASES, description="Added to the logits of tokens, by token id; -100 to 100."),
+    ] = {}  # noqa: RUF012 - msgspec copies it
+    stop: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(
+            max_length=MAX_STOP_STRINGS,
+            description="The completion ends before the first of these strings, which is not returned.",
+        ),
+    ] = ()  # fmt: skip
+    ignore_eos: Annotated[bool, Meta(description="Generates past end-of-sequence tokens.")] = False
+    top_logprobs: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_TOP_LOGPROBS,
+            description="Returns the log probability of each token, and those of this many most likely tokens.",
+        ),
+    ] | None = None  # fmt: skip
+    structured_output: Annotated[
+        StructuredOutput, Meta(description="Constrains the completion to a JSON schema, regular expression or grammar.")
+    ] | None = None  # fmt: skip
+    n: Annotated[
+        int,
+        Meta(
+            ge=1, le=MAX_N,
+            description="Number of completions of the prompt; number i has the seed `seed` + i, modulo 2^64.",
+        ),
+    ] = 1  # fmt: skip
+    num_beams: Annotated[
+        int,
+        Meta(ge=1, le=MAX_NUM_BEAMS, description="Beam search with this many beams instead of sampling; 1 is none."),
+    ] = 1  # fmt: skip
+    length_penalty: Annotated[
+        float,
+        Meta(
+            ge=-10, le=10,
+            description="With beam search: a completion scores its log probability divided by its length to this "
+            "power; above 0 favours long completions.",
+        ),
+    ] = 1.0  # fmt: skip
+    early_stopping: Annotated[EarlyStopping, Meta(description="With beam search: when to stop.")] = EarlyStopping.FALSE
+    num_speculative_tokens: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_SPECULATIVE_TOKENS,
+            description="Maximum number of draft tokens per step. Changes the speed, never the text. The model's "
+            "setting if not given.",
+        ),
+    ] | None = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise InvalidValue.of(
+                "min_new_tokens", self.min_new_tokens, f"at most {self.max_new_tokens}, max_new_tokens"
+            )
+        if self.structured_output is not None and (self.ignore_eos or self.min_new_tokens):
+            other = "ignore_eos" if self.ignore_eos else "min_new_tokens"
+            allowed = "left out, as structured_output decides where the completion ends"
+            raise InvalidValue.of(other, getattr(self, other), allowed)
+        if self.num_beams > 1:
+            self._check_beam_search()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken without looking at earlier tokens."""
+        edits = (self.repetition_penalty != 1, self.frequency_penalty != 0, self.presence_penalty != 0)
+        constraints = (bool(self.logit_bias), self.structured_output is not None, self.min_new_tokens > 0)
+        return self.temperature == 0 and not any((*edits, *constraints))
+
+    def _check_beam_search(self) -> None:
+        if self.n > self.num_beams:
+            raise InvalidValue.of("n", self.n, f"at most {self.num_beams}, num_beams")
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed"):
+            value = getattr(self, name)
+            if value != _DEFAULTS[name]:
+                raise InvalidValue.of(name, value, "left out with num_beams, as beam search does not sample")
+
+
+_DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))

@@ -1,0 +1,294 @@
+"""What every noun is built from: a frozen msgspec Struct whose fields say their type, bounds, default and meaning.
+
+    class Example(Schema):
+        '''One line on what it is.'''
+
+        size: Annotated[int, Meta(ge=1, le=64, description="How many, from 1 to 64.")] = 8
+
+`Meta` takes the bounds `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, a `description`, and in `extra` what only
+one consumer needs: `wire` (False: not in the protobuf message), `flag` (False: no command-line option), `short`
+(another spelling of the option), `metavar`, `panel`, `envvar`, `file` (True: the option names a file with the value).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
+
+import msgspec
+from attn_core.checks import is_number, require_choice, require_flag, require_number, require_whole
+from attn_core.errors import InvalidValue, UnknownName
+
+BOUNDS = ("ge", "gt", "le", "lt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldInfo:
+    """One field of a noun. `kind` is its type without None and without `Meta`."""
+
+    name: str
+    kind: Any
+    default: Any
+    required: bool
+    optional: bool
+    description: str
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    lengths: tuple[int | None, int | None] = (None, None)
+
+    @property
+    def allowed(self) -> str:
+        """The bounds or choices in words, such as "1 to 64"; empty if any value of the type is allowed."""
+        if get_origin(self.kind) is Literal:
+            return ", ".join(map(str, get_args(self.kind)))
+        if is_enum(self.kind):
+            return ", ".join(member.value for member in self.kind)
+        low, high = (next((self.bounds[name] for name in names if name in self.bounds), None) for names in _ENDS)
+        if low is None:
+            return "" if high is None else f"at most {_short(high)}"
+        start = f"above {_short(low)}" if "gt" in self.bounds else _short(low)
+        if high is None:
+            return start if "gt" in self.bounds else f"at least {start}"
+        return f"{start}{', at most ' if 'gt' in self.bounds else ' to '}{_short(high)}"
+
+
+_ENDS = (("ge", "gt"), ("le", "lt"))
+
+
+def _short(number: float) -> str:
+    power = int(number + 1).bit_length() - 1
+    return f"2^{power} - 1" if number > 2**31 and int(number) == 2**power - 1 else f"{number:g}"
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all nouns. Values are not checked; see `Checked`."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], place: str = "") -> Self:
+        """The noun with these values by field name, as from a file; mappings within become nouns as well.
+
+        Raises `UnknownName` for a key that is no field, `InvalidValue` for a missing or wrong value.
+        """
+        known = {info.name: info for info in fields_of(cls)}
+        for name in values:
+            if name not in known:
+                raise UnknownName.of(f"field of {place or cls.__name__}", str(name), known)
+        for info in known.values():
+            if info.required and info.name not in values:
+                raise InvalidValue.of(f"{place}{'.' if place else ''}{info.name}", None, "a value; it has no default")
+        return cls(**{name: checked(known[name], value) for name, value in values.items()})
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with these fields changed."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class Checked(Schema, frozen=True, kw_only=True):
+    """A noun that callers write: it cannot be made with a value that is not allowed.
+
+    Lists become tuples, whole numbers become floats where the field is a float. Raises `InvalidValue` that names the
+    field, the value given and what is allowed.
+    """
+
+    def __post_init__(self) -> None:
+        for info in fields_of(type(self)):
+            value = getattr(self, info.name)
+            fit = checked(info, value)
+            if fit is not value:
+                msgspec.structs.force_setattr(self, info.name, fit)
+
+
+@functools.cache
+def fields_of(noun: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """The fields of a noun, in the order they are declared."""
+    hints = typing.get_type_hints(noun, include_extras=True)
+    return tuple(_field_info(item, hints[item.name]) for item in msgspec.structs.fields(noun))
+
+
+def _field_info(item: msgspec.structs.FieldInfo, hint: Any) -> FieldInfo:
+    metas: list[msgspec.Meta] = []
+    kind, optional = _bare(hint, metas)
+    default = item.default_factory() if item.default_factory is not msgspec.NODEFAULT else item.default
+    return FieldInfo(
+        name=item.name,
+        kind=kind,
+        default=None if item.required else default,
+        required=item.required,
+        optional=optional,
+        description=next((meta.description for meta in metas if meta.description), ""),
+        bounds=_bounds(metas),
+        extra={key: value for meta in metas for key, value in (meta.extra or {}).items()},
+        lengths=_lengths(metas),
+    )
+
+
+def _bare(hint: Any, metas: list[msgspec.Meta]) -> tuple[Any, bool]:
+    """The type without `Annotated` and None, and whether None was allowed; what `Meta` said is added to `metas`."""
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        metas.extend(note for note in notes if isinstance(note, msgspec.Meta))
+        return _bare(inner, metas)
+    if get_origin(hint) in (Union, types.UnionType):
+        branches = [branch for branch in get_args(hint) if branch not in (type(None), msgspec.UnsetType)]
+        if len(branches) == 1:
+            return _bare(branches[0], metas)[0], True
+    return hint, False
+
+
+@functools.cache
+def element_of(hint: Any) -> FieldInfo:
+    """An element of a sequence or mapping, as a field without a name."""
+    metas: list[msgspec.Meta] = []
+    kind, optional = _bare(hint, metas)
+    return FieldInfo(
+        name="",
+        kind=kind,
+        default=None,
+        required=True,
+        optional=optional,
+        description="",
+        bounds=_bounds(metas),
+        lengths=_lengths(metas),
+    )
+
+
+def _bounds(metas: list[msgspec.Meta]) -> dict[str, float]:
+    return {name: getattr(meta, name) for meta in metas for name in BOUNDS if getattr(meta, name) is not None}
+
+
+def _lengths(metas: list[msgspec.Meta]) -> tuple[int | None, int | None]:
+    least, most = (
+        next((getattr(meta, name) for meta in metas if getattr(meta, name) is not None), None)
+        for name in ("min_length", "max_length")
+    )
+    return least, most
+
+
+def is_enum(kind: Any) -> bool:
+    """Whether the type is an enumeration."""
+    return isinstance(kind, type) and issubclass(kind, enum.Enum)
+
+
+def is_noun(kind: Any) -> bool:
+    """Whether the type is a noun."""
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def checked(info: FieldInfo, value: Any) -> Any:
+    """The value as the field holds it; raises `InvalidValue` unless its type, bounds and lengths fit."""
+    if (info.optional and value is None) or value is msgspec.UNSET:
+        return value
+    return _checker(info.kind)(info, value)
+
+
+def _checker(kind: Any) -> Callable[[FieldInfo, Any], Any]:
+    by_origin = {tuple: _checked_tuple, dict: _checked_mapping, Literal: _checked_literal}
+    if checker := by_origin.get(get_origin(kind)):
+        return checker
+    if is_enum(kind):
+        return _checked_enum
+    return _checked_noun if is_noun(kind) else _checked_scalar
+
+
+def _checked_literal(info: FieldInfo, value: Any) -> Any:
+    return require_choice(info.name, value, get_args(info.kind))
+
+
+def _checked_item(element: FieldInfo, value: Any, name: str) -> Any:
+    try:
+        return checked(element, value)
+    except InvalidValue:
+        return checked(dataclasses.replace(element, name=name), value)  # raises the error with the name
+
+
+def _checked_scalar(info: FieldInfo, value: Any) -> Any:
+    bounds: dict[str, Any] = dict(info.bounds)
+    match info.kind:
+        case kind if kind is bool:
+            return require_flag(info.name, value)
+        case kind if kind is int:
+            return require_whole(info.name, value, **bounds)
+        case kind if kind is float:
+            number = require_number(info.name, value, **bounds)
+            return float(number) if is_number(number) else number
+        case kind if kind is Path:
+            return _require_path(info.name, value)
+        case kind if kind is str:
+            if not isinstance(value, str):
+                raise InvalidValue.of(info.name, value, "text")
+            _require_length(info, value, "characters")
+    return value
+
+
+def _require_path(name: str, value: Any) -> Path:
+    if not isinstance(value, str | Path):
+        raise InvalidValue.of(name, value, "a path")
+    return Path(value).expanduser()
+
+
+def _checked_tuple(info: FieldInfo, value: Any) -> tuple[Any, ...]:
+    element = get_args(info.kind)[0]
+    if isinstance(value, str) and _bare(element, [])[0] is str:
+        value = (value,)
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
+        raise InvalidValue.of(info.name, value, "a list")
+    _require_length(info, value, "items")
+    item = element_of(element)
+    if item.kind is int and isinstance(value, tuple) and _whole_within(value, item.bounds):
+        return value
+    fit = tuple(_checked_item(item, part, f"{info.name}[{place}]") for place, part in enumerate(value))
+    return value if isinstance(value, tuple) and all(a is b for a, b in zip(fit, value, strict=True)) else fit
+
+
+def _whole_within(values: tuple[Any, ...], bounds: Mapping[str, float]) -> bool:
+    """Whether all are whole numbers from `ge` to `le`; thousands of token ids are checked at once."""
+    if not values or any(type(value) is not int for value in values):
+        return not values
+    least, most = min(values), max(values)
+    return bool(bounds.get("ge", least) <= least and most <= bounds.get("le", most))
+
+
+def _checked_mapping(info: FieldInfo, value: Any) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidValue.of(info.name, value, "a mapping")
+    _require_length(info, value, "items")
+    keys, values = map(element_of, get_args(info.kind))
+    return {
+        _checked_item(keys, key, info.name): _checked_item(values, item, f"{info.name}[{key!r}]")
+        for key, item in value.items()
+    }
+
+
+def _checked_enum(info: FieldInfo, value: Any) -> enum.Enum:
+    """A member, or its value as text; True and False are "true" and "false"."""
+    kind: type[enum.Enum] = info.kind
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(str(value).lower())
+    except ValueError:
+        raise InvalidValue.of(info.name, value, "one of " + ", ".join(repr(m.value) for m in kind)) from None
+
+
+def _checked_noun(info: FieldInfo, value: Any) -> Any:
+    if isinstance(value, info.kind):
+        return value
+    if isinstance(value, Mapping) and issubclass(info.kind, Schema):
+        return info.kind.from_mapping(value, info.name)
+    raise InvalidValue.of(info.name, value, f"a {info.kind.__name__}, or a mapping with its fields")
+
+
+def _require_length(info: FieldInfo, value: Any, unit: str) -> None:
+    low, high = info.lengths
+    if (low is None or len(value) >= low) and (high is None or len(value) <= high):
+        return
+    span = f"at least {low}" if high is None else f"at most {high}" if not low else f"{low} to {high}"
+    given = value if not value else f"{len(value)} {unit}"
+    raise InvalidValue.of(info.name, given, f"{span} {unit}")

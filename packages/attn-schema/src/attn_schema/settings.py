@@ -1,0 +1,83 @@
+"""How a server is set up and how a client reaches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from attn_core.errors import InvalidValue
+from msgspec import Meta
+
+from attn_schema.schema import Checked
+
+DEFAULT_PORT = 50051
+DEFAULT_ADDRESS = f"127.0.0.1:{DEFAULT_PORT}"
+CONNECTION = "Connection"
+
+
+class ConnectionOptions(Checked, frozen=True, kw_only=True):
+    """How a client reaches a server."""
+
+    address: Annotated[
+        str,
+        Meta(
+            description="Server as HOST:PORT.",
+            extra={"envvar": "ATTN_ADDRESS", "panel": CONNECTION, "metavar": "HOST:PORT"},
+        ),
+    ] = DEFAULT_ADDRESS  # fmt: skip
+    token_file: Annotated[
+        Path,
+        Meta(
+            description="File with the server's bearer token.", extra={"envvar": "ATTN_TOKEN_FILE", "panel": CONNECTION}
+        ),
+    ] | None = None  # fmt: skip
+    tls_ca: Annotated[
+        Path,
+        Meta(
+            description="PEM file of the certificate authority to trust; turns TLS on.",
+            extra={"envvar": "ATTN_TLS_CA", "panel": CONNECTION},
+        ),
+    ] | None = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise InvalidValue.of("address", self.address, "HOST:PORT")
+
+
+class ServerConfig(Checked, frozen=True, kw_only=True):
+    """Where a server listens, whom it lets in, and where it keeps things."""
+
+    host: Annotated[
+        str, Meta(description="Address to listen on; anything but loopback needs a token and TLS.")
+    ] = "127.0.0.1"  # fmt: skip
+    port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")] = DEFAULT_PORT
+    token_file: Annotated[
+        Path,
+        Meta(
+            description="File with bearer tokens, one a line and tenant, optionally followed by the tenant's weight in "
+            "fair queueing; readable by its owner only.",
+        ),
+    ] | None = None  # fmt: skip
+    tls_cert: Annotated[Path, Meta(description="Certificate chain for TLS (PEM).")] | None = None
+    tls_key: Annotated[Path, Meta(description="Private key of the certificate (PEM).")] | None = None
+    insecure: Annotated[bool, Meta(description="Listen beyond loopback without token and TLS.")] = False
+    ready_file: Annotated[
+        Path, Meta(description="While serving, this file holds JSON with the address and the process id.")
+    ] | None = None  # fmt: skip
+    home: Annotated[
+        Path,
+        Meta(
+            description="Folder for models and jobs; ~/.local/share/attn if not given.", extra={"envvar": "ATTN_HOME"}
+        ),
+    ] | None = None  # fmt: skip
+    cpus: Annotated[int, Meta(ge=1, description="CPUs of a private Ray; all if not given.")] | None = None
+    shutdown_timeout: Annotated[
+        float, Meta(ge=0, description="Seconds that running calls may take to finish at shutdown.")
+    ] = 10.0  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidValue("TLS needs both --tls-cert and --tls-key", field="tls_cert")

@@ -1,0 +1,176 @@
+"""Attention over projected queries, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands
+from attn_core.distributions import Distribution, Softmax
+from attn_core.errors import InvalidValue
+from attn_core.modifiers import Modifier
+from attn_core.scores import ScaledDot, Score
+from torch import Tensor
+
+from attn_variants.dropping import drawn
+from attn_variants.plan import KernelPlan
+from attn_variants.tensor_masks import with_tensor, without_tensors
+
+
+def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_attention, and what it lacks
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | Tensor | None = None,
+    *,
+    score: Score | None = None,
+    modifiers: Sequence[Modifier] = (),
+    distribution: Distribution | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
+    key_padding_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    kernel: str | None = None,
+) -> Tensor:
+    """Attention with any score, modifiers, mask and distribution, computed by the cheapest kernel that accepts it.
+
+    Tensors have the layout of `torch.nn.functional.scaled_dot_product_attention`:
+
+    - `query` [batch, num_heads, query_len, head_dim],
+    - `key` [batch, num_kv_heads, key_len, head_dim],
+    - `value` [batch, num_kv_heads, key_len, value_dim],
+    - the result [batch, num_heads, query_len, value_dim], in the type of the values.
+
+    Without the batch axis, [num_heads, query_len, head_dim] and so on, the result has none either. 16-bit inputs are
+    computed in float32. A query that may attend to no key gives zeros.
+
+    Args:
+        query: The queries.
+        key: The keys.
+        value: The values.
+        mask: A mask of `attn_core`, such as `Causal()`, `Window(left=255)` or `Causal() & Segments(...)`; or a tensor
+            that broadcasts to [batch, num_heads, query_len, key_len]: bool, True where a query may attend to a key, or
+            floating point, added to the scores.
+        score: The scoring function; `ScaledDot()` by default.
+        modifiers: Changes to the scores, applied in order: `Alibi()`, `SoftCap(cap=50.0)`, ...
+        distribution: How scores become weights; `Softmax()` by default.
+        parameters: Learned tensors of score, modifiers and distribution, named as in `AttentionSpec.weights`, such as
+            {"distribution.logit": ...} [num_heads] for `SoftmaxWithSink()`.
+        key_padding_mask: Bool [batch, key_len], True where a key is real.
+        dropout_p: The probability with which attention weights become zero; 0 in evaluation.
+        is_causal: The same as `mask=Causal()`, and may be combined with another mask. Queries are aligned with the
+            last keys: query i of n over S keys attends to keys 0 to S - n + i. Torch aligns with the first keys, which
+            is the same where there are as many queries as keys.
+        scale: Factor of the product of query and key, 1/√head_dim by default; for `ScaledDot` only.
+        enable_gqa: Whether there may be fewer key/value heads than query heads.
+        kernel: The name of the kernel to use, as `attn explain` lists it; by default the cheapest.
+
+    Returns:
+        The output [batch, num_heads, query_len, value_dim].
+
+    Raises:
+        InvalidValue: Shapes do not fit, or parameters are missing.
+        KernelRefused: The kernel asked for by name does not accept the problem.
+    """
+    batched = query.dim() == 4
+    if not batched:
+        query, key, value = (rows[None] if rows.dim() == 3 else rows for rows in (query, key, value))
+    family = Family(score=scaled(score, scale), modifiers=tuple(modifiers), distribution=distribution or Softmax())
+    spec = family.spec(heads_of(query, key, value, enable_gqa=enable_gqa), mask, is_causal=is_causal)
+    operands = Operands(
+        query=query.transpose(1, 2),
+        key=key.transpose(1, 2),
+        value=value.transpose(1, 2),
+        keep=checked_padding(key_padding_mask, key),
+        parameters=checked_parameters(spec, parameters or {}),
+        dropout=drawn(dropout_p) if dropout_p else None,
+    )
+    out = kernels_for(without_tensors(spec), kernel).run(operands, spec).transpose(1, 2)
+    return out if batched else out[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Score, modifiers and distribution of a call."""
+
+    score: Score
+    modifiers: tuple[Modifier, ...]
+    distribution: Distribution
+
+    def spec(self, heads: Heads, mask: Mask | Tensor | None, *, is_causal: bool) -> AttentionSpec:
+        """The spec of a call under a mask of `attn_core` or a tensor."""
+        rule = mask if isinstance(mask, Mask) else None
+        spec = AttentionSpec(
+            heads=heads,
+            score=self.score,
+            modifiers=self.modifiers,
+            mask=causal_mask(rule, is_causal=is_causal),
+            distribution=self.distribution,
+        )
+        if isinstance(mask, Tensor):
+            return with_tensor(spec, mask)
+        if mask is not None and rule is None:
+            allowed = "a mask of attn_core, a tensor or None"
+            raise InvalidValue.of("mask", type(mask).__name__, allowed)
+        return spec
+
+
+@lru_cache(maxsize=256)
+def kernels_for(spec: AttentionSpec, name: str | None) -> KernelPlan:
+    """The kernels of a spec, remembered from call to call."""
+    return KernelPlan(spec, name)
+
+
+def causal_mask(mask: Mask | None, *, is_causal: bool) -> Mask:
+    """The mask, causal on top where that is wanted."""
+    if not is_causal:
+        return Full() if mask is None else mask
+    return Causal() if mask is None or mask.kind == "full" else mask & Causal()
+
+
+def scaled(score: Score | None, scale: float | None) -> Score:
+    """The score with this scale; raises `InvalidValue` where the score takes none."""
+    if score is None:
+        return ScaledDot(scale=scale)
+    if scale is not None:
+        raise InvalidValue.of("scale", scale, f"None beside a score, here {score.kind!r}: ScaledDot(scale=...) has one")
+    return score
+
+
+def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> Heads:
+    """The numbers and sizes of heads; raises `InvalidValue` where the tensors do not fit one another."""
+    for name, rows in (("query", query), ("key", key), ("value", value)):
+        if rows.dim() != 4:
+            raise InvalidValue.of(name, tuple(rows.shape), "[batch, num_heads, length, head_dim], batch or not, as all")
+    checks: list[tuple[str, Tensor, bool, str]] = [
+        ("key", key, key.shape[0] == query.shape[0], f"batch size {query.shape[0]}, as of the queries"),
+        ("key", key, key.shape[3] == query.shape[3], f"head_dim {query.shape[3]}, as of the queries"),
+        ("value", value, value.shape[:3] == key.shape[:3], f"[batch, num_kv_heads, key_len] = {list(key.shape[:3])}"),
+    ]
+    for name, rows, fits, allowed in checks:
+        if not fits:
+            raise InvalidValue.of(f"{name}.shape", tuple(rows.shape), allowed)
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        allowed = f"{query.shape[1]} heads, as of the queries; fewer with enable_gqa=True"
+        raise InvalidValue.of("key.shape", tuple(key.shape), allowed)
+    return Heads(query=query.shape[1], key_value=key.shape[1], key_size=key.shape[3], value_size=value.shape[3])
+
+
+def checked_padding(mask: Tensor | None, key: Tensor) -> Tensor | None:
+    """The padding mask; raises `InvalidValue` unless it is bool [batch, key_len] for keys [batch, ..., key_len, _]."""
+    wanted = (key.shape[0], key.shape[2])
+    if mask is not None and (tuple(mask.shape) != wanted or str(mask.dtype) != "torch.bool"):
+        allowed = f"torch.bool {list(wanted)}, [batch, key_len], True where a key is real"
+        raise InvalidValue.of("key_padding_mask", f"{mask.dtype} {list(mask.shape)}", allowed)
+    return mask
+
+
+def checked_parameters(spec: AttentionSpec, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The learned tensors of a call; raises `InvalidValue` unless they are those of the spec, in its shapes."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    if shapes != dict(spec.weights):
+        raise InvalidValue.of("parameters", shapes, f"{dict(spec.weights)}, by name and shape")
+    return given

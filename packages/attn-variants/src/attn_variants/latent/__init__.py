@@ -1,1 +1,0 @@
-"""Attention that remembers one small latent per token in place of keys and values."""

@@ -1,0 +1,221 @@
+"""Attention within clusters or sorted blocks: clustered, routing and Sinkhorn attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, pad
+
+from attn_variants.mechanisms.layer_utils import softmax_over
+from attn_variants.mechanisms.whole_sequence_layer import ranks
+
+
+class Clustered(nn.Module):
+    """Queries are grouped into `clusters` and each group attends once, with its mean query.
+
+    Groups are found by `iterations` of Lloyd's algorithm on `bits` signs of random projections, drawn from `seed`. The
+    `top` keys of a group are then weighed anew by each of its queries, with the mass that the group gave them; 0 leaves
+    this out.
+    """
+
+    def __init__(self, *, size: int, clusters: int, bits: int, iterations: int, top: int, seed: int) -> None:
+        super().__init__()
+        self.clusters = clusters
+        self.iterations = iterations
+        self.top = top
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(size, bits, generator=generator, dtype=torch.float64, device="cpu")
+        self.projection: Tensor
+        self.register_buffer("projection", drawn, persistent=False)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+        """Outputs [batch, heads, tokens, size]."""
+        group = self.groups(query, keep)
+        scale = query.shape[-1] ** -0.5
+        allowed = None if keep is None else keep[:, None, None, :]
+        mean = self._sums(query, group, keep) / self._sums(torch.ones_like(query[..., :1]), group, keep).clamp(min=1)
+        weights = softmax_over(torch.matmul(mean, key.mT) * scale, allowed)
+        out = torch.matmul(weights, value)
+        if self.top == 0:
+            return _at(out, group)
+        mass, index = weights.topk(min(self.top, key.shape[2]), dim=-1)
+        rest = out - torch.matmul(mass[..., None, :], _rows(value, index)).squeeze(-2)
+        near = index.gather(2, group[..., None].expand(*group.shape, index.shape[-1]))
+        scores = torch.matmul(query[..., None, :], _rows(key, near).mT) * scale
+        own = softmax_over(scores, None if keep is None else _kept(keep, near)[..., None, :])
+        exact = torch.matmul(own, _rows(value, near)).squeeze(-2)
+        return _at(rest, group) + _at(mass.sum(-1, keepdim=True), group) * exact
+
+    @torch.no_grad()
+    def groups(self, query: Tensor, keep: Tensor | None) -> Tensor:
+        """The group of every query, [batch, heads, tokens], int64."""
+        projected = torch.matmul(query, self.projection.to(query.dtype))
+        codes = torch.where(projected >= 0, 1.0, -1.0).to(query.dtype)
+        _, count = ranks(keep, query)
+        first = torch.arange(self.clusters, device=query.device) * count // self.clusters
+        real = torch.ones_like(codes[:, 0, :, 0]) if keep is None else keep.to(codes.dtype)
+        # Real tokens in their order, then padding: the sort is stable.
+        token = (1 - real).argsort(dim=-1, stable=True).gather(-1, first)
+        centres = _at(codes, token[:, None].expand(-1, codes.shape[1], -1))
+        for _ in range(self.iterations):
+            nearest = torch.matmul(codes, centres.mT).argmax(-1)
+            sums = self._sums(codes, nearest, keep)
+            centres = torch.where(sums == 0, centres, sums.sign())
+        return torch.matmul(codes, centres.mT).argmax(-1)
+
+    def _sums(self, rows: Tensor, group: Tensor, keep: Tensor | None) -> Tensor:
+        """Sums [batch, heads, clusters, size] of the real rows of each group."""
+        if keep is not None:
+            rows = rows.masked_fill(~keep[:, None, :, None], 0.0)
+        sums = torch.zeros(*rows.shape[:2], self.clusters, rows.shape[-1], dtype=rows.dtype, device=rows.device)
+        return sums.scatter_add(2, group[..., None].expand(rows.shape), rows)
+
+
+def _at(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows [batch, heads, rows, size] at index [batch, heads, places]."""
+    return rows.gather(2, index[..., None].expand(*index.shape, rows.shape[-1]))
+
+
+def _rows(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows [batch, heads, tokens, size] at index [batch, heads, places, top], a size more."""
+    return _at(rows, index.flatten(2)).reshape(*index.shape, rows.shape[-1])
+
+
+def _kept(keep: Tensor, index: Tensor) -> Tensor:
+    """Which of the tokens at index [batch, heads, places, top] are real."""
+    return keep[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
+
+
+class Routing(nn.Module):
+    """Each of `clusters` takes the `window` queries and the `window` keys nearest to its centroid, which attend.
+
+    A token that several clusters take gets the mean of their outputs, one that none takes gets zero. Centroids
+    `centroids` [heads, clusters, size], a buffer of length one, start at random from `seed` and in training follow the
+    mean direction of queries and keys that are nearest to them, by 1 - `decay` a call.
+    """
+
+    def __init__(self, *, heads: int, size: int, clusters: int, window: int, decay: float, seed: int) -> None:
+        super().__init__()
+        self.window = window
+        self.decay = decay
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(heads, clusters, size, generator=generator, device="cpu")
+        self.centroids: Tensor
+        self.register_buffer("centroids", normalize(drawn, dim=-1))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+        """Outputs [batch, heads, tokens, size]."""
+        near = [torch.matmul(self._rows_of_one(rows), self.centroids.to(rows.dtype).mT) for rows in (query, key)]
+        if self.training:
+            self._follow((query, key), near, keep)
+        taken = [self._taken(similar, keep) for similar in near]
+        real = [self._real(index, keep) for index in taken]
+        queries, keys, values = (
+            rows_at(rows, index) for rows, index in ((query, taken[0]), (key, taken[1]), (value, taken[1]))
+        )
+        scores = torch.matmul(queries, keys.mT) * query.shape[-1] ** -0.5
+        allowed = None if real[1] is None else real[1][..., None, :]
+        out = torch.matmul(softmax_over(scores, allowed), values)
+        weight = torch.ones_like(out[..., :1]) if real[0] is None else real[0][..., None].to(out.dtype)
+        return mean_of_clusters(torch.cat([out * weight, weight], dim=-1), taken[0], query.shape[2])
+
+    @staticmethod
+    def _rows_of_one(rows: Tensor) -> Tensor:
+        return normalize(rows.detach(), dim=-1)
+
+    def _taken(self, near: Tensor, keep: Tensor | None) -> Tensor:
+        """The tokens of every cluster, [batch, heads, clusters, window], of similarities [batch, heads, tokens,
+        clusters]."""
+        if keep is not None:
+            near = near.masked_fill(~keep[:, None, :, None], float("-inf"))
+        return near.topk(min(self.window, near.shape[2]), dim=2).indices.mT
+
+    @staticmethod
+    def _real(index: Tensor, keep: Tensor | None) -> Tensor | None:
+        if keep is None:
+            return None
+        return keep[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
+
+    @torch.no_grad()
+    def _follow(self, rows: tuple[Tensor, Tensor], near: list[Tensor], keep: Tensor | None) -> None:
+        directions, similar = torch.cat([normalize(one, dim=-1) for one in rows], dim=2), torch.cat(near, dim=2)
+        nearest = torch.nn.functional.one_hot(similar.argmax(-1), similar.shape[-1]).to(directions.dtype)
+        if keep is not None:
+            nearest = nearest * torch.cat([keep, keep], dim=1)[:, None, :, None]
+        sums = torch.matmul(nearest.mT, directions).sum(0)
+        moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
+        met = nearest.sum((0, 2)) > 0
+        self.centroids.copy_(torch.where(met[..., None], normalize(moved, dim=-1), self.centroids))
+
+
+def rows_at(rows: Tensor, index: Tensor) -> Tensor:
+    """Rows [batch, heads, tokens, size] at index [batch, heads, clusters, window]."""
+    flat = index.flatten(2)[..., None].expand(*rows.shape[:2], -1, rows.shape[-1])
+    return rows.gather(2, flat).reshape(*index.shape, rows.shape[-1])
+
+
+def mean_of_clusters(rows: Tensor, index: Tensor, tokens: int) -> Tensor:
+    """Means [batch, heads, tokens, size] of rows [batch, heads, clusters, window, size + 1]; the last column weighs."""
+    flat = rows.flatten(2, 3)
+    where = index.flatten(2)[..., None].expand(flat.shape)
+    sums = torch.zeros(*flat.shape[:2], tokens, flat.shape[-1], dtype=rows.dtype, device=rows.device)
+    sums = sums.scatter_add(2, where, flat)
+    return sums[..., :-1] / sums[..., -1:].clamp(min=1)
+
+
+LOWEST = -1e30
+"""The logarithm of nothing, finite so that differences of it are."""
+
+
+class SortedBlocks(nn.Module):
+    """A token attends to its own block of `block` tokens and to one mixed of all blocks for its own.
+
+    Blocks are mixed by a matrix whose rows and columns sum to one: `iterations` times normalised exponentials of the
+    products of the blocks' mean queries and mean keys, divided by √size and the `temperature`.
+    """
+
+    def __init__(self, *, block: int, iterations: int, temperature: float) -> None:
+        super().__init__()
+        self.block = block
+        self.iterations = iterations
+        self.temperature = temperature
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+        """Outputs [batch, heads, tokens, size]."""
+        tokens = query.shape[2]
+        blocks = (tokens + self.block - 1) // self.block
+        spare = blocks * self.block - tokens
+        real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if keep is None else keep
+        real = pad(real, (0, spare)).reshape(-1, blocks, self.block)
+        queries, keys, values = (self._blocks(rows, real, spare) for rows in (query, key, value))
+        mix = self.mixture(queries, keys, real)
+        sorted_keys, sorted_values = (self._mixed(mix, rows) for rows in (keys, values))
+        seen = torch.cat([real, real.any(1, keepdim=True).expand_as(real)], dim=-1)[:, None, :, None]
+        scores = torch.matmul(queries, torch.cat([keys, sorted_keys], dim=3).mT) * query.shape[-1] ** -0.5
+        out = torch.matmul(softmax_over(scores, seen), torch.cat([values, sorted_values], dim=3))
+        return out.flatten(2, 3)[:, :, :tokens]
+
+    def mixture(self, queries: Tensor, keys: Tensor, real: Tensor) -> Tensor:
+        """Shares [batch, heads, blocks, blocks] of blocks in blocks, of rows [batch, heads, blocks, block, size].
+
+        Padding must be zero; blocks of nothing else, by `real` [batch, blocks, block], have no share.
+        """
+        count = real.sum(-1).clamp(min=1)[:, None, :, None]
+        means = [rows.sum(3) / count for rows in (queries, keys)]
+        scale = queries.shape[-1] ** -0.5 / self.temperature
+        some = real.any(-1)
+        pairs = (some[:, :, None] & some[:, None, :])[:, None]
+        shares = (torch.matmul(means[0], means[1].mT) * scale).masked_fill(~pairs, LOWEST)
+        for _ in range(self.iterations):
+            for axis in (-1, -2):
+                shares = (shares - shares.logsumexp(axis, keepdim=True)).masked_fill(~pairs, LOWEST)
+        return torch.exp(shares)
+
+    def _blocks(self, rows: Tensor, real: Tensor, spare: int) -> Tensor:
+        """Rows as [batch, heads, blocks, block, size], zeros for padding."""
+        cut = pad(rows, (0, 0, 0, spare)).reshape(*rows.shape[:2], real.shape[1], self.block, rows.shape[-1])
+        return cut.masked_fill(~real[:, None, :, :, None], 0.0)
+
+    @staticmethod
+    def _mixed(mix: Tensor, rows: Tensor) -> Tensor:
+        return torch.matmul(mix, rows.flatten(3)).reshape(rows.shape)

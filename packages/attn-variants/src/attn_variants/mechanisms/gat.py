@@ -1,0 +1,115 @@
+"""Graph attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.computed import multi_heads
+
+MERGES = ("concat", "mean")
+
+
+class GraphAttention(ComputedMechanism):
+    """A token attends to its neighbours in a graph, by the sum of what either is worth.
+
+    There is no state of its own: the graph counts positions from the start of a sequence, so a step runs the sequence
+    again. Causal, edges from later positions are left out.
+    """
+
+    name = "gat"
+    summary = "tokens attend along the edges of a graph, by an additive score"
+    paper = Paper(title="Graph Attention Networks", authors="Veličković et al.", year=2018, arxiv="1710.10903")
+    equation = (
+        r"e_{ij} = \mathrm{LeakyReLU}(a^\top [W x_i; W x_j]),\quad"
+        r" o_i = \sum_{j \in N(i)} \mathrm{softmax}_{j \in N(i)}(e_{ij})\, W x_j"
+    )
+    capabilities = frozenset(
+        {
+            Capability.CAUSAL,
+            Capability.BIDIRECTIONAL,
+            Capability.EXACT,
+            Capability.WEIGHTS,
+            Capability.NORMALISED,
+            Capability.PADDING,
+        }
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`edges`, pairs (from, to) of positions, None for all pairs; with `self_loops` every position is its own
+        neighbour too; `merge` joins heads by "concat" or "mean"; `slope` is LeakyReLU's below zero."""
+
+        edges: tuple[tuple[int, int], ...] | None = None
+        self_loops: bool = True
+        merge: str = "concat"
+        slope: float = 0.2
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.merge not in MERGES:
+                raise InvalidValue.of("merge", self.merge, " or ".join(MERGES))
+            if not 0 <= self.slope < 1:
+                raise InvalidValue.of("slope", self.slope, "a number from 0, below 1")
+            if self.edges is not None:
+                object.__setattr__(self, "edges", pairs(self.edges))
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `GraphLayer`.
+
+        Raises `InvalidValue` for shared heads and for sizes whose merged heads are not as wide as the model,
+        `Incompatible` for rotary positions.
+        """
+        from attn_variants.mechanisms.gat_layer import GraphLayer, GraphShape
+
+        multi_heads(config, self.name)
+        options, size = self.Config.of(config), size_of(config)
+        merged = size if options.merge == "mean" else config.heads * size
+        if merged != config.width:
+            raise InvalidValue.of("head_size", size, f"a size whose heads, by {options.merge}, are {config.width} wide")
+        shape = GraphShape(
+            width=config.width,
+            heads=config.heads,
+            size=size,
+            merge=options.merge,
+            edges=options.edges,
+            self_loops=options.self_loops,
+            slope=options.slope,
+            causal=config.causal,
+            bias=config.bias,
+        )
+        return GraphLayer(shape)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """One projection; sums of values are matrix products only where all pairs may meet."""
+        into = config.heads * size_of(config)
+        projected = 2 * shape.batch * shape.query * config.width * into
+        flops = least = projected
+        if self.Config.of(config).edges is None:
+            seen = shape.query * (2 * shape.key - shape.query + 1) // 2 if config.causal else shape.query * shape.key
+            flops += 2 * shape.batch * shape.query * shape.key * into
+            least += 2 * shape.batch * seen * into
+        parameters = config.width * into + 2 * into + (config.width if config.bias else 0)
+        return Cost(flops=flops, allowed_flops=least, parameters=parameters)
+
+
+def size_of(config: MechanismConfig) -> int:
+    """Elements of one head: as wide as the model where heads are averaged."""
+    if config.head_size is None and GraphAttention.Config.of(config).merge == "mean":
+        return config.width
+    return config.head_layout.key_size
+
+
+def pairs(edges: Any) -> tuple[tuple[int, int], ...]:
+    """Edges as a tuple of pairs of whole numbers from 0, at least one; raises `InvalidValue` for anything else."""
+    try:
+        found = tuple((int(one), int(other)) for one, other in edges)
+        whole = all((one, other) == tuple(edge) for (one, other), edge in zip(found, edges, strict=True))
+    except (TypeError, ValueError):
+        whole, found = False, ()
+    if not found or not whole or min(min(edge) for edge in found) < 0:
+        raise InvalidValue.of("edges", edges, "at least one pair (from, to) of whole numbers from 0")
+    return found

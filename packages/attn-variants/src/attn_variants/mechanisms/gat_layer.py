@@ -1,0 +1,135 @@
+"""The layer of graph attention (Veličković et al. 2018, arXiv 1710.10903, section 2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from attn_variants.mechanisms.layer_utils import refuse_source, softmax_over
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphShape:
+    """What a layer is built from: `heads` of `size` elements, joined by `merge`, "concat" or "mean".
+
+    `edges` are pairs (from, to) of positions, None for all pairs; `self_loops` make every position its own
+    neighbour. `slope` is that of LeakyReLU below zero.
+    """
+
+    width: int
+    heads: int
+    size: int
+    merge: str
+    edges: tuple[tuple[int, int], ...] | None
+    self_loops: bool
+    slope: float
+    causal: bool
+    bias: bool
+
+
+class GraphLayer(nn.Module):
+    """Softmax over a token's neighbours of LeakyReLU(a · [W x_i, W x_j]), over inputs of `width`.
+
+    Learned: `value` W (`nn.Linear`, uniform by Glorot's rule), `target` and `source` [heads, size], the two halves of
+    a, and where biased `bias` [width]. Along edges, time and memory grow with their number; with all pairs, with the
+    square of the length.
+    """
+
+    def __init__(self, shape: GraphShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.value = nn.Linear(shape.width, shape.heads * shape.size, bias=False)
+        self.target = nn.Parameter(torch.empty(shape.heads, shape.size))
+        self.source = nn.Parameter(torch.empty(shape.heads, shape.size))
+        self.bias = nn.Parameter(torch.zeros(shape.width)) if shape.bias else None
+        for weight in (self.value.weight, self.target, self.source):
+            nn.init.xavier_uniform_(weight)
+        self.edges: Tensor | None
+        listed = None if shape.edges is None else torch.tensor(listed_edges(shape), device="cpu").reshape(-1, 2).T
+        self.register_buffer("edges", listed, persistent=False)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        """
+        rows, scores = self._rows(query, source)
+        if self.edges is None:
+            out = torch.matmul(self._all_pairs(scores, keep), rows.transpose(1, 2)).transpose(1, 2)
+        else:
+            from_, to, weights = self._along_edges(scores, keep)
+            moved = rows[:, from_] * weights.transpose(1, 2)[..., None]
+            out = torch.zeros_like(rows).index_add(1, to, moved)
+        merged = out.flatten(-2) if self.shape.merge == "concat" else out.mean(-2)
+        return (merged if self.bias is None else merged + self.bias).to(query.dtype)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        _, scores = self._rows(query, source)
+        if self.edges is None:
+            return self._all_pairs(scores, keep)
+        from_, to, weights = self._along_edges(scores, keep)
+        batch, heads, tokens = weights.shape[0], weights.shape[1], query.shape[1]
+        flat = torch.zeros(batch, heads, tokens * tokens, dtype=weights.dtype, device=weights.device)
+        return flat.index_add(2, to * tokens + from_, weights).reshape(batch, heads, tokens, tokens)
+
+    def _rows(self, query: Tensor, source: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """W x [batch, tokens, heads, size], and what each is worth as target and as source, [batch, heads, tokens]."""
+        refuse_source(source)
+        rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.heads, self.shape.size))
+        target, own = ((rows * part).sum(-1).transpose(1, 2) for part in (self.target, self.source))
+        return rows, (target, own)
+
+    def _all_pairs(self, scores: tuple[Tensor, Tensor], keep: Tensor | None) -> Tensor:
+        """Weights [batch, heads, query, key]."""
+        energies = leaky_relu(scores[0][..., :, None] + scores[1][..., None, :], self.shape.slope)
+        places = torch.arange(energies.shape[-1], device=energies.device)
+        allowed = torch.ones_like(energies[:1, :1], dtype=torch.bool)
+        if self.shape.causal:
+            allowed = allowed & (places[:, None] >= places)
+        if not self.shape.self_loops:
+            allowed = allowed & (places[:, None] != places)
+        return softmax_over(energies, allowed if keep is None else allowed & keep[:, None, None, :])
+
+    def _along_edges(self, scores: tuple[Tensor, Tensor], keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Where the edges begin and end, [edges] each, and their weights [batch, heads, edges].
+
+        Edges of positions that the sequence has not are moved to position 0 and weigh nothing.
+        """
+        tokens = scores[0].shape[-1]
+        edges = self._edges(tokens)
+        there = (edges < tokens).all(0)
+        from_, to = edges * there
+        real = there[None] if keep is None else there & keep[:, from_]
+        energies = leaky_relu(scores[0][..., to] + scores[1][..., from_], self.shape.slope)
+        energies = energies.masked_fill(~real[:, None], torch.finfo(energies.dtype).min)
+        index = to.expand_as(energies)
+        lowest = torch.full_like(scores[0], torch.finfo(energies.dtype).min)
+        most = lowest.scatter_reduce(-1, index, energies.detach(), "amax")
+        shares = torch.exp(energies - most.gather(-1, index)).masked_fill(~real[:, None], 0.0)
+        sums = torch.zeros_like(scores[0]).scatter_add(-1, index, shares)
+        tiny = torch.finfo(energies.dtype).tiny
+        return from_, to, shares / sums.gather(-1, index).clamp(min=tiny)
+
+    def _edges(self, tokens: int) -> Tensor:
+        """The edges [2, edges], from and to, with the loops of all `tokens`."""
+        if self.edges is None:
+            raise TypeError("all pairs have no list of edges")
+        if not self.shape.self_loops:
+            return self.edges
+        loops = torch.arange(tokens, device=self.edges.device)
+        return torch.cat([self.edges, torch.stack([loops, loops])], dim=1)
+
+
+def listed_edges(shape: GraphShape) -> list[tuple[int, int]]:
+    """The edges, each once; loops are left out where all tokens get theirs, and those from the future if causal."""
+    edges = set(shape.edges or ())
+    return sorted(
+        (one, other)
+        for one, other in edges
+        if not (shape.self_loops and one == other) and not (shape.causal and one > other)
+    )

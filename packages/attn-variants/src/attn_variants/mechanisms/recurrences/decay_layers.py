@@ -1,0 +1,139 @@
+"""Layers of linear recurrences whose state decays: retention, gated linear attention, lightning attention."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Heads, Rotary
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, pad, silu
+
+from attn_variants.compute.rotary import rotate, rotated_size, turns
+from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, rms_normed
+from attn_variants.mechanisms.recurrences.recurrence_layer import Inputs, RecurrenceLayer
+
+RETENTION_EPSILON = 1e-6
+GLA_EPSILON = 1e-5
+LIGHTNING_EPSILON = 1e-6
+
+SHALLOWEST = 0.4
+"""γ of xPos: the pair that turns fastest fades by γ / (1 + γ)."""
+
+
+class RetentionLayer(RecurrenceLayer):
+    """Retention (Sun et al. 2023, arXiv 2307.08621, equations 5 to 8). Learned beside the projections: `gate`.
+
+    With `scale_base` the turned pairs fade as in xPos, each at its own rate; it needs `rotary`.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        *,
+        width: int,
+        bias: bool,
+        chunk: int,
+        rotary: Rotary | None,
+        scale_base: float | None = None,
+    ) -> None:
+        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+        self.rotary = rotary
+        self.scale_base = scale_base
+        self.rotated = rotated_size(rotary, heads.key_size) if rotary else 0
+        self.gate = fresh_linear(width, heads.query * heads.value_size, bias=False)
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Queries and keys turned to their positions, keys over √key_size, and the fixed decay."""
+        query, key = inputs.query, inputs.key
+        if self.rotary is not None:
+            kind = torch.float64 if query.dtype == torch.float64 else torch.float32
+            turn = turns(self.rotary, self.rotated, inputs.positions, kind)
+            query, key = (rotate(rows, turn, interleaved=self.rotary.interleaved) for rows in (query, key))
+        query, key, value = wide(query), wide(key) * self.heads.key_size**-0.5, wide(inputs.value)
+        return Steps(query, key, value, self._decay(key)[None, None].expand(1, key.shape[1], -1, -1))
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Each head normed, gated and projected."""
+        gate = by_heads(silu(wide(self.gate(rows))), self.heads.query)
+        return super().finish(rms_normed(out, None, RETENTION_EPSILON) * gate, rows)
+
+    def _decay(self, like: Tensor) -> Tensor:
+        """Log decays of a token, [heads, 1], or [heads, key_size] where pairs have rates of their own."""
+        head = log_retention(self.heads.query, like)
+        if self.scale_base is None or self.rotary is None:
+            return head
+        scales = log_scales(self.rotary, self.rotated, like) / self.scale_base
+        return head + pad(scales, (0, self.heads.key_size - self.rotated))
+
+
+def log_scales(rotary: Rotary, rotated: int, like: Tensor) -> Tensor:
+    """ln((2p/d + 0.4) / 1.4) of the pair p of each of d turned elements, [rotated], as `like`.
+
+    ζ of the paper (Sun et al. 2022, arXiv 2212.10554, algorithm 1 with γ = 0.4).
+    """
+    pairs = torch.arange(rotated // 2, dtype=torch.float64, device=like.device)
+    scales = ((2 * pairs / rotated + SHALLOWEST) / (1 + SHALLOWEST)).log().to(like.dtype)
+    return scales.repeat_interleave(2) if rotary.interleaved else scales.repeat(2)
+
+
+def log_retention(heads: int, like: Tensor) -> Tensor:
+    """ln(1 - 2^(-5 - h)) of every head h from 0, [heads, 1], in the type and on the device of `like`."""
+    exponents = -5.0 - torch.arange(heads, dtype=torch.float64, device=like.device)
+    return torch.log1p(-torch.exp2(exponents))[:, None].to(like.dtype)
+
+
+class GatedLinearLayer(RecurrenceLayer):
+    """Gated linear attention (Yang et al. 2023, arXiv 2312.06635, §4.4).
+
+    Learned beside the projections: `fade` (two `nn.Linear`, the second with a bias), `gate` and `norm` [value_size].
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, rank: int, temperature: float) -> None:
+        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+        self.temperature = temperature
+        self.fade = nn.Sequential(
+            fresh_linear(width, rank, bias=False), fresh_linear(rank, heads.query * heads.key_size, bias=True)
+        )
+        self.gate = fresh_linear(width, heads.query * heads.value_size, bias=False)
+        self.norm = nn.Parameter(torch.ones(heads.value_size))
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Queries over √key_size, and the log of every channel's gate."""
+        decay = logsigmoid(wide(self.fade(inputs.rows))) / self.temperature
+        query = wide(inputs.query) * self.heads.key_size**-0.5
+        return Steps(query, wide(inputs.key), wide(inputs.value), by_heads(decay, self.heads.query))
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Each head normed, gated and projected."""
+        gate = by_heads(silu(wide(self.gate(rows))), self.heads.query)
+        return super().finish(rms_normed(out, self.norm, GLA_EPSILON) * gate, rows)
+
+
+class LightningLayer(RecurrenceLayer):
+    """Lightning attention (Qin et al. 2024, arXiv 2401.04658), with the features of MiniMax-01 (2501.08313).
+
+    Learned beside the projections: `norm` [heads · value_size].
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int) -> None:
+        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+        self.norm = nn.Parameter(torch.ones(heads.query * heads.value_size))
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """SiLU of queries, keys and values, and the fixed decay."""
+        query, key, value = (silu(wide(rows)) for rows in (inputs.query, inputs.key, inputs.value))
+        decay = -slopes_of(self.heads.query, key)
+        return Steps(query, key, value, decay[None, None].expand(1, key.shape[1], -1, 1))
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """All heads normed as one row, and projected."""
+        return super().finish(
+            by_heads(rms_normed(out.flatten(-2), self.norm, LIGHTNING_EPSILON), self.heads.query), rows
+        )
+
+
+def slopes_of(heads: int, like: Tensor) -> Tensor:
+    """The slope 2^(-8h/H) of every head h from 1, [heads, 1], in the type and on the device of `like`."""
+    exponents = torch.arange(1, heads + 1, dtype=torch.float64, device=like.device) * (-8.0 / heads)
+    return torch.exp2(exponents)[:, None].to(like.dtype)

@@ -1,0 +1,256 @@
+"""FAVOR+."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.errors import WrongState
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
+from torch import Generator, Tensor
+from torch.nn.functional import relu
+
+from attn_variants.mechanisms.recurrences.linear_layers import LinearAttentionLayer, with_ones
+from attn_variants.mechanisms.recurrences.recurrence_layer import Inputs
+from attn_variants.mechanisms.recurrences.scan import effective_weights
+
+
+def independent(features: int, size: int, generator: Generator | None = None) -> Tensor:
+    """Gaussian directions [features, size], float32, N(0, 1)."""
+    return torch.randn(features, size, generator=generator)
+
+
+def orthogonal(features: int, size: int, generator: Generator | None = None) -> Tensor:
+    """Directions [features, size], float32, each distributed as N(0, I) and orthogonal within blocks of `size`.
+
+    Directions of a random orthogonal matrix, with the lengths of independent Gaussian ones (Choromanski et al. 2021,
+    arXiv 2009.14794, §3.2 and appendix B); the last block is cut where `size` does not divide `features`.
+    """
+    blocks = -(-features // size)
+    gaussian = torch.randn(blocks, size, size, generator=generator)
+    unit, upper = torch.linalg.qr(gaussian)
+    # Signs make the directions uniform: QR alone prefers those with a positive first product.
+    unit = unit * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    lengths = independent(features, size, generator).norm(dim=-1, keepdim=True)
+    directions: Tensor = unit.transpose(-1, -2).reshape(-1, size)[:features] * lengths
+    return directions
+
+
+class Memory(NamedTuple):
+    """What is remembered of all earlier tokens.
+
+    `sums` [batch, heads, features, value_size + 1] relative to the largest log feature `top` [batch, heads]; `seen`
+    [batch, heads, value_size + 1], the plain sum of values. Where the last entry of `seen`, a count, is zero, `top`
+    means nothing.
+    """
+
+    sums: Tensor
+    seen: Tensor
+    top: Tensor
+
+
+def log_features(rows: Tensor, projection: Tensor) -> Tensor:
+    """ω·x - |x|²/2 of x = rows / size^(1/4), for each row ω of `projection` [features, size]."""
+    scaled: Tensor = rows * rows.shape[-1] ** -0.25
+    return torch.matmul(scaled, projection.transpose(0, 1)) - scaled.square().sum(-1, keepdim=True) / 2
+
+
+def query_features(logs: Tensor, epsilon: float) -> Tensor:
+    """Features of queries, the largest of each query being 1."""
+    return (logs - logs.amax(-1, keepdim=True)).exp() + epsilon
+
+
+def causal_steps(query: Tensor, log_key: Tensor, value: Tensor, before: Memory | None) -> tuple[Steps, Tensor]:
+    """The recurrence without its ε, and the largest log feature [batch, tokens, heads] up to every token.
+
+    `query` are features; `log_key` is -inf where a token is padded.
+    """
+    top = log_key.amax(-1)
+    start = torch.full_like(top[:, :1], -torch.inf)
+    if before is not None:
+        start = torch.where(before.seen[..., -1] > 0, before.top, -torch.inf)[:, None]
+    running = torch.cat([start, top], dim=1).cummax(dim=1).values
+    known = running[:, :-1] > -torch.inf
+    running = torch.where(running > -torch.inf, running, 0)
+    earlier, running = running[:, :-1], running[:, 1:]
+    decay = torch.where(known, earlier - running, 0)
+    return Steps(query, (log_key - running[..., None]).exp(), value, decay[..., None]), running
+
+
+def causal_sums(
+    parts: tuple[Tensor, Tensor, Tensor],
+    before: Memory | None,
+    *,
+    plan: RecurrencePlan,
+    chunk: int,
+    epsilon: float,
+) -> tuple[Tensor, Memory]:
+    """Sums over earlier keys, and the memory after them, of features of queries, log features of keys, and values.
+
+    As of `causal_steps`; `plan` chooses who computes.
+    """
+    query, log_key, value = parts
+    steps, running = causal_steps(query, log_key, value, before)
+    out, sums = plan.run(steps, None if before is None else before.sums, chunk)
+    seen = value.cumsum(1) if before is None else value.cumsum(1) + before.seen[:, None]
+    out = out + epsilon * query.sum(-1, keepdim=True) * seen
+    return out, Memory(sums, seen[:, -1], running[:, -1])
+
+
+def full_sums(query: Tensor, log_key: Tensor, value: Tensor, epsilon: float) -> Tensor:
+    """Sums over all keys; `query` are features."""
+    key = key_features(log_key, epsilon)
+    query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
+    return torch.matmul(query, torch.matmul(key.transpose(-1, -2), value)).transpose(1, 2)
+
+
+def key_features(log_key: Tensor, epsilon: float) -> Tensor:
+    """Features of keys, the largest of all keys of a head being 1."""
+    top = log_key.amax((1, 3), keepdim=True)
+    return (log_key - torch.where(top > -torch.inf, top, 0)).exp() + epsilon
+
+
+def pair_sums(query: Tensor, log_key: Tensor, value: Tensor, *, causal: bool, epsilon: float) -> Tensor:
+    """The share of every key in the sums, before they are divided, [batch, heads, query, key]."""
+    real = value[..., -1].transpose(1, 2)[:, :, None, :]
+    if causal:
+        steps, _ = causal_steps(query, log_key, value, None)
+        extra = epsilon * query.sum(-1).transpose(1, 2)[..., None]
+        return (effective_weights(steps) + extra.expand(-1, -1, -1, real.shape[-1]).tril()) * real
+    return pairs(query, key_features(log_key, epsilon), causal=False) * real
+
+
+def pairs(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
+    """Products of features, [batch, heads, query, key], where causal those of later keys zero."""
+    products = torch.matmul(query.transpose(1, 2), key.permute(0, 2, 3, 1))
+    return products.tril() if causal else products
+
+
+def shares(sums: Tensor) -> Tensor:
+    """Sums [..., key] as shares that sum to one; zeros stay zeros."""
+    total = sums.sum(-1, keepdim=True)
+    return sums / torch.where(total > 0, total, 1)
+
+
+def quotient(sums: Tensor) -> Tensor:
+    """Sums [..., value_size + 1] of values by those of ones, [..., value_size]; 0 where nothing was seen."""
+    ones = sums[..., -1:]
+    return sums[..., :-1] / torch.where(ones > 0, ones, 1)
+
+
+class RandomFeatureLayer(LinearAttentionLayer):
+    """Linear attention whose features are of random directions, `projection` [features, key_size].
+
+    The projection is a buffer: it is saved with the layer, and only `redraw` changes it.
+    """
+
+    projection: Tensor
+
+    def __init__(
+        self, heads: Heads, *, width: int, causal: bool, bias: bool, chunk: int, features: int, epsilon: float
+    ) -> None:
+        super().__init__(heads, width=width, causal=causal, bias=bias, chunk=chunk)
+        self.epsilon = epsilon
+        self.register_buffer("projection", orthogonal(features, heads.key_size))
+
+    def redraw(self, generator: Generator | None = None) -> None:
+        """Draw new orthogonal directions, as the paper does every so many training steps.
+
+        Raises `WrongState` in evaluation mode, where outputs must stay what they are.
+        """
+        if not self.training:
+            raise WrongState("performer: the directions are frozen in evaluation; call train() before redraw()")
+        features, size = self.projection.shape
+        fresh = orthogonal(features, size, generator)
+        self.projection.copy_(fresh)
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Sums of values by sums of ones, projected."""
+        projected: Tensor = self.output(quotient(out).flatten(-2).to(rows.dtype))
+        return projected
+
+
+class ReluFeatureLayer(RandomFeatureLayer):
+    """Features max(ω·x, 0) + ε (Choromanski et al. 2021, §4.2: the generalised kernel)."""
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Features of queries and keys, and values with a column of ones."""
+        directions = wide(self.projection).transpose(0, 1)
+        query, key = (relu(wide(rows) @ directions) + self.epsilon for rows in (inputs.query, inputs.key))
+        return Steps(query, key, with_ones(inputs.value, key))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        steps, _ = self.read(query, source, keep)
+        return shares(pairs(steps.query, steps.key, causal=self.causal))
+
+
+class SoftmaxFeatureLayer(RandomFeatureLayer):
+    """Features e^(ω·x - |x|²/2): softmax attention in expectation."""
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Features of queries, logarithms of those of keys, and values with a column of ones."""
+        projection = wide(self.projection)
+        query, key = (log_features(wide(rows), projection) for rows in (inputs.query, inputs.key))
+        return Steps(query_features(query, self.epsilon), key, with_ones(inputs.value, key))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        """
+        parts = self._masked(query, source, keep)
+        if not self.causal:
+            sums = full_sums(*parts, self.epsilon)
+        elif query.shape[1]:
+            sums, _ = self._sums(parts, None, self.chunk)
+        else:
+            sums = parts[2]
+        return self.finish(sums, query)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        parts = self._masked(query, source, keep)
+        return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+
+        Reads and replaces the state "memory": "S" [requests, heads, features, value_size + 1], "seen" [requests, heads,
+        value_size + 1] and "top" [requests, heads], all float32; see `Memory`.
+        """
+        held = state["memory"].read()
+        steps, _ = self._steps(query[None], batch.positions[None], None, None)
+        before = Memory(*(held[name].to(steps.value.dtype) for name in ("S", "seen", "top")))
+        if batch.decoding:
+            query_rows, key, value = (part.transpose(0, 1) for part in steps[:3])
+            sums, after = self._sums((query_rows, key, value), before, 1)
+            sums = sums.transpose(0, 1)
+        else:
+            pieces, memories = [], []
+            for span in batch.spans():
+                query_rows, key, value = (part[:, span.start : span.stop] for part in steps[:3])
+                known = Memory(*(part[span.request, None] for part in before))
+                seen, memory = self._sums((query_rows, key, value), known, self.chunk)
+                pieces.append(seen)
+                memories.append(memory)
+            sums = torch.cat(pieces, dim=1)
+            after = Memory(*(torch.cat(parts) for parts in zip(*memories, strict=True)))
+        kept = zip(("S", "seen", "top"), after, strict=True)
+        state["memory"].write({name: part.to(held[name].dtype) for name, part in kept})
+        return self.finish(sums, query[None])[0]
+
+    def _sums(self, parts: tuple[Tensor, Tensor, Tensor], before: Memory | None, chunk: int) -> tuple[Tensor, Memory]:
+        """Sums over earlier keys; see `causal_sums`."""
+        return causal_sums(parts, before, plan=self.plan, chunk=chunk, epsilon=self.epsilon)
+
+    def _masked(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of queries, log features of keys, -inf where padded, and values, zero there."""
+        steps, _ = self.read(rows, source, None)
+        if keep is None:
+            return steps.query, steps.key, steps.value
+        real = keep[..., None, None]
+        return steps.query, torch.where(real, steps.key, -torch.inf), torch.where(real, steps.value, 0)

@@ -1,0 +1,245 @@
+"""Three forms of a gated linear recurrence: token by token, all pairs at once, and by chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from attn_core.kernels.recurrence import Steps
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def recurrent(steps: Steps, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Outputs [batch, tokens, heads, value_size] and the memory [batch, heads, key_size, value_size] after them.
+
+    `before` is the memory at the start, None for an empty one.
+    """
+    memory = steps.nothing() if before is None else before
+    outs = []
+    for token in range(steps.key.shape[1]):
+        memory = updated(steps, token, memory)
+        outs.append(read(memory, steps.query[:, token]))
+    return torch.stack(outs, dim=1) if outs else steps.value[:, :0], memory
+
+
+def updated(steps: Steps, token: int, memory: Tensor) -> Tensor:
+    """The memory [batch, heads, key_size, value_size] after one token."""
+    key, value = steps.key[:, token], steps.value[:, token]
+    if steps.decay is not None:
+        memory = memory * steps.decay[:, token].exp()[..., None]
+    if steps.strength is not None:
+        value = steps.strength[:, token, :, None] * (value - read(memory, key))
+    return torch.addcmul(memory, key[..., None], value[..., None, :])
+
+
+def read(memory: Tensor, query: Tensor) -> Tensor:
+    """What queries [batch, heads, key_size] read, [batch, heads, value_size]."""
+    return torch.matmul(query[..., None, :], memory)[..., 0, :]
+
+
+def faded_pairs(query: Tensor, key: Tensor, faded: Tensor | None) -> Tensor:
+    """Entry [i, j] is Σ_c q_ic k_jc e^(faded_ic - faded_jc) for j ≤ i and zero for j > i."""
+    if faded is None or query.shape[-2] == 0:
+        return torch.matmul(query, key.transpose(-1, -2)).tril_()
+    if faded.shape[-1] > 1:
+        return by_halves(query, key, faded)
+    # Later keys, whose exponent is above 0, are set aside before the exponential, which could be infinite there.
+    left = (faded - faded.transpose(-1, -2)).clamp(max=0).exp()
+    return torch.matmul(query, key.transpose(-1, -2)).tril_() * left
+
+
+def by_halves(query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
+    """The pairs where each channel fades on its own.
+
+    Queries of the second half of a block meet keys of the first; what fades between them is split at the middle, so
+    that both factors are at most 1. Halves are treated alike, down to single tokens.
+    """
+    tokens = query.shape[-2]
+    padding = (1 << (tokens - 1).bit_length()) - tokens
+    if padding:
+        query, key = (torch.nn.functional.pad(rows, (0, 0, 0, padding)) for rows in (query, key))
+        last = faded[..., -1:, :].expand(*faded.shape[:-2], padding, faded.shape[-1])
+        faded = torch.cat([faded, last], dim=-2)
+    pairs = (query * key).sum(-1)[..., None, None]
+    size = 1
+    while size < tokens:
+        pairs = _joined(pairs, *(_pairwise(rows, size) for rows in (query, key, faded)))
+        size *= 2
+    return pairs[..., 0, :tokens, :tokens]
+
+
+def _pairwise(rows: Tensor, size: int) -> Tensor:
+    """[..., blocks, 2, size, channels] of rows [..., tokens, channels]."""
+    *first, tokens, channels = rows.shape
+    return rows.reshape(*first, tokens // (2 * size), 2, size, channels)
+
+
+def _joined(pairs: Tensor, query: Tensor, key: Tensor, faded: Tensor) -> Tensor:
+    """Pairs of blocks [..., blocks, size, size] as those of blocks twice as large.
+
+    Rows are [..., blocks, 2, size, channels].
+    """
+    middle = faded[..., 0, -1:, :]
+    late = query[..., 1, :, :] * (faded[..., 1, :, :] - middle).exp()
+    early = key[..., 0, :, :] * (middle - faded[..., 0, :, :]).exp()
+    across = torch.matmul(late, early.transpose(-1, -2))
+    first, second = pairs[..., 0::2, :, :], pairs[..., 1::2, :, :]
+    upper = torch.cat([first, torch.zeros_like(across)], dim=-1)
+    return torch.cat([upper, torch.cat([across, second], dim=-1)], dim=-2)
+
+
+def parallel(steps: Steps) -> Tensor:
+    """Outputs [batch, tokens, heads, value_size], from an empty memory."""
+    return torch.matmul(effective_weights(steps), steps.value.transpose(1, 2)).transpose(1, 2)
+
+
+def effective_weights(steps: Steps) -> Tensor:
+    """The weights [batch, heads, query, key] of the values in the outputs; they may be negative and need not sum to 1.
+
+    Additive: decayed products of queries and keys. By the delta rule: these times (I + A)^-1 diag(β), where A holds
+    the decayed products of keys among themselves, times β (Yang et al. 2024, arXiv 2406.06484, §3.2).
+    """
+    query, key = steps.query.transpose(1, 2), steps.key.transpose(1, 2)
+    faded = None if steps.decay is None else steps.decay.cumsum(1).transpose(1, 2)
+    reach = faded_pairs(query, key, faded)
+    if steps.strength is None:
+        return reach
+    strength = steps.strength.transpose(1, 2)
+    overlap = strength[..., None] * faded_pairs(key, key, faded).tril(-1)
+    # reach (I + overlap)^-1, as the solution X of X (I + overlap) = reach.
+    solved: Tensor = torch.linalg.solve_triangular(overlap, reach, upper=False, left=False, unitriangular=True)
+    weights: Tensor = solved * strength[..., None, :]
+    return weights
+
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+def prefixes(transition: Tensor, own: Tensor, product: Product) -> Tensor:
+    """The memory I after every chunk, in the shape of `own`."""
+    # A loop over chunks would be captured anew for every length.
+    prefix = by_doubling if torch.compiler.is_compiling() else one_by_one
+    return prefix(transition, own, product)
+
+
+def one_by_one(transition: Tensor, own: Tensor, product: Product) -> Tensor:
+    """The prefixes with the least work: one product a chunk."""
+    memories = [own[:, 0]]
+    for chunk in range(1, own.shape[1]):
+        memories.append(product(transition[:, chunk], memories[-1]) + own[:, chunk])
+    return torch.stack(memories, dim=1)
+
+
+def by_doubling(transition: Tensor, own: Tensor, product: Product) -> Tensor:
+    """The prefixes in as many rounds as the number of chunks can be halved (Hillis & Steele 1986)."""
+    reach = 1
+    while reach < own.shape[1]:
+        own = own + product(transition, _shifted(own, reach))
+        transition = product(transition, _shifted(transition, reach))
+        reach *= 2
+    return own
+
+
+def _shifted(rows: Tensor, places: int) -> Tensor:
+    """Rows [batch, chunks, ...] moved by some chunks, with zeros before them."""
+    padded = torch.nn.functional.pad(rows, (0, 0) * (rows.dim() - 2) + (places, 0))
+    return padded[:, : rows.shape[1]]
+
+
+class Chunk(NamedTuple):
+    """The steps of every chunk, [batch, chunks, heads, tokens of a chunk, size] each.
+
+    `faded` are the sums of the log decays from the start of the chunk.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    faded: Tensor | None
+    strength: Tensor | None
+
+
+def chunked(steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    """What `recurrent` computes, with `chunk` tokens meeting pair by pair; `before` None is an empty memory."""
+    if steps.key.shape[1] == 0:
+        return steps.value, steps.nothing() if before is None else before
+    part = _chunks(steps, chunk)
+    out, after = _additive(part, before) if part.strength is None else _delta(part, part.strength, before)
+    return out.transpose(2, 3).flatten(1, 2)[:, : steps.key.shape[1]], after
+
+
+def _chunks(steps: Steps, chunk: int) -> Chunk:
+    query, key, value, decay, strength = (
+        None if part is None else _split(part, chunk)
+        for part in (*steps[:4], None if steps.strength is None else steps.strength[..., None])
+    )
+    return Chunk(query, key, value, None if decay is None else decay.cumsum(-2), strength)  # type: ignore[arg-type]
+
+
+def _split(rows: Tensor, chunk: int) -> Tensor:
+    """[batch, chunks, heads, chunk, size] of [batch, tokens, heads, size], with rows of zeros at the end."""
+    chunks = (rows.shape[1] + chunk - 1) // chunk
+    padded = pad(rows, (0, 0, 0, 0, 0, chunks * chunk - rows.shape[1]))
+    # Contiguous, or every product would copy it once more.
+    return padded.reshape(rows.shape[0], chunks, chunk, *rows.shape[2:]).transpose(2, 3).contiguous()
+
+
+def _additive(part: Chunk, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs [batch, chunks, heads, tokens, value_size] and the memory after them."""
+    own = torch.matmul(_late(part).transpose(-1, -2), part.value)
+    if part.faded is None:
+        until = own.cumsum(1) if before is None else own.cumsum(1) + before[:, None]
+        start = _earlier(until, before)
+    else:
+        left = part.faded[..., -1, :].exp()[..., None]
+        start, until = _memories(left, own, before, torch.mul)
+    reach = faded_pairs(part.query, part.key, part.faded)
+    return torch.matmul(reach, part.value).add_(torch.matmul(_early(part.query, part), start)), until[:, -1]
+
+
+def _delta(part: Chunk, strength: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same for the delta rule, by the WY form (Yang et al. 2024, arXiv 2406.06484, §3.2; 2412.06464, §3.3).
+
+    What a chunk writes is U - W S for the memory S before it, where U and W solve one triangular system.
+    """
+    size = part.value.shape[-1]
+    overlap = strength * faded_pairs(part.key, part.key, part.faded).tril(-1)
+    told = strength * torch.cat([part.value, _early(part.key, part)], dim=-1)
+    solved = torch.linalg.solve_triangular(overlap, told, upper=False, unitriangular=True)
+    written, corrected = solved[..., :size], solved[..., size:]
+    late = _late(part).transpose(-1, -2)
+    # Both products at once: what a chunk adds, and what it takes from the memory before it.
+    effect = torch.matmul(late, solved)
+    same = torch.eye(effect.shape[-2], dtype=effect.dtype, device=effect.device)
+    left = same if part.faded is None else same * part.faded[..., -1, :].exp()[..., None]
+    start, until = _memories(left - effect[..., size:], effect[..., :size], before, torch.matmul)
+    news = written - torch.matmul(corrected, start)
+    reach = faded_pairs(part.query, part.key, part.faded)
+    return torch.matmul(reach, news).add_(torch.matmul(_early(part.query, part), start)), until[:, -1]
+
+
+def _memories(left: Tensor, own: Tensor, before: Tensor | None, product: Product) -> tuple[Tensor, Tensor]:
+    """The memory before and after every chunk, [batch, chunks, heads, key_size, value_size] each."""
+    if before is not None:
+        first = own[:, :1] + product(left[:, :1], before[:, None])
+        own = torch.cat([first, own[:, 1:]], dim=1)
+    until = prefixes(left, own, product)
+    return _earlier(until, before), until
+
+
+def _earlier(until: Tensor, before: Tensor | None) -> Tensor:
+    """The memory before every chunk, of that after it."""
+    first = torch.zeros_like(until[:, :1]) if before is None else before[:, None]
+    return torch.cat([first, until[:, :-1]], dim=1)
+
+
+def _early(rows: Tensor, part: Chunk) -> Tensor:
+    """Rows times what is left, at their token, of the memory before the chunk."""
+    return rows if part.faded is None else rows * part.faded.exp()
+
+
+def _late(part: Chunk) -> Tensor:
+    """Keys times what is left of them at the end of the chunk."""
+    return part.key if part.faded is None else part.key * (part.faded[..., -1:, :] - part.faded).exp()

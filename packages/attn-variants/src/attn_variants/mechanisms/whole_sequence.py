@@ -1,0 +1,59 @@
+"""What mechanisms that need the whole sequence share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape
+from attn_core.errors import Incompatible
+
+from attn_variants.mechanisms.computed import multi_heads
+
+ENCODER = frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
+"""Of approximations that see a whole sequence at once."""
+
+
+SHARED = 3
+"""Projections where queries are keys too."""
+
+
+class WholeSequence(ComputedMechanism):
+    """A mechanism without a causal form: what a token may see depends on all tokens."""
+
+    projections = 4
+    """Matrices of the width between inputs and heads, the output's among them."""
+
+    @abstractmethod
+    def attention(self, config: MechanismConfig) -> Any:
+        """A fresh module that computes what lies between the projections; see `WholeLayer`."""
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `WholeLayer`; raises as `heads` does."""
+        from attn_variants.mechanisms.whole_sequence_layer import WholeLayer
+
+        heads = self.heads(config)
+        inner = self.attention(config)
+        return WholeLayer(inner, heads, width=config.width, bias=config.bias, shared=self.projections == SHARED)
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config; raises `Incompatible` for causal or rotary ones, `InvalidValue` for shared ones."""
+        if config.causal:
+            message = f"mechanism {self.name!r} sees the whole sequence at once: configure it with causal=False"
+            raise Incompatible(message, mechanism=self.name)
+        return multi_heads(config, self.name)
+
+    def inner_size(self, config: MechanismConfig) -> tuple[int, int]:
+        """Heads and the elements of one."""
+        return config.heads, config.head_layout.key_size
+
+    def projected(self, config: MechanismConfig, shape: Shape) -> int:
+        """FLOPs of the projections."""
+        heads, size = self.inner_size(config)
+        return 2 * shape.batch * shape.query * self.projections * config.width * heads * size
+
+    def weights(self, config: MechanismConfig) -> int:
+        """Parameters of the projections."""
+        heads, size = self.inner_size(config)
+        biases = (self.projections - 1) * heads * size + config.width if config.bias else 0
+        return self.projections * config.width * heads * size + biases

@@ -1,0 +1,64 @@
+"""The layer of mechanisms that need the whole sequence before they attend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from attn_core import Heads
+from attn_core.masking import wide
+from torch import Tensor, nn
+
+from attn_variants.mechanisms.layer_utils import refuse_source
+
+
+class WholeLayer(nn.Module):
+    """Projections of inputs of `width` around `inner`, which is given all rows of a sequence.
+
+    `inner(query, key, value, keep)` takes [batch, heads, tokens, size] in at least float32 and `keep` [batch, tokens],
+    bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for padding is zeroed. Learned:
+    the projections `query`, `key`, `value` and `output`, and what `inner` has; `shared` queries are the keys too.
+    """
+
+    def __init__(self, inner: nn.Module, heads: Heads, *, width: int, bias: bool, shared: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.inner = inner
+        into = heads.query * heads.key_size
+        self.query = nn.Linear(width, into, bias=bias)
+        self.key = None if shared else nn.Linear(width, into, bias=bias)
+        self.value = nn.Linear(width, heads.query * heads.value_size, bias=bias)
+        self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        for linear in (self.query, self.key, self.value, self.output):
+            if linear is None:
+                continue
+            nn.init.xavier_uniform_(linear.weight)
+            if bias:
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        """
+        refuse_source(source)
+        if query.shape[1] == 0:
+            return query.clone()
+        queries = self._rows(self.query, query)
+        keys = queries if self.key is None else self._rows(self.key, query)
+        out = self.inner(queries, keys, self._rows(self.value, query), keep)
+        if keep is not None:
+            out = out.masked_fill(~keep[:, None, :, None], 0.0)
+        projected: Tensor = self.output(out.transpose(1, 2).flatten(-2).to(query.dtype))
+        return projected
+
+    def _rows(self, linear: Any, rows: Tensor) -> Tensor:
+        return wide(linear(rows).unflatten(-1, (self.heads.query, -1)).transpose(1, 2))
+
+
+def ranks(keep: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The place of each token among the real ones [batch, tokens] and their number [batch, 1], int64; `like`
+    [batch, heads, tokens, size]."""
+    batch, _, tokens, _ = like.shape
+    real = torch.ones(batch, tokens, dtype=torch.int64, device=like.device) if keep is None else keep.to(torch.int64)
+    return real.cumsum(-1) - 1, real.sum(-1, keepdim=True)

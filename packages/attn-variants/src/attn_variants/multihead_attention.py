@@ -1,0 +1,312 @@
+"""A stand-in for `torch.nn.MultiheadAttention` that computes any mechanism."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Operands, installed
+from attn_core.errors import Incompatible, InvalidValue
+from torch import Tensor, nn
+
+from attn_variants.compute.plain import attention_weights, dropped, summed
+from attn_variants.display import describe, summary
+from attn_variants.dropping import dropping
+from attn_variants.functional import causal_mask, kernels_for
+from attn_variants.layers import configured
+from attn_variants.spec_layer import SpecLayer
+from attn_variants.tensor_masks import with_tensor, without_tensors
+
+Result = tuple[Tensor, Tensor | None]
+"""Outputs, and attention weights where they are wanted."""
+
+
+class MultiheadAttention(nn.Module):
+    """Attention between `query`, `key` and `value`, with the interface of `torch.nn.MultiheadAttention`.
+
+    As in torch, and unlike everywhere else in attn, **True in a mask hides**: `key_padding_mask` is True where a key is
+    padding, a bool `attn_mask` is True where a query may *not* attend to a key. Differences from torch:
+
+    - `batch_first` is True by default.
+    - A query that may attend to no key gives zeros, not NaN.
+    - `is_causal=True` needs no `attn_mask`. Queries are then aligned with the last keys.
+    - `add_bias_kv` and `add_zero_attn` do not exist.
+    - State dicts of torch's module (`in_proj_weight`, ...) can be loaded; those of this one have names of their own.
+
+    Mechanisms of the softmax family (`Mechanism.spec`) take every argument of `forward`. Others, such as "linear" or
+    "mla", compute self-attention of one tensor, without `attn_mask`, and give weights only where they have some; what
+    a mechanism cannot do raises `Incompatible`.
+
+    Args:
+        embed_dim: Size of queries and outputs.
+        num_heads: Number of query heads, each of `embed_dim / num_heads` elements.
+        dropout: The probability with which attention weights become zero in training.
+        bias: Whether the projections have biases.
+        kdim: Size of keys, `embed_dim` by default.
+        vdim: Size of values, `embed_dim` by default.
+        batch_first: Whether tensors are [batch, length, embed_dim], else [length, batch, embed_dim].
+        mechanism: The name of the mechanism.
+        device: Where the parameters live.
+        dtype: The type of the parameters.
+        **options: Further fields of the mechanism's config, such as `num_kv_heads` of "gqa" or `window` of
+            "sliding_window". `causal` is False by default where the mechanism allows it, as masks are given per call.
+
+    Raises:
+        UnknownName: There is no mechanism, or no option, of this name.
+        InvalidValue: A value is not allowed.
+        Incompatible: The mechanism has no dropout of weights, or cannot have a `kdim` or `vdim` of its own.
+    """
+
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+    """Read by `torch.nn.TransformerEncoderLayer`, which then calls this module instead of its fused operator."""
+
+    def __init__(  # noqa: PLR0913 -- the signature of torch's module
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,  # noqa: FBT001, FBT002 -- as torch's
+        *,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = True,
+        mechanism: str = "mha",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
+        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        self.mechanism: Mechanism = installed().mechanisms.get(mechanism)
+        if self.mechanism.can(Capability.BIDIRECTIONAL):
+            options = {"causal": False} | options
+        self.config: MechanismConfig = configured(
+            self.mechanism, **options, width=embed_dim, heads=num_heads, bias=bias, dropout=dropout
+        )
+        self.dropout = self.config.dropout
+        self.attention: Any = self.mechanism.build(self.config)
+        if (self.kdim, self.vdim) != (embed_dim, embed_dim):
+            self._resize_inputs(bias=bias)
+        self.to(device=device, dtype=dtype)
+        self.register_load_state_dict_pre_hook(load_torch_parameters)  # type: ignore[no-untyped-call]
+        describe(self, self.mechanism, self.config)
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether the mechanism is nothing but projections and a spec, so that any query may meet any key."""
+        return type(self.attention) is SpecLayer and self.attention.inner is None
+
+    def forward(  # noqa: PLR0913 -- the signature of torch's module
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,  # noqa: FBT001, FBT002 -- as torch's
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,  # noqa: FBT001, FBT002 -- as torch's
+        is_causal: bool = False,  # noqa: FBT001, FBT002 -- as torch's
+    ) -> Result:
+        """Attend.
+
+        Args:
+            query: [batch, query_len, embed_dim]; [query_len, batch, embed_dim] unless `batch_first`; or, without a
+                batch, [query_len, embed_dim].
+            key: [batch, key_len, kdim], in the same layout.
+            value: [batch, key_len, vdim], in the same layout.
+            key_padding_mask: [batch, key_len], or [key_len] without a batch. Bool, **True where a key is padding** and
+                gets no weight; or floating point, added to the scores.
+            need_weights: Whether to return attention weights too. They cost memory for all pairs: False is faster.
+            attn_mask: [query_len, key_len] or [batch * num_heads, query_len, key_len]. Bool, **True where a query may
+                not attend to a key**; or floating point, added to the scores.
+            average_attn_weights: Whether weights are the mean over the heads.
+            is_causal: Whether attention is causal. Beside an `attn_mask` it says that this mask is the causal one.
+
+        Returns:
+            Outputs in the layout of the queries, and weights [batch, query_len, key_len], those of each head
+            [batch, num_heads, query_len, key_len] unless averaged, without the batch axis where the inputs have none;
+            None unless `need_weights`.
+
+        Raises:
+            InvalidValue: Shapes or types do not fit.
+            Incompatible: The mechanism cannot do this.
+        """
+        same = Same(keys=key is query, values=value is key)
+        batched = query.dim() == 3
+        query, key, value = (self._batch_first(name, rows, batched=batched) for name, rows in named(query, key, value))
+        self._check_lengths(query, key, value)
+        masks = Masks.of(key_padding_mask, attn_mask, (query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
+        masks = masks.with_hint(is_causal=is_causal)
+        if self.takes_pairs:
+            operands = dataclasses.replace(self.attention.project_each(query, key, value), keep=masks.keep)
+            out, weights = self._attend_pairs(operands, masks, need_weights=need_weights)
+        else:
+            self._check_possible(same, masks, need_weights=need_weights)
+            given = (query, key) if self.mechanism.can(Capability.CROSS) else (query,)
+            out = self.attention(*given, keep=masks.keep)
+            weights = self.attention.weights(*given, keep=masks.keep) if need_weights else None
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+        if not batched:
+            return out[0], None if weights is None else weights[0]
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _attend_pairs(self, operands: Operands, masks: Masks, *, need_weights: bool) -> Result:
+        layer = self.attention
+        spec = masks.narrowed(layer.spec)
+        operands = dropping(operands, layer)
+        weights = None
+        if need_weights:
+            weights = dropped(operands, attention_weights(spec, operands))
+            out = summed(spec, operands, weights)
+            weights = weights.to(operands.value.dtype)
+        else:
+            out = kernels_for(without_tensors(spec), None).run(operands, spec)
+        return layer.output(out.flatten(-2)), weights
+
+    def _check_possible(self, same: Same, masks: Masks, *, need_weights: bool) -> None:
+        """Raise `Incompatible` for what a mechanism that computes in its own way cannot do."""
+        name, cross = self.mechanism.name, self.mechanism.can(Capability.CROSS)
+        if not same.values or not (cross or same.keys):
+            wanted = "key and value must be one tensor" if cross else "query, key and value must be one tensor"
+            raise Incompatible(f"mechanism {name!r} projects its inputs itself: {wanted}", mechanism=name)
+        if masks.mask is not None:
+            message = f"mechanism {name!r} does not compare all pairs: attn_mask must be None, key_padding_mask bool"
+            raise Incompatible(message, mechanism=name)
+        if masks.is_causal and not self.config.causal:
+            message = f"mechanism {name!r} was built to look ahead: build it with causal=True for is_causal=True"
+            raise Incompatible(message, mechanism=name)
+        if masks.keep is not None and not self.mechanism.can(Capability.PADDING):
+            raise Incompatible(f"mechanism {name!r} takes no key_padding_mask", mechanism=name)
+        if need_weights and not self.mechanism.can(Capability.WEIGHTS):
+            message = f"mechanism {name!r} has no attention weights: call it with need_weights=False"
+            raise Incompatible(message, mechanism=name)
+
+    def _batch_first(self, name: str, rows: Tensor, *, batched: bool) -> Tensor:
+        if rows.dim() != (3 if batched else 2):
+            allowed = "[batch, length, embed_dim] for query, key and value, or [length, embed_dim] for all"
+            raise InvalidValue.of(name, tuple(rows.shape), allowed)
+        if not batched:
+            return rows[None]
+        return rows if self.batch_first else rows.transpose(0, 1)
+
+    def _check_lengths(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        batch, keys = query.shape[0], key.shape[1]
+        for name, rows, wanted in (
+            ("query", query, (batch, query.shape[1], self.embed_dim)),
+            ("key", key, (batch, keys, self.kdim)),
+            ("value", value, (batch, keys, self.vdim)),
+        ):
+            if tuple(rows.shape) != wanted:
+                raise InvalidValue.of(f"{name}.shape", tuple(rows.shape), f"{wanted}, [batch, length, size]")
+
+    def _resize_inputs(self, *, bias: bool) -> None:
+        if not self.takes_pairs or self.attention.key is None:
+            name = self.mechanism.name
+            raise Incompatible(f"mechanism {name!r} takes keys and values of size embed_dim only", mechanism=name)
+        self.attention.key = nn.Linear(self.kdim, self.attention.key.out_features, bias=bias)
+        self.attention.value = nn.Linear(self.vdim, self.attention.value.out_features, bias=bias)
+        self.attention.reset_parameters()
+
+    def extra_repr(self) -> str:
+        """Mechanism, heads and causality."""
+        return summary(self.mechanism, self.config)
+
+
+class Same(NamedTuple):
+    """Whether keys are the tensor of the queries, and values that of the keys."""
+
+    keys: bool
+    values: bool
+
+
+class Masks(NamedTuple):
+    """The masks of a call in the convention of attn: True means that a key may be attended to.
+
+    `keep` [batch, key_len] is a bool padding mask; `mask` is bool or an additive bias and broadcasts to [batch,
+    num_heads, query_len, key_len].
+    """
+
+    keep: Tensor | None
+    mask: Tensor | None
+    is_causal: bool = False
+
+    @classmethod
+    def of(cls, padding: Tensor | None, mask: Tensor | None, shape: tuple[int, int, int, int]) -> Masks:
+        """From torch's masks, for [batch, num_heads, query_len, key_len]; raises `InvalidValue`."""
+        batch, heads, queries, keys = shape
+        if padding is not None:
+            padding = padding[None] if padding.dim() == 1 and batch == 1 else padding
+            check_mask("key_padding_mask", padding, [(batch, keys)])
+        if mask is not None:
+            check_mask("attn_mask", mask, [(queries, keys), (batch * heads, queries, keys)])
+            mask = mask.view(batch, heads, queries, keys) if mask.dim() == 3 else mask
+            mask = ~mask if mask.dtype == torch.bool else mask
+        if padding is None or padding.dtype == torch.bool:
+            return cls(None if padding is None else ~padding, mask)
+        bias = padding[:, None, None, :]
+        if mask is not None and mask.dtype == torch.bool:
+            return cls(None, bias.masked_fill(~mask, -torch.inf))
+        return cls(None, bias if mask is None else bias + mask)
+
+    def with_hint(self, *, is_causal: bool) -> Masks:
+        """Where a mask is said to be the causal one, and aligned as ours is, the rule in place of the tensor."""
+        if not is_causal or self.mask is None:
+            return self._replace(is_causal=is_causal)
+        square = self.mask.dim() == 2 and self.mask.shape[0] == self.mask.shape[1]
+        return self._replace(mask=None, is_causal=True) if square else self
+
+    def narrowed(self, spec: AttentionSpec) -> AttentionSpec:
+        """The spec under these masks too."""
+        causal = dataclasses.replace(spec, mask=causal_mask(spec.mask, is_causal=self.is_causal))
+        return with_tensor(causal, self.mask)
+
+
+def named(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, Tensor]]:
+    """The inputs with their names, for errors."""
+    return [("query", query), ("key", key), ("value", value)]
+
+
+def check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
+    """Raise `InvalidValue` unless the mask is bool or floating point and has one of these shapes."""
+    if tuple(mask.shape) not in shapes:
+        raise InvalidValue.of(f"{name}.shape", tuple(mask.shape), " or ".join(map(str, shapes)))
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        raise InvalidValue.of(f"{name}.dtype", str(mask.dtype), "torch.bool (True hides) or a floating-point bias")
+
+
+TORCH_NAMES: Mapping[str, str] = {
+    "q_proj_weight": "attention.query.weight",
+    "k_proj_weight": "attention.key.weight",
+    "v_proj_weight": "attention.value.weight",
+    "out_proj.weight": "attention.output.weight",
+    "out_proj.bias": "attention.output.bias",
+}
+"""Parameters of `torch.nn.MultiheadAttention` that this module has as they are, by name."""
+
+
+def load_torch_parameters(module: MultiheadAttention, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Rename and split the parameters of a `torch.nn.MultiheadAttention` in `state_dict`, where it has them.
+
+    A hook of `load_state_dict`; the last of `others` is the list of error messages.
+    """
+    errors: list[str] = others[-1]
+    for theirs, ours in TORCH_NAMES.items():
+        if prefix + theirs in state_dict:
+            state_dict[prefix + ours] = state_dict.pop(prefix + theirs)
+    for kind in ("weight", "bias"):
+        joint = state_dict.pop(f"{prefix}in_proj_{kind}", None)
+        if joint is None:
+            continue
+        parts = {name: getattr(module.attention, name, None) for name in ("query", "key", "value")}
+        sizes = [part.out_features for part in parts.values() if isinstance(part, nn.Linear)]
+        if len(sizes) != 3 or sum(sizes) != joint.shape[0]:
+            needed = f"{sizes} rows of query, key and value in mechanism {module.mechanism.name!r}"
+            errors.append(f"{prefix}in_proj_{kind} has {joint.shape[0]} rows, not {needed}")
+            continue
+        for name, part in zip(parts, joint.split(sizes), strict=True):
+            state_dict[f"{prefix}attention.{name}.{kind}"] = part

@@ -1,0 +1,309 @@
+"""The layer that computes any `AttentionSpec`: projections, rotary positions, a kernel, the output."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from attn_core import AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, Operands, RaggedBatch
+from attn_core.errors import InvalidValue, WrongState
+from attn_core.kernels.block import AttentionParts
+from attn_core.kernels.linear import Pack
+from torch import Tensor, nn
+
+from attn_variants.compute.norm import normed
+from attn_variants.compute.plain import attention_weights
+from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.drawing import named_weights, part_weights
+from attn_variants.dropping import dropping
+from attn_variants.joint import JointProjection
+from attn_variants.mechanisms.layer_utils import by_heads
+from attn_variants.packing import forward_packed
+from attn_variants.paged_plan import PagedPlan, Reached
+from attn_variants.plan import KernelPlan
+from attn_variants.stepping import attend_ragged, turns_of
+
+
+class SpecLayer(nn.Module):
+    """Attention of a spec over inputs of `width`.
+
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
+    parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
+    module, computes what lies between projections and output. A layer that `borrows` attends to keys and values that
+    another one lends, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` heads are
+    those before they meet, where they change. Whole sequences in training lose weights with probability `dropout`.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        *,
+        width: int,
+        bias: bool,
+        inner: InnerAttention | None = None,
+        borrows: bool = False,
+        projected: Heads | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        heads = spec.heads
+        own = projected or heads
+        self.spec = spec
+        self.borrows = borrows
+        self.dropout = dropout
+        self.query: nn.Module = nn.Linear(width, heads.query * own.key_size, bias=bias)
+        self.key: nn.Module | None = None
+        self.value: nn.Module | None = None
+        if not borrows and spec.score.reads_keys:
+            self.key = nn.Linear(width, heads.key_value * own.key_size, bias=bias)
+        if not borrows:
+            self.value = nn.Linear(width, heads.key_value * own.value_size, bias=bias)
+        self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        self.score = part_weights(spec.score, heads)
+        modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
+        self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
+        self.distribution = part_weights(spec.distribution, heads)
+        self.norm = part_weights(spec.norm, heads, without="key_gain" if borrows else None)
+        self.inner: Any = inner
+        self.joint: JointProjection | None = None
+        self._counts = spec.cross and spec.located
+        self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
+        self.use_kernel(None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projections anew."""
+        for linear in self._projections():
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the projections for serving; those of one input as one."""
+        query, *memory, output = self._projections()
+        self.output = pack([output])
+        if self.borrows:
+            self.query = pack([query])
+            return
+        if self.spec.cross or self.key is None:
+            packed = [pack([part]) for part in memory]
+            self.query, self.value = pack([query]), packed[-1]
+            self.key = packed[0] if self.key is not None else None
+            return
+        key, value = memory
+        self.joint = JointProjection(
+            pack([query, key, value]), [query.out_features, key.out_features, value.out_features]
+        )
+        self.query, self.key, self.value = self.joint.parts()
+
+    def parts(self) -> AttentionParts | None:
+        """What the layer is made of once it is packed; None where that is not all that it computes."""
+        if self.joint is None or self.inner is not None or type(self) is not SpecLayer:
+            return None
+        turns = partial(turns_of, self)
+        return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, turns=turns)
+
+    def use_kernel(self, name: str | None) -> None:
+        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        self._plan = KernelPlan(self.spec, name)
+        # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
+        last = dataclasses.replace(self.spec, mask=Full()) if self.spec.mask.kind == "causal" else self.spec
+        self._last_plan = KernelPlan(last, name)
+        # A kernel that is asked for by name is the one that computes, in steps too.
+        self._paged = PagedPlan(self.spec) if name is None and self.inner is None else None
+        self.last_needs_positions = last.located or self.inner is not None
+
+    def forward(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        borrowed: Fields | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Attend over whole sequences; each row holds texts of these `lengths` end to end, where they are given.
+
+        `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None; `keep`
+        [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
+        Returns [batch, query, width].
+        """
+        if lengths is not None:
+            return forward_packed(self, query, lengths, {"source": source, "keep": keep, "borrowed": borrowed})
+        out = self.attend(query, dropping(self._operands(query, source, keep, borrowed), self))
+        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        keep: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        operands = self._operands(query, source, keep, borrowed)
+        if self.inner is None:
+            return attention_weights(self.spec, operands)
+        weights: Tensor = self.inner.weights(query, operands, partial(attention_weights, self.spec))
+        return weights
+
+    def lend(self, query: Tensor) -> Fields:
+        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width], turned."""
+        key, value = self.project_memory(query, self.turns_to(query.shape[-2], query))
+        return self.remembered(query, key, value)
+
+    def encode(self, source: Tensor) -> Mapping[str, Fields]:
+        """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
+        return {"source": self.remembered(source, *self._memory(source))}
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        out = attend_ragged(self, query, batch, state)
+        return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def attend(self, rows: Tensor, operands: Operands) -> Tensor:
+        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, width]."""
+        return self._attend(rows, operands, self._plan)
+
+    def attend_last(self, rows: Tensor, operands: Operands) -> Tensor:
+        """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
+        return self._attend(rows, operands, self._last_plan)
+
+    def reach(self, query: Tensor, view: Any) -> Reached | None:
+        """The rows of a view where they lie, for queries like these; None where no kernel meets them there."""
+        return None if self._paged is None else self._paged.reach(query, view)
+
+    def operands(
+        self,
+        query: Tensor,
+        fields: Fields,
+        keep: Tensor | None = None,
+        positions: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> Operands:
+        """Operands of queries [batch, query, heads, key_size] and remembered fields [batch, key, ...].
+
+        `positions` are those of queries and keys; see `Operands`.
+        """
+        return Operands(
+            query=query,
+            key=fields["key"] if self.spec.score.reads_keys else fields["value"][..., :0],
+            value=fields["value"],
+            query_positions=positions[0],
+            key_positions=positions[1],
+            keep=keep,
+            parameters=self.part_weights(),
+            fields={} if self.inner is None else fields,
+        )
+
+    def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
+        """The fields of rows [..., width] with these keys, which are left out where no score reads them, and values."""
+        read = {"key": key} if self.spec.score.reads_keys else {}
+        return {**read, "value": value, **self.further(rows)}
+
+    def further(self, rows: Tensor) -> Fields:
+        """What the inner module remembers of rows [..., width], besides keys and values."""
+        remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
+        return remembered
+
+    def project_query(self, rows: Tensor) -> Tensor:
+        """Queries [..., heads, key_size] of rows [..., width], normed where the spec says so, not yet rotated."""
+        heads = self.spec.heads
+        query = by_heads(self.query(rows), heads.query)
+        return self._normed(query, "query_gain")
+
+    def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
+        if self.joint is None:
+            return self.project_turned(rows, turn), *self.project_memory(rows, turn)
+        heads = self.spec.heads
+        query, key, value = self.joint(rows)
+        query = self._normed(by_heads(query, heads.query), "query_gain")
+        key = self._normed(by_heads(key, heads.key_value), "key_gain")
+        return self._turned(query, turn), self._turned(key, turn), by_heads(value, heads.key_value)
+
+    def project_turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
+        """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
+        return self._turned(self.project_query(rows), turn)
+
+    def project_memory(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor]:
+        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, width]."""
+        key, value = self._memory(rows)
+        return self._turned(key, turn), value
+
+    def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> Operands:
+        """Projections of inputs that differ: [batch, query_len, width], [batch, key_len, width] and the same.
+
+        Queries are aligned with the last keys, unless the spec is cross. Raises `InvalidValue` where rotary positions
+        are turned and there are more queries than keys.
+        """
+        projected, (keys, values) = self.project_query(query), self._memory(key, value)
+        turn = self.turns_to(key.shape[-2], key)
+        if turn is not None:
+            first = key.shape[-2] - query.shape[-2]
+            if first < 0:
+                raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
+            projected, keys = self._turned(projected, turn.at(slice(first, None))), self._turned(keys, turn)
+        fields = {"key": keys, "value": values}
+        return self.operands(projected, fields, None, (self._query_places(query), None))
+
+    def turns_to(self, length: int, like: Tensor) -> Turns | None:
+        """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
+        if self.spec.rotary is None:
+            return None
+        return turns_to(self.spec.rotary, self.rotated, length, like)
+
+    def part_weights(self) -> Mapping[str, Tensor]:
+        """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`."""
+        modifiers = {f"modifiers.{kind}": part for kind, part in self.modifiers.items()}
+        return named_weights({"score": self.score, **modifiers, "distribution": self.distribution})
+
+    def _normed(self, rows: Tensor, gain: str) -> Tensor:
+        if self.norm is None or self.spec.norm is None:
+            return rows
+        return normed(rows, self.norm.named().get(gain), self.spec.norm)
+
+    def _turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
+        if turn is None or self.spec.rotary is None or not rows.shape[-1]:
+            return rows
+        return rotate(rows, turn, interleaved=self.spec.rotary.interleaved)
+
+    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:
+        if self.inner is None:
+            return plan.run(operands)
+        out: Tensor = self.inner(rows, operands, plan.run)
+        return out.reshape(*rows.shape[:-1], self.spec.heads.query, self.spec.heads.value_size)
+
+    def _projections(self) -> list[nn.Linear]:
+        own = (self.query, self.key, self.value, self.output)
+        return [cast("nn.Linear", module) for module in own if module is not None]
+
+    def _query_places(self, query: Tensor) -> Tensor | None:
+        """Positions [1, query_len] of queries that attend to another sequence: counted from 0, not aligned with it."""
+        return torch.arange(query.shape[-2], device=query.device)[None] if self._counts else None
+
+    def _memory(self, rows: Tensor, value_rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        heads = self.spec.heads
+        if self.value is None:
+            raise WrongState("a layer that borrows has no keys and values: give it those that another one lends")
+        value = by_heads(self.value(rows if value_rows is None else value_rows), heads.key_value)
+        if self.key is None:
+            return value[..., :0], value
+        return self._normed(by_heads(self.key(rows), heads.key_value), "key_gain"), value
+
+    def _operands(
+        self, query: Tensor, source: Tensor | None, keep: Tensor | None, borrowed: Fields | None = None
+    ) -> Operands:
+        if self.spec.cross != (source is not None):
+            allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
+            raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
+        if source is not None:
+            projected = self.project_query(query)
+            fields = self.remembered(source, *self._memory(source))
+        else:
+            fields = self.lend(query) if borrowed is None else borrowed
+            projected = self.project_turned(query, self.turns_to(query.shape[-2], query))
+        return self.operands(projected, fields, keep, (self._query_places(query), None))

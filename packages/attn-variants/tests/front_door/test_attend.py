@@ -1,0 +1,179 @@
+"""`attn_variants.attend` against torch's scaled_dot_product_attention, FlexAttention's conventions and the layers."""
+
+import pytest
+import torch
+from attn_core import Causal, Window
+from attn_core.distributions import SoftmaxWithSink
+from attn_core.errors import InvalidValue, KernelRefused
+from attn_core.masks import Predicate, Prefix
+from attn_core.modifiers import Alibi, SoftCap
+from attn_core.scores import Cosine, Dot
+from attn_variants import attend
+from torch.nn.functional import scaled_dot_product_attention
+
+TOLERANCE = {"rtol": 0, "atol": 1e-12}
+
+
+def tensors(batch=2, heads=4, kv_heads=4, queries=6, keys=6, size=8, value_size=8):
+    return (
+        torch.randn(batch, heads, queries, size, dtype=torch.float64, requires_grad=True),
+        torch.randn(batch, kv_heads, keys, size, dtype=torch.float64, requires_grad=True),
+        torch.randn(batch, kv_heads, keys, value_size, dtype=torch.float64, requires_grad=True),
+    )
+
+
+def compare(ours, theirs, given):
+    """Outputs and gradients of both."""
+    assert torch.allclose(ours, theirs, **TOLERANCE)
+    along = torch.randn_like(theirs)
+    for mine, other in zip(
+        torch.autograd.grad(ours, given, along), torch.autograd.grad(theirs, given, along), strict=True
+    ):
+        assert torch.allclose(mine, other, **TOLERANCE)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_plain_calls_are_those_of_torch(is_causal, scale):
+    given = tensors(value_size=6)
+    theirs = scaled_dot_product_attention(*given, is_causal=is_causal, scale=scale)
+    compare(attend(*given, is_causal=is_causal, scale=scale), theirs, given)
+
+
+def test_grouped_heads_are_those_of_torch():
+    given = tensors(kv_heads=2)
+    compare(attend(*given, enable_gqa=True), scaled_dot_product_attention(*given, enable_gqa=True), given)
+    with pytest.raises(InvalidValue, match="enable_gqa=True"):
+        attend(*given)
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (1, 7), (2, 1, 6, 7), (2, 4, 6, 7), (1, 4, 6, 7), (2, 1, 1, 7)])
+@pytest.mark.parametrize("kernel", [None, "plain"])
+def test_bool_tensors_keep_on_true_as_in_torch(shape, kernel):
+    given, mask = tensors(keys=7), torch.rand(shape) < 0.6
+    mask[..., 0] = True
+    compare(attend(*given, mask, kernel=kernel), scaled_dot_product_attention(*given, attn_mask=mask), given)
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (2, 4, 6, 7), (2, 1, 1, 7)])
+@pytest.mark.parametrize("kernel", [None, "plain"])
+def test_float_tensors_are_added_to_the_scores_as_in_torch(shape, kernel):
+    given = tensors(keys=7)
+    bias = torch.randn(shape, dtype=torch.float64)
+    bias[..., 3] = -torch.inf
+    bias.requires_grad_()
+    ours = attend(*given, bias, kernel=kernel)
+    compare(ours, scaled_dot_product_attention(*given, attn_mask=bias), [*given, bias])
+
+
+def test_a_query_that_may_see_no_key_gives_zeros():
+    given, mask = tensors(), torch.ones(6, 6, dtype=torch.bool)
+    mask[2] = False
+    for hidden in (mask, torch.zeros(6, 6, dtype=torch.float64).masked_fill(~mask, -torch.inf)):
+        out = attend(*given, hidden)
+        assert not out[:, :, 2].any()
+        assert out.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "rule"),
+    [
+        (Causal(), lambda i, j: j <= i),
+        (Window(left=2, right=1), lambda i, j: (i - 2 <= j) & (j <= i + 1)),
+        (Prefix(2) | Causal(), lambda i, j: (j < 2) | (j <= i)),
+        (Predicate(lambda i, j: (i - j) % 2 == 0), lambda i, j: (i - j) % 2 == 0),
+    ],
+)
+def test_masks_are_rules_of_positions(mask, rule):
+    given, place = tensors(), torch.arange(6)
+    allowed = rule(place[:, None], place)
+    compare(attend(*given, mask), scaled_dot_product_attention(*given, attn_mask=allowed), given)
+    compare(attend(*given, allowed), scaled_dot_product_attention(*given, attn_mask=allowed), given)
+
+
+def test_causal_queries_are_aligned_with_the_last_keys():
+    given = tensors(queries=2, keys=5)
+    allowed = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
+    compare(attend(*given, is_causal=True), scaled_dot_product_attention(*given, attn_mask=allowed), given)
+
+
+def test_a_tensor_and_causality_and_padding_hide_together():
+    given, mask = tensors(), torch.rand(2, 4, 6, 6) < 0.7
+    real = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    mask[..., 0] = True
+    together = mask & torch.ones(6, 6).tril().bool() & real[:, None, None]
+    ours = attend(*given, mask, is_causal=True, key_padding_mask=real)
+    compare(ours, scaled_dot_product_attention(*given, attn_mask=together), given)
+
+
+def test_scores_modifiers_and_distributions_are_chosen_by_value():
+    query, key, value = given = tensors()
+    capped = attend(*given, score=Dot(), modifiers=[SoftCap(cap=2.0)])
+    assert torch.allclose(capped, (2 * torch.tanh(query @ key.mT / 2)).softmax(-1) @ value, **TOLERANCE)
+    logit = torch.randn(4, dtype=torch.float64)
+    sunk = attend(*given, distribution=SoftmaxWithSink(), parameters={"distribution.logit": logit})
+    powers = (query @ key.mT / 8**0.5).exp()
+    assert torch.allclose(sunk, powers / (powers.sum(-1, keepdim=True) + logit.exp()[:, None, None]) @ value)
+    biased = attend(*given, is_causal=True, modifiers=[Alibi()])
+    assert torch.allclose(biased, attend(*given, is_causal=True, modifiers=[Alibi()], kernel="plain"), **TOLERANCE)
+
+
+def test_a_batch_of_one_may_be_left_out():
+    given = tensors(batch=1)
+    alone = attend(*(rows[0] for rows in given), is_causal=True)
+    assert torch.equal(alone, attend(*given, is_causal=True)[0])
+
+
+def test_sixteen_bits_give_sixteen_bits():
+    given = [rows.detach().to(torch.bfloat16) for rows in tensors()]
+    out = attend(*given, torch.ones(6, 6, dtype=torch.bool))
+    assert out.dtype == torch.bfloat16
+    assert torch.allclose(out.double(), attend(*(rows.double() for rows in given)), atol=0.02)
+
+
+def test_dropout_drops_weights_and_keeps_their_mean():
+    torch.manual_seed(0)
+    query, key, _ = (rows.detach() for rows in tensors(queries=1, keys=64))
+    value = torch.ones(2, 4, 64, 1, dtype=torch.float64)
+    sums = torch.stack([attend(query, key, value, dropout_p=0.5) for _ in range(200)])
+    assert sums.std() > 0.01
+    assert abs(sums.mean() - 1) < 0.02
+
+
+def test_calls_that_differ_in_the_entries_of_a_tensor_share_their_choice_of_a_kernel():
+    from attn_variants.functional import kernels_for
+
+    given = tensors()
+    attend(*given, torch.ones(6, 6, dtype=torch.bool))
+    before = kernels_for.cache_info().currsize
+    for _ in range(3):
+        attend(*given, torch.rand(6, 6) < 0.5)
+    assert kernels_for.cache_info().currsize == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask": torch.ones(5, 5, dtype=torch.bool)}, "mask"),
+        ({"mask": torch.ones(6, 6, dtype=torch.int64)}, "bool tensor"),
+        ({"mask": "causal"}, "a mask of attn_core"),
+        ({"score": Cosine()}, "parameters.*score.sharpness"),
+        ({"score": Dot(), "scale": 2.0}, "scale"),
+        ({"key_padding_mask": torch.ones(2, 5, dtype=torch.bool)}, "key_padding_mask"),
+        ({"key_padding_mask": torch.ones(2, 6)}, "key_padding_mask"),
+        ({"value": torch.randn(2, 4, 5, 8)}, "value.shape"),
+        ({"key": torch.randn(2, 4, 6, 7)}, "head_dim 8"),
+        ({"key": torch.randn(6, 7)}, "key"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes, message):
+    query, key, value = tensors()
+    with pytest.raises(InvalidValue, match=message):
+        attend(**({"query": query, "key": key, "value": value} | changes))
+
+
+def test_a_kernel_asked_for_by_name_computes_or_refuses():
+    given = tensors()
+    assert torch.allclose(attend(*given, kernel="plain"), attend(*given, kernel="torch_sdpa"), **TOLERANCE)
+    with pytest.raises(KernelRefused):
+        attend(*given, score=Dot(), modifiers=[SoftCap(cap=2.0)], kernel="torch_sdpa")

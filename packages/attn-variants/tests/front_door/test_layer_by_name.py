@@ -1,0 +1,78 @@
+"""`attn_variants.layer`: any installed mechanism by name, and what its layer shows of itself."""
+
+import copy
+import subprocess
+import sys
+
+import attn_variants
+import pytest
+import torch
+from attn_core import Capability, installed
+from attn_core.errors import InvalidValue, UnknownName
+
+
+def test_importing_the_package_and_making_a_list_of_its_names_loads_no_torch():
+    code = "import attn_variants, sys; dir(attn_variants); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_package_offers_what_it_lists_and_nothing_else():
+    for name in attn_variants.__all__:
+        assert callable(getattr(attn_variants, name))
+        assert name in dir(attn_variants)
+    with pytest.raises(AttributeError, match="no attribute 'attention'"):
+        _ = attn_variants.attention
+
+
+@pytest.mark.parametrize("name", installed().mechanisms.names())
+def test_every_installed_mechanism_is_built_by_name(name):
+    mechanism = installed().mechanisms.get(name)
+    layer = attn_variants.layer(name, width=32, heads=4)
+    rows = torch.randn(2, 6, 32)
+    given = (rows, torch.randn(2, 5, 32)) if mechanism.can(Capability.CROSS) else (rows,)
+    assert layer(*given).shape == rows.shape
+    assert f"mechanism={name!r}" in repr(layer)
+
+
+def test_shared_fields_and_options_of_the_mechanism_are_given_side_by_side():
+    layer = attn_variants.layer("sliding_window", width=32, heads=4, key_value_heads=2, window=3, causal=False)
+    assert (layer.spec.heads.key_value, layer.spec.mask.left, layer.spec.mask.right) == (2, 1, 1)
+
+
+def test_an_option_that_does_not_exist_is_refused_with_the_nearest_name():
+    with pytest.raises(UnknownName, match=r"'windw'.*did you mean 'window'"):
+        attn_variants.layer("sliding_window", width=32, windw=3)
+    with pytest.raises(UnknownName, match="unknown mechanism 'gqaa'"):
+        attn_variants.layer("gqaa", width=32)
+
+
+def test_a_layer_without_a_hidden_size_is_refused():
+    with pytest.raises(InvalidValue, match="width must be given"):
+        attn_variants.layer("mha", heads=2)
+
+
+def test_repr_says_mechanism_heads_and_causality():
+    layer = attn_variants.layer("gqa", width=32, heads=4, key_value_heads=2, causal=False, dropout=0.1)
+    head = repr(layer).splitlines()[1].strip()
+    assert head == (
+        "mechanism='gqa', hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, causal=False, dropout=0.1"
+    )
+
+
+def test_notebooks_show_equation_paper_and_mask():
+    layer = attn_variants.layer("sliding_window", width=32, heads=4, window=2)
+    markdown, page = layer._repr_markdown_(), layer._repr_html_()
+    for shown in (markdown, page):
+        assert "sliding_window" in shown
+        assert "https://arxiv.org/abs/2004.05150" in shown
+        assert r"\mathrm{softmax}" in shown
+    assert "\n■ ■ · ·" in markdown
+    assert page.count("#2a6fb0") == 16 + 15
+    assert "<svg" not in attn_variants.layer("performer", width=32, heads=4)._repr_html_()
+
+
+def test_a_copy_of_a_layer_shows_the_same_and_computes_the_same():
+    layer = attn_variants.layer("gqa", width=32, heads=4)
+    other, rows = copy.deepcopy(layer), torch.randn(1, 5, 32)
+    assert repr(other) == repr(layer)
+    assert torch.equal(other(rows), layer(rows))
