@@ -30,14 +30,12 @@ from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.sources.store import home_folder
-from attn_train.data import load_text
-from attn_train.loop.lessons import TextLessons
-from attn_train.loop.report import Silence
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import TextTokens
-from attn_train.loop.trainer import Trainer
+from attn_train.data.load import load_text
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.base import derived
+from attn_train.tasks.language_modeling import TextLessons, TextTokens
+from attn_train.trainer import Silence, Trainer
 from report import write_report
 from torch import Tensor
 from torch.nn import functional

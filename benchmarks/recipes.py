@@ -24,12 +24,11 @@ import torch
 from attn_client.commands.changes import Changes, changed
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
-from attn_train.data import load_material
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.service.spec_messages import spec_of
+from attn_train.data.load import load_material
+from attn_train.records import StopFlag
 from attn_train.spec import TrainingSpec
+from attn_train.spec_messages import spec_of
+from attn_train.trainer import Silence, Trainer
 from attn_train.worker import build_model
 
 RESULTS = Path(__file__).parent / "results"

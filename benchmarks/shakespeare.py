@@ -26,14 +26,13 @@ from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
 from attn_core.errors import AttnError
 from attn_models.sources.store import home_folder
-from attn_train.data import load_text
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import TextTokens
-from attn_train.loop.trainer import Trainer, TrainingDiverged
+from attn_train.data.load import load_text
 from attn_train.process import keep_freed_memory
-from attn_train.service.spec_messages import spec_of
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, TrainingSpec
+from attn_train.spec_messages import spec_of
+from attn_train.tasks.language_modeling import TextTokens
+from attn_train.trainer import Silence, Trainer, TrainingDiverged
 from attn_train.worker import build_model
 from report import write_report
 

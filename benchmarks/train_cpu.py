@@ -33,13 +33,12 @@ from typing import Any
 import torch
 from attn_core.home import home_folder
 from attn_models.sources import pull_shakespeare
-from attn_train.loop.report import Silence
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import Stop, StopFlag
-from attn_train.loop.text import TextTokens, read_text, tokenise
-from attn_train.loop.trainer import Trainer
 from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.records import Stop, StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.base import derived
+from attn_train.tasks.language_modeling import TextTokens, read_text, tokenise
+from attn_train.trainer import Silence, Trainer
 from attn_train.worker import build_model
 from torch import nn
 from torch.nn import functional

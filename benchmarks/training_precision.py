@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
-from attn_train.data import load_material
-from attn_train.loop.lessons import Lessons, Material
-from attn_train.loop.precision import PRECISIONS
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import Stop, StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.data.load import load_material
+from attn_train.optimizer import PRECISIONS
 from attn_train.process import keep_freed_memory
-from attn_train.service.spec_messages import spec_of
+from attn_train.records import Stop, StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.spec_messages import spec_of
+from attn_train.tasks.base import Lessons, Material
+from attn_train.trainer import Silence, Trainer
 from attn_train.worker import build_model
 from report import write_report
 

@@ -23,14 +23,12 @@ from typing import Any
 
 import torch
 from attn_core import installed
-from attn_train.loop.pairs import tokenise_pairs
-from attn_train.loop.report import Silence
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.loop.translation import bleu, translate
+from attn_train.data.synthetic import synthetic_pairs
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
-from attn_train.synthetic import synthetic_pairs
+from attn_train.tasks.base import derived
+from attn_train.tasks.seq2seq import bleu, tokenise_pairs, translate
+from attn_train.trainer import Silence, Trainer
 
 TRAINED = 14
 LENGTHS = (4, 8, 12, 14, 17, 20)

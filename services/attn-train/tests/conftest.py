@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from attn_train.loop.text import TextTokens, tokenise
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.language_modeling import TextTokens, tokenise
 from torch import Tensor, nn
 
 CONTEXT = 8

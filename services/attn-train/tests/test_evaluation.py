@@ -10,11 +10,11 @@ import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.encoder.folders import save_encoder
-from attn_train.data import load_material
+from attn_train.data.load import load_material
 from attn_train.evaluate_command import evaluate_command
 from attn_train.evaluation import evaluate
-from attn_train.loop.evaluation import text_loss
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
+from attn_train.tasks.base import text_loss
 from attn_train.worker import build_model
 
 BLOCKS = {"width": 16, "layers": 1, "heads": 2, "hidden": 16}
@@ -116,7 +116,7 @@ def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
             assert torch.equal(inputs + 1, targets)
             return targets.float().mean()
 
-    monkeypatch.setattr("attn_train.loop.evaluation.TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr("attn_train.tasks.base.TOKENS_AT_ONCE", 16)
     assert text_loss(Counting(), torch.arange(tokens, dtype=torch.int32), 8) == pytest.approx(tokens / 2)
     assert seen == list(range(1, tokens))
 

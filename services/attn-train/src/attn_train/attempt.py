@@ -1,4 +1,4 @@
-"""One attempt at a job: what a worker is given, does, tells and comes to."""
+"""One attempt at a job: what its worker gets, sends and returns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from attn_train.jobs.record import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord
-from attn_train.loop.stop import Stop
+from attn_train.records import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord, Stop
 from attn_train.spec import TrainingSpec
 
 

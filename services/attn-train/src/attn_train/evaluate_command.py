@@ -18,8 +18,8 @@ def evaluate_command(
     Examples: `attn evaluate smollm2-135m-instruct --data mine.txt`, `attn evaluate vit-1a2b3c4d --data digits`,
     `attn evaluate folder --data test.conllu`.
     """
-    from attn_core.home import home_folder
     from attn_models.sources.store import ModelStore
+    from attn_schema.home import home_folder
 
     from attn_train.evaluation import evaluate
 

@@ -18,18 +18,15 @@ from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config
 from torch import Tensor
 
-from attn_train.data import text_path
-from attn_train.image_data import known_images, load_images
-from attn_train.loop.evaluation import text_loss
-from attn_train.loop.images import ImageSet, named
-from attn_train.loop.lessons import VALIDATION_SEED
-from attn_train.loop.masking import ANSWERED, Masking, guessed
-from attn_train.loop.padded import validation_mean
-from attn_train.loop.tags import EVERYTHING, collated, rightness
-from attn_train.loop.text import read_text
+from attn_train.data.images import known_images, load_images
+from attn_train.data.load import text_path
+from attn_train.data.treebank import sentences_of, tagged
 from attn_train.spec import DataSpec
-from attn_train.tag_data import tagged
-from attn_train.treebank import sentences_of
+from attn_train.tasks.base import VALIDATION_SEED, text_loss, validation_mean
+from attn_train.tasks.image_classification import ImageSet, named
+from attn_train.tasks.language_modeling import read_text
+from attn_train.tasks.masked_language_modeling import ANSWERED, Masking, guessed
+from attn_train.tasks.token_classification import EVERYTHING, collated, rightness
 
 BATCH = 32
 WINDOW = 1024

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 @hookimpl
 def attn_services(cluster: Cluster) -> list[GrpcService]:
     """TrainingService."""
-    from attn_train.service.grpc_service import TrainingGrpc
+    from attn_train.service import TrainingGrpc
 
     return [TrainingGrpc(cluster)]
 

@@ -1,4 +1,4 @@
-"""What the operator decides, from the environment."""
+"""How an operator configures training, and where the files of jobs are."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_core.errors import InvalidValue
+from attn_schema.home import models_folder
 
 JOBS_AT_ONCE = "ATTN_TRAIN_JOBS"
 DATA_ROOTS = "ATTN_TRAIN_DATA"
@@ -50,3 +51,40 @@ def _count(environ: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InvalidValue.of(name, text, "a whole number from 1")
     return int(text)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below the home folder."""
+
+    home: Path
+
+    @property
+    def store(self) -> Path:
+        """The records of all jobs."""
+        return self.home / "jobs" / "jobs.sqlite3"
+
+    @property
+    def data(self) -> Path:
+        """Texts that may be named by path from anywhere."""
+        return self.home / "data"
+
+    def job(self, job_id: str) -> Path:
+        """The folder of one job."""
+        return self.home / "jobs" / job_id
+
+    def checkpoints(self, job_id: str) -> Path:
+        """The folder of its checkpoints."""
+        return self.job(job_id) / "checkpoints"
+
+    def worker_lock(self, job_id: str) -> Path:
+        """Held by the process that trains."""
+        return self.job(job_id) / "worker.lock"
+
+    def supervisor_lock(self, job_id: str) -> Path:
+        """Held by what watches over the worker."""
+        return self.job(job_id) / "supervisor.lock"
+
+    def model(self, job_id: str) -> Path:
+        """The finished model."""
+        return models_folder(self.home) / job_id

@@ -1,4 +1,4 @@
-"""Watches over one job: starts workers, records what they tell, starts another when one is lost."""
+"""Supervises one job: starts workers, records their messages, and replaces a worker that is lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attn_core.errors import Unavailable, WrongState
+from attn_schema.locks import exclusive
 
 from attn_train.attempt import (
     Assignment,
@@ -24,11 +25,9 @@ from attn_train.attempt import (
     Worker,
     Working,
 )
-from attn_train.jobs.record import ErrorRecord, Job, JobState, LogLine
-from attn_train.jobs.store import JobStore, Superseded
-from attn_train.layout import Layout
-from attn_train.locks import exclusive
-from attn_train.loop.stop import Stop
+from attn_train.records import ErrorRecord, Job, JobState, LogLine, Stop
+from attn_train.settings import Layout
+from attn_train.store import JobStore, Superseded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,18 +12,16 @@ from typing import Any
 import torch
 from attn_core import installed
 from attn_core.errors import AttnError, InternalError, OutOfCapacity
+from attn_schema.locks import exclusive
 
 from attn_train.attempt import Assignment, Began, Failed, Finished, Outcome, Stopped, Tell, Working
-from attn_train.data import load_material
-from attn_train.jobs.record import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord
-from attn_train.layout import Layout
-from attn_train.locks import exclusive
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.lessons import Material
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.data.load import load_material
+from attn_train.records import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord, StopFlag
+from attn_train.settings import Layout
 from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import Material, derived
+from attn_train.trainer import Trainer
 
 LOCK_SECONDS = 60.0
 """How long to wait for a predecessor to be gone."""

@@ -7,11 +7,9 @@ import threading
 
 import pytest
 from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongState
-from attn_train.jobs.record import CheckpointRecord, ErrorRecord, JobState, LogLine, MetricsRecord, StateChange
-from attn_train.jobs.states import NEXT
-from attn_train.jobs.store import JobStore, Superseded
-from attn_train.loop.stop import Stop
-from attn_train.loop.trainer import TrainingDiverged
+from attn_train.records import NEXT, CheckpointRecord, ErrorRecord, JobState, LogLine, MetricsRecord, StateChange, Stop
+from attn_train.store import JobStore, Superseded
+from attn_train.trainer import TrainingDiverged
 
 S = JobState
 

@@ -12,12 +12,11 @@ import time
 
 import pytest
 from attn_core.errors import Unavailable
+from attn_schema.locks import exclusive
 from attn_train.attempt import Began, Failed, Finished, Lost, Stopped, Working
-from attn_train.jobs.record import ErrorRecord, JobState, LogLine, MetricsRecord
-from attn_train.jobs.store import JobStore
-from attn_train.layout import Layout
-from attn_train.locks import exclusive
-from attn_train.loop.stop import Stop
+from attn_train.records import ErrorRecord, JobState, LogLine, MetricsRecord, Stop
+from attn_train.settings import Layout
+from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
 LOST = Lost(error=ErrorRecord.of(Unavailable("killed")))

@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_train.captions import HELD, NUMBERS, caption_pairs, digits
-from attn_train.loop.continuations import ContinuationLessons, collated, continuations
-from attn_train.loop.padded import PADDED
-from attn_train.synthetic import synthetic_pairs
+from attn_train.data.synthetic import HELD, NUMBERS, caption_pairs, digits, synthetic_pairs
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.completion import ContinuationLessons, collated, continuations
 from torch import nn
 
 

@@ -12,12 +12,12 @@ from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_models.families.native import NativeAdapter
 from attn_models.families.registry import ADAPTERS
-from attn_train.admission.check import check_spec
-from attn_train.data import load_material
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.service.spec_messages import spec_message, spec_of
+from attn_train.admission import check_spec
+from attn_train.data.load import load_material
+from attn_train.records import StopFlag
 from attn_train.settings import TrainSettings
+from attn_train.spec_messages import spec_message, spec_of
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 SENTENCE = "1\tdogs\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\trun\t_\tVERB\t_\t_\t0\troot\t_\t_\n\n"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.evaluation import next_token_loss
-from attn_train.loop.lessons import TextLessons
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.records import StopFlag
+from attn_train.tasks.base import next_token_loss
+from attn_train.tasks.language_modeling import TextLessons
+from attn_train.trainer import Trainer
 
 
 @pytest.fixture

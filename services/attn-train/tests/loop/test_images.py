@@ -9,12 +9,12 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.encoder.vit import load_image_classifier
-from attn_train.captions import digits
-from attn_train.image_data import load_images
-from attn_train.loop.images import named, shades
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.data.images import load_images
+from attn_train.data.synthetic import digits
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.image_classification import named, shades
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)

@@ -7,11 +7,11 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.encoder.folders import load_masked
 from attn_models.encoder.sentences import load_sentence_encoder
-from attn_train.loop.masking import MaskedText, Masking, guessed, guesses
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import tokenise
-from attn_train.loop.trainer import Trainer
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.language_modeling import tokenise
+from attn_train.tasks.masked_language_modeling import MaskedText, Masking, guessed, guesses
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 FIELDS = {"width": 64, "layers": 1, "heads": 2, "hidden": 64, "context": 12}

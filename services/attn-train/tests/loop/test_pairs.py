@@ -8,18 +8,15 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
-from attn_train.data import load_material
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.padded import PADDED
-from attn_train.loop.pair_lessons import PairLessons
-from attn_train.loop.pairs import tokenise_pairs
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.loop.translation import bleu, translate
-from attn_train.pair_data import SAMPLE_FILE
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.data.load import load_material
+from attn_train.data.pairs import SAMPLE_FILE
+from attn_train.data.synthetic import synthetic_pairs
+from attn_train.records import StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
-from attn_train.synthetic import synthetic_pairs
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.seq2seq import PairLessons, bleu, tokenise_pairs, translate
+from attn_train.trainer import Silence, Trainer
 
 FIELDS = {"width": 12, "embedding": 8, "maxout": 8, "context": 12, "source_context": 12, "dropout": 0.1}
 

@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-from attn_train.loop.optimizer import adamw, moments, restore_moments
-from attn_train.loop.schedule import learning_rate
+from attn_train.optimizer import adamw, learning_rate, moments, restore_moments
 from attn_train.spec import OptimizerSpec
 
 SPEC = OptimizerSpec(steps=110, batch=1, learning_rate=1.0, min_learning_rate=0.1, warmup=10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attn_train.synthetic import HAYSTACK, LONGEST, TASKS, synthetic_pairs
+from attn_train.data.synthetic import HAYSTACK, LONGEST, TASKS, synthetic_pairs
 
 
 def made(name, **lengths):

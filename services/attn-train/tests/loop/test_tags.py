@@ -8,13 +8,12 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.encoder.folders import load_tagger
-from attn_train.loop.padded import PADDED
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.tags import collated, rightness
-from attn_train.loop.trainer import Trainer
+from attn_train.data.treebank import load_tags, sentences_of, treebank_files
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
-from attn_train.tag_data import load_tags
-from attn_train.treebank import sentences_of, treebank_files
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.token_classification import collated, rightness
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 TEXT = """# sent_id = 1

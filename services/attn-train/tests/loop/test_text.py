@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
-from attn_train.loop.batches import Batches
-from attn_train.loop.text import read_text, tokenise
+from attn_train.tasks.base import Batches
+from attn_train.tasks.language_modeling import read_text, tokenise
 
 
 @pytest.mark.parametrize("text", ["hello world", "naïve — 😀 \n\t end", "a"])
