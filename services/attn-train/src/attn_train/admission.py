@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attn_core.errors import AlreadyExists, InvalidValue
 
-from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, subject_of
+from attn_train.data.load import IMAGES, MASKED, PAIRS, TAGS, TEXT, data_kind_of
 from attn_train.data.synthetic import TASKS
 from attn_train.data_checks import check_images, check_masked, check_pairs, check_tags, check_text
 from attn_train.model_checks import check_model
@@ -66,13 +66,13 @@ NUMBER_CHECKS: tuple[Check, ...] = (
 
 def check_numbers(spec: TrainingSpec) -> None:
     """Raises InvalidValue for the first number out of its range, with its field as on the wire."""
-    for field, read, fits, allowed in NUMBER_CHECKS:
-        _check(field, read(spec), fits, allowed)
+    for field, read, fits_model, allowed in NUMBER_CHECKS:
+        _check(field, read(spec), fits_model, allowed)
     if spec.precision not in PRECISIONS:
         raise InvalidValue.of("spec.precision", spec.precision, " or ".join(repr(name) for name in PRECISIONS))
     if isinstance(spec.model, ModelSpec):
-        for field, size, fits, allowed in DECODER:
-            _check(field, size(spec.model), fits, allowed)
+        for field, size, fits_model, allowed in DECODER:
+            _check(field, size(spec.model), fits_model, allowed)
     if not isinstance(spec.model, SourceModelSpec):
         for field, given in {
             "optimizer.label_smoothing": spec.optimizer.label_smoothing,
@@ -88,8 +88,8 @@ def check_numbers(spec: TrainingSpec) -> None:
         raise InvalidValue.of("spec.optimizer.warmup_steps", optimizer.warmup, f"from 0 to the {optimizer.steps} steps")
 
 
-def _check(field: str, value: float, fits: Callable[[float], bool], allowed: str) -> None:
-    if not math.isfinite(value) or not fits(value):
+def _check(field: str, value: float, fits_model: Callable[[float], bool], allowed: str) -> None:
+    if not math.isfinite(value) or not fits_model(value):
         raise InvalidValue.of(f"spec.{field}", value, allowed)
 
 
@@ -109,7 +109,7 @@ def check_spec(spec: TrainingSpec, *, home: Path, settings: TrainSettings, local
     Takes milliseconds to seconds, and starts nothing.
     """
     check_numbers(spec)
-    CHECKS[subject_of(spec.model)](spec.data, home=home, settings=settings, local=local)
+    CHECKS[data_kind_of(spec.model)](spec.data, home=home, settings=settings, local=local)
     check_model(spec, home)
 
 

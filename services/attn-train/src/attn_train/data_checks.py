@@ -7,17 +7,17 @@ from pathlib import Path
 
 from attn_core.errors import InvalidValue, UnknownName
 
-from attn_train.data.images import known_images, pictures_in
+from attn_train.data.images import known_images, picture_files
 from attn_train.data.load import default_tokenizer, require_known_text, tokenizer_folder
-from attn_train.data.pairs import known_pairs, pair_paths
+from attn_train.data.pairs import known_pair_sets, pair_paths
 from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import treebank_files
 from attn_train.settings import Layout, TrainSettings
 from attn_train.spec import DataSpec
 from attn_train.tasks.language_modeling import CHARACTER
-from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned
+from attn_train.tasks.seq2seq import WORD, is_byte_pairs, is_learned_tokenizer
 
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """A text is held in memory."""
 
 
@@ -33,12 +33,12 @@ def check_text(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
                 raise InvalidValue.of("spec.data.tokenizer", data.tokenizer, "none, or 'word': a rule makes words")
             return
     else:
-        check_path(Path(data.path or ""), roots=roots_of(home, settings, local=local))
+        check_path(Path(data.path or ""), roots=allowed_roots(home, settings, local=local))
     if is_byte_pairs(data.tokenizer):
         check_learned(data.tokenizer)
     elif data.tokenizer != CHARACTER:
         folder = Path(tokenizer_folder(data.tokenizer, home))
-        roots = roots_of(home, settings, local=local)
+        roots = allowed_roots(home, settings, local=local)
         require_inside(folder, "spec.data.tokenizer", None if roots is None else (*roots, home / "models"))
         if not (folder / "tokenizer.json").is_file():
             allowed = "'character', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
@@ -59,7 +59,7 @@ def check_learned(tokenizer: str) -> None:
         raise InvalidValue.of("spec.data.tokenizer", tokenizer, "'word', 'byte_pairs' or 'byte_pairs:N'")
 
 
-def roots_of(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
+def allowed_roots(home: Path, settings: TrainSettings, *, local: bool) -> tuple[Path, ...] | None:
     """The folders below which files may be named by path; None allows all."""
     if settings.data_roots is not None:
         return settings.data_roots
@@ -77,8 +77,8 @@ def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):
         raise InvalidValue.of(field, str(path), "a text file, or a folder of text files, that the server can read")
     size = sum(file.stat().st_size for file in files)
-    if not 0 < size <= MOST_BYTES:
-        raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MOST_BYTES} bytes")
+    if not 0 < size <= MAX_BYTES:
+        raise InvalidValue.of(field, f"{path} with {size} bytes", f"text of 1 to {MAX_BYTES} bytes")
 
 
 def require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> None:
@@ -95,10 +95,10 @@ def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: b
     if data.most_pairs < 0:
         raise InvalidValue.of("spec.data.most_pairs", data.most_pairs, "a whole number from 0")
     if data.name is not None:
-        if data.name not in known_pairs():
-            raise UnknownName.of("set of pairs", data.name, known_pairs())
+        if data.name not in known_pair_sets():
+            raise UnknownName.of("set of pairs", data.name, known_pair_sets())
     else:
-        roots = roots_of(home, settings, local=local)
+        roots = allowed_roots(home, settings, local=local)
         check_path(Path(data.path or ""), roots=roots)
         for file in pair_paths(Path(data.path or ""), data.languages):
             check_path(file, roots=roots)
@@ -108,7 +108,7 @@ def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: b
 def check_tokenizer(data: DataSpec, home: Path) -> None:
     """Raises InvalidValue for a tokenizer of pairs or sentences that is neither learned nor there."""
     tokenizer = default_tokenizer(data)
-    if is_learned(tokenizer):
+    if is_learned_tokenizer(tokenizer):
         check_learned(tokenizer)
     elif not (Path(tokenizer_folder(tokenizer, home)) / "tokenizer.json").is_file():
         allowed = "'word', 'byte_pairs', 'byte_pairs:N', a model on this server, or a folder with a tokenizer.json"
@@ -119,7 +119,7 @@ def check_tags(data: DataSpec, *, home: Path, settings: TrainSettings, local: bo
     """Raises the error of the first thing that would keep the sentences from being read; they are not read yet."""
     if data.name is not None:
         raise InvalidValue.of("spec.data.name", data.name, "none: a tagger learns from the .conllu files at a path")
-    roots = roots_of(home, settings, local=local)
+    roots = allowed_roots(home, settings, local=local)
     path = Path(data.path or "")
     check_path(path, roots=roots)
     for files in treebank_files(path):
@@ -139,11 +139,11 @@ def check_images(data: DataSpec, *, home: Path, settings: TrainSettings, local: 
         if data.name not in known_images():
             raise UnknownName.of("set of images", data.name, known_images())
         return
-    path, roots = Path(data.path or ""), roots_of(home, settings, local=local)
+    path, roots = Path(data.path or ""), allowed_roots(home, settings, local=local)
     if not path.is_absolute():
         raise InvalidValue.of(FIELD, str(path), "an absolute path on the server")
     require_inside(path, FIELD, roots)
     if path.is_dir():
-        pictures_in(path)
+        picture_files(path)
     else:
         check_path(path, roots=roots)

@@ -22,7 +22,7 @@ class Host(Protocol):
         """Whether a supervisor is at work on the job."""
         ...
 
-    def nudge(self, job_id: str) -> None:
+    def check_now(self, job_id: str) -> None:
         """Tell the job's supervisor, if there is one, to look at the record now."""
         ...
 
@@ -43,10 +43,10 @@ class Dispatcher:
     `make_host` is awaited when the first job needs a supervisor, as that may start Ray.
     """
 
-    def __init__(self, store: JobStore, make_host: Callable[[], Awaitable[Host]], jobs_at_once: int) -> None:
+    def __init__(self, store: JobStore, make_host: Callable[[], Awaitable[Host]], max_concurrent_jobs: int) -> None:
         self._store = store
         self._make_host = make_host
-        self._at_once = jobs_at_once
+        self._max_concurrent = max_concurrent_jobs
         self._host: Host | None = None
         self._woken = asyncio.Event()
 
@@ -68,10 +68,10 @@ class Dispatcher:
         """A job has come, or gone."""
         self._woken.set()
 
-    async def nudge(self, job_id: str) -> None:
+    async def check_now(self, job_id: str) -> None:
         """Let the job's supervisor look at the record now."""
         if self._host is not None:
-            await asyncio.to_thread(self._host.nudge, job_id)
+            await asyncio.to_thread(self._host.check_now, job_id)
         self.wake()
 
     async def stop(self, grace: float) -> None:
@@ -92,6 +92,6 @@ class Dispatcher:
         at_work = [job for job in jobs if job.state is not JobState.QUEUED]
         for job in at_work:
             host.ensure(job.id)
-        room = self._at_once - len(at_work)
+        room = self._max_concurrent - len(at_work)
         for job in waiting[: max(room, 0)]:
             host.ensure(job.id)

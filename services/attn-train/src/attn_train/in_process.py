@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from attn_train.attempt import Assignment, Outcome, Tell
+from attn_train.attempt import Assignment, Outcome, SendMessage
 from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
@@ -29,14 +29,14 @@ class ThreadWorker:
 class ThreadBackend:
     """Runs each worker in a thread. Dropout draws from the generator of the process: run one job at a time."""
 
-    def start(self, assignment: Assignment, tell: Tell, ended: Callable[[Outcome], None]) -> ThreadWorker:
+    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> ThreadWorker:
         """Start the thread."""
         from attn_train.worker import work
 
         worker = ThreadWorker()
 
         def run() -> None:
-            ended(work(assignment, tell, worker.flag))
+            ended(work(assignment, send, worker.flag))
 
         threading.Thread(target=run, name=f"train {assignment.job_id}", daemon=True).start()
         return worker
@@ -47,7 +47,7 @@ class ThreadHost:
 
     def __init__(self, settings: SupervisorSettings) -> None:
         self._settings = settings
-        self._at_work: dict[str, tuple[Supervisor, threading.Thread]] = {}
+        self._running: dict[str, tuple[Supervisor, threading.Thread]] = {}
 
     def ensure(self, job_id: str) -> None:
         """Start a thread."""
@@ -55,26 +55,26 @@ class ThreadHost:
             return
         supervisor = Supervisor(job_id, ThreadBackend(), self._settings)
         thread = threading.Thread(target=supervisor.run, name=f"supervise {job_id}", daemon=True)
-        self._at_work[job_id] = supervisor, thread
+        self._running[job_id] = supervisor, thread
         thread.start()
 
     def alive(self, job_id: str) -> bool:
         """Whether its thread lives."""
-        found = self._at_work.get(job_id)
+        found = self._running.get(job_id)
         if found is not None and not found[1].is_alive():
-            del self._at_work[job_id]
+            del self._running[job_id]
             return False
         return found is not None
 
-    def nudge(self, job_id: str) -> None:
+    def check_now(self, job_id: str) -> None:
         """Pass it on."""
         if self.alive(job_id):
-            self._at_work[job_id][0].nudge()
+            self._running[job_id][0].check_now()
 
     def stop(self, grace: float) -> None:
         """Suspend all jobs and wait for them."""
         deadline = time.monotonic() + grace
-        for supervisor, _ in self._at_work.values():
+        for supervisor, _ in self._running.values():
             supervisor.suspend()
-        for _, thread in self._at_work.values():
+        for _, thread in self._running.values():
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -15,7 +15,7 @@ from attn_core.errors import Incompatible, InvalidValue, OutOfCapacity, UnknownN
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, subject_of
+from attn_train.data.load import IMAGES, PAIRS, TAGS, TEXT, data_kind_of
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, TrainingSpec
 from attn_train.tasks.seq2seq import VOCABULARY
 
@@ -56,30 +56,30 @@ def count_family_parameters(model: FamilyModelSpec, data: DataSpec) -> int:
     families = {family.name: family for family in installed().models}
     if model.family not in families:
         raise UnknownName.of("family of models", model.family, families)
-    decided = _decided(model, data)
-    for field in decided:
+    model_fields = _decided(model, data)
+    for field in model_fields:
         if field in model.fields:
             raise InvalidValue.of(f"spec.model.family_options.{field}", model.fields[field], "none: the data decide")
     family = families[model.family]
     try:
-        config = family.configure(model.values(decided))
+        config = family.configure(model.values(model_fields))
         with shapes_only():
             built = family.build(config)
     except UserError as error:
         named = error.metadata.get("field")
         error.metadata["field"] = f"spec.model.family_options.{named}" if named else "spec.model.family_options"
         raise
-    if subject_of(model) in WRITES and not hasattr(built, "step"):
+    if data_kind_of(model) in WRITES and not hasattr(built, "step"):
         raise InvalidValue.of("spec.model.family", model.family, "a family of models that write tokens, or empty")
     return sum(parameter.numel() for parameter in built.parameters())
 
 
 def _decided(model: FamilyModelSpec, data: DataSpec) -> Mapping[str, int]:
-    subject = subject_of(model)
+    subject = data_kind_of(model)
     if subject == IMAGES:
         from attn_train.data.images import load_images
 
-        return load_images(data).decided
+        return load_images(data).model_fields
     return {"vocabulary": VOCABULARY} | ({"classes": SAMPLE_TAGS} if subject == TAGS else {})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from attn_core.errors import Unavailable
 
-from attn_train.attempt import Assignment, Lost, Message, Outcome, Tell
+from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import ErrorRecord, Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
@@ -32,15 +32,15 @@ class RayWorkerActor:
 
         given = Assignment.from_plain(assignment)
 
-        def tell(message: Message) -> None:
+        def send(message: Message) -> None:
             # Nobody waits for the answer, but calls of one actor to another arrive in order.
-            self._last = supervisor.hear.remote(given.attempt, message)
+            self._last = supervisor.receive.remote(given.attempt, message)
 
         def flush() -> None:
             if self._last is not None:
                 ray.get(self._last)
 
-        return work(given, tell, self._flag, flush)
+        return work(given, send, self._flag, flush)
 
     def stop(self, stop: Stop) -> None:
         """Ask the loop to stop."""
@@ -71,8 +71,8 @@ class RayBackend:
     def __init__(self, supervisor: Any) -> None:
         self._supervisor = supervisor
 
-    def start(self, assignment: Assignment, tell: Tell, ended: Callable[[Outcome], None]) -> RayWorker:  # noqa: ARG002
-        """Start the actor; `tell` is not called, as the supervisor's actor hears directly."""
+    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:  # noqa: ARG002
+        """Start the actor; `send` is not called, as the supervisor's actor hears directly."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = ray.get_runtime_context().get_node_id()
@@ -116,9 +116,9 @@ def actor_name(job_id: str) -> str:
 class RaySupervisorActor:
     """A supervisor at work in a thread; Ray starts it again if its process dies."""
 
-    def __init__(self, job_id: str, home: str, threads: int | None, silence: float) -> None:
+    def __init__(self, job_id: str, home: str, threads: int | None, stall_timeout: float) -> None:
         me = ray.get_runtime_context().current_actor
-        settings = SupervisorSettings(home=Path(home), threads=threads, silence=silence)
+        settings = SupervisorSettings(home=Path(home), threads=threads, stall_timeout=stall_timeout)
         self._supervisor = Supervisor(job_id, RayBackend(me), settings)
         self._thread = threading.Thread(target=self._run, args=(me,), daemon=True)
         self._thread.start()
@@ -127,13 +127,13 @@ class RaySupervisorActor:
         """Whether the job is still being worked on."""
         return self._thread.is_alive()
 
-    def hear(self, attempt: int, message: Message) -> None:
+    def receive(self, attempt: int, message: Message) -> None:
         """A worker's message."""
-        self._supervisor.hear(attempt, message)
+        self._supervisor.receive(attempt, message)
 
-    def nudge(self) -> None:
+    def check_now(self) -> None:
         """Look at the record now."""
-        self._supervisor.nudge()
+        self._supervisor.check_now()
 
     def suspend(self) -> None:
         """Put the job back into the queue."""
@@ -171,7 +171,7 @@ class RayHost:
         }
         actor_type = ray.remote(RaySupervisorActor).options(**options)
         given = self._settings
-        self._actors[job_id] = actor_type.remote(job_id, str(given.home), given.threads, given.silence)
+        self._actors[job_id] = actor_type.remote(job_id, str(given.home), given.threads, given.stall_timeout)
 
     def alive(self, job_id: str) -> bool:
         """Whether the actor answers that it works."""
@@ -189,11 +189,11 @@ class RayHost:
             self._actors.pop(job_id, None)
         return answer
 
-    def nudge(self, job_id: str) -> None:
+    def check_now(self, job_id: str) -> None:
         """Pass it on."""
         actor = self._actor(job_id)
         if actor is not None:
-            actor.nudge.remote()
+            actor.check_now.remote()
 
     def stop(self, grace: float) -> None:
         """Suspend the jobs of a private cluster; on another one they go on."""

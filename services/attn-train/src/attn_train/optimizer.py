@@ -50,7 +50,7 @@ def adamw(model: nn.Module, spec: OptimizerSpec) -> torch.optim.AdamW:
     )
 
 
-def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state as "moment:parameter" -> tensor; empty before the first step."""
     return {
         f"{moment}:{name}": optimizer.state[parameter][moment]
@@ -60,8 +60,8 @@ def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Ten
     }
 
 
-def restore_moments(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `moments` gave; KeyError if a trained parameter has none."""
+def restore_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `optimizer_state` gave; KeyError if a trained parameter has none."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             saved = {moment: tensors[f"{moment}:{name}"] for moment in MOMENTS}

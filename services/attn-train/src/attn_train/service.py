@@ -40,7 +40,7 @@ from attn_train.supervisor import SupervisorSettings
 POLL_SECONDS = 0.05
 
 
-class Changes:
+class ChangeNotifier:
     """Counts changes of the job store. One cheap look at the file serves all watchers."""
 
     def __init__(self, path: Path) -> None:
@@ -154,7 +154,7 @@ class TrainingServicer(TrainingServiceServicer):
         self._settings = settings
         self._store = store
         self._dispatcher = dispatcher
-        self.changes = Changes(store.path)
+        self.changes = ChangeNotifier(store.path)
 
     async def SubmitTrainingJob(
         self, request: pb.SubmitTrainingJobRequest, context: Context
@@ -226,7 +226,7 @@ class TrainingServicer(TrainingServiceServicer):
         """Record the wish, and pass it on."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
         job = await asyncio.to_thread(self._store.request_stop, request.id, stop)
-        await self._dispatcher.nudge(request.id)
+        await self._dispatcher.check_now(request.id)
         return pb.CancelTrainingJobResponse(job=job_message(job))
 
     async def ResumeTrainingJob(
@@ -263,7 +263,7 @@ class TrainingGrpc:
         self._cluster = cluster
         self._settings = settings or TrainSettings.from_environment()
         self._store = JobStore(Layout(cluster.home).store)
-        self._dispatcher = Dispatcher(self._store, self.make_host, self._settings.jobs_at_once)
+        self._dispatcher = Dispatcher(self._store, self.make_host, self._settings.max_concurrent_jobs)
         self._servicer = TrainingServicer(cluster.home, self._settings, self._store, self._dispatcher)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -298,7 +298,7 @@ class TrainingGrpc:
     def supervisor_settings(self) -> SupervisorSettings:
         """What supervisors are told."""
         return SupervisorSettings(
-            home=self._cluster.home, threads=self._settings.threads, silence=self._settings.silence
+            home=self._cluster.home, threads=self._settings.threads, stall_timeout=self._settings.stall_timeout
         )
 
 

@@ -10,38 +10,36 @@ from pathlib import Path
 from attn_core.errors import InvalidValue
 from attn_schema.home import models_folder
 
-JOBS_AT_ONCE = "ATTN_TRAIN_JOBS"
+MAX_CONCURRENT_JOBS = "ATTN_TRAIN_JOBS"
 DATA_ROOTS = "ATTN_TRAIN_DATA"
 THREADS = "ATTN_TRAIN_THREADS"
-SILENCE = "ATTN_TRAIN_SILENCE"
+STALL_TIMEOUT = "ATTN_TRAIN_STALL_TIMEOUT"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """`jobs_at_once` train, the others wait; each on `threads` CPU threads.
+    """At most `max_concurrent_jobs` train at once, others are queued; each uses `threads` CPU threads.
 
-    A worker that makes no update for `silence` seconds is replaced.
-
-    Texts named by path must lie below one of `data_roots`; None lets callers on this machine name any file and
-    others only what lies in the home's folder `data`.
+    A worker that makes no update for `stall_timeout` seconds is replaced. Data paths must be below one of `data_roots`;
+    None allows any file to callers on this machine, and to others only files in the folder `data` of the home.
     """
 
-    jobs_at_once: int = 1
+    max_concurrent_jobs: int = 1
     threads: int = 1
-    silence: int = 600
+    stall_timeout: int = 600
     data_roots: tuple[Path, ...] | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
-        """ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_SILENCE and ATTN_TRAIN_DATA (folders, separated as in PATH).
+        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT and ATTN_TRAIN_DATA.
 
-        Raises InvalidValue for what is no number.
+        ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for a number that is none.
         """
         roots = environ.get(DATA_ROOTS)
         return cls(
-            jobs_at_once=_count(environ, JOBS_AT_ONCE, 1),
+            max_concurrent_jobs=_count(environ, MAX_CONCURRENT_JOBS, 1),
             threads=_count(environ, THREADS, len(os.sched_getaffinity(0))),
-            silence=_count(environ, SILENCE, 600),
+            stall_timeout=_count(environ, STALL_TIMEOUT, 600),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
         )
 

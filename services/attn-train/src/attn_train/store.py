@@ -25,7 +25,7 @@ from attn_train.records import (
     Payload,
     StateChange,
     Stop,
-    require_step,
+    require_transition,
 )
 from attn_train.spec import TrainingSpec
 
@@ -310,7 +310,7 @@ def _append(run: Any, job_id: str, attempt: int, payload: Payload) -> None:
 
 
 def _move(run: Any, job: Job, state: JobState, error: ErrorRecord | None, *, attempt: int | None = None) -> None:
-    require_step(job.id, job.state, state)
+    require_transition(job.id, job.state, state)
     run("UPDATE jobs SET state = ? WHERE id = ?", state, job.id)
     if state.final:
         run("UPDATE jobs SET ended = ? WHERE id = ?", time.time(), job.id)

@@ -15,16 +15,16 @@ from attn_models.decoder.mixture_of_experts import update_router_biases
 from torch import Tensor, nn
 
 from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
-from attn_train.optimizer import PRECISIONS, adamw, learning_rate, moments, restore_moments
+from attn_train.optimizer import PRECISIONS, adamw, learning_rate, optimizer_state, restore_optimizer_state
 from attn_train.records import Stop, StopFlag
 from attn_train.spec import TrainingSpec
-from attn_train.tasks.base import Material, derived
+from attn_train.tasks.base import Dataset, derived
 
 
-class Report(Protocol):
-    """Receives what happens in a run, in order, on the loop's thread; must return quickly."""
+class Reporter(Protocol):
+    """Receives the progress of a run, in order, on the thread of the loop; must return quickly."""
 
-    def working(self) -> None:
+    def heartbeat(self) -> None:
         """An update or a batch of an evaluation was done."""
         ...
 
@@ -37,18 +37,18 @@ class Report(Protocol):
         ...
 
     def log(self, text: str) -> None:
-        """A line for people."""
+        """A line of the log."""
         ...
 
     def flush(self) -> None:
-        """Return when all of the above has arrived: called before a checkpoint makes it history."""
+        """Return once everything reported has been received: called before a checkpoint is written."""
         ...
 
 
-class Silence:
-    """A report that nobody reads."""
+class NullReporter:
+    """Discards what it gets."""
 
-    def working(self) -> None:
+    def heartbeat(self) -> None:
         """Nothing."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -65,27 +65,27 @@ class Silence:
 
 
 class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
-    """The loss is no longer a number; the specification asks for too much."""
+    """The loss is NaN or infinite."""
 
     reason = "TRAINING_DIVERGED"
 
 
 @dataclass
-class Stretch:
-    """Training since the last metrics, without evaluation and checkpoints: seconds, after how many tokens it began."""
+class Throughput:
+    """Training time in seconds since the last metrics, without evaluation and checkpoints, and the token count then."""
 
     seconds: float = 0.0
     tokens: int = 0
 
 
 class Trainer:
-    """Trains `model`, a `LanguageModel`, on a text or pairs as `spec` says, on the device the model is on.
+    """Trains `model` on a dataset as `spec` says, on the device of the model.
 
-    `checkpoints` None keeps nothing. The run goes on from its newest checkpoint, bit for bit.
+    Without `checkpoints` none are written. A resumed run gives the same losses, bit for bit, as one without interruption.
     """
 
     def __init__(
-        self, model: nn.Module, text: Material, spec: TrainingSpec, *, checkpoints: CheckpointFolder | None = None
+        self, model: nn.Module, dataset: Dataset, spec: TrainingSpec, *, checkpoints: CheckpointFolder | None = None
     ) -> None:
         self.model = model
         self.spec = spec
@@ -95,8 +95,8 @@ class Trainer:
         self._optimizer = adamw(model, spec.optimizer)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._device = self._trained[0].device
-        self._lessons = text.lessons(spec)
-        self._stretch = Stretch()
+        self._task = dataset.task(spec)
+        self._throughput = Throughput()
         self._saved_step: int | None = None
 
     def resume(self) -> bool:
@@ -109,14 +109,14 @@ class Trainer:
             return False
         progress, parts = read_checkpoint(newest.path)
         with torch.no_grad():
-            for name, tensor in _kept(self.model).items():
+            for name, tensor in _saved_tensors(self.model).items():
                 tensor.copy_(parts["weights"][name])
-        restore_moments(self.model, self._optimizer, parts["optimizer"])
-        restore_random_states(self._lessons.generator, parts["random"])
+        restore_optimizer_state(self.model, self._optimizer, parts["optimizer"])
+        restore_random_states(self._task.generator, parts["random"])
         self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
         return True
 
-    def run(self, report: Report, stop: StopFlag) -> Stop | None:
+    def run(self, report: Reporter, stop: StopFlag) -> Stop | None:
         """Train to the last step and return None, or stop when asked to and return how.
 
         Raises TrainingDiverged when the loss is not finite, CheckpointWriteFailed if the last checkpoint cannot
@@ -135,57 +135,57 @@ class Trainer:
         self.save(report)
         return None
 
-    def save(self, report: Report) -> None:
+    def save(self, report: Reporter) -> None:
         """Write a checkpoint unless the newest is of this step. Raises CheckpointWriteFailed."""
         if self._checkpoints is None or self._saved_step == self.step:
             return
         report.flush()
         parts = {
-            "weights": _kept(self.model),
-            "optimizer": moments(self.model, self._optimizer),
-            "random": random_states(self._lessons.generator),
+            "weights": _saved_tensors(self.model),
+            "optimizer": optimizer_state(self.model, self._optimizer),
+            "random": random_states(self._task.generator),
         }
         written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
         self._saved_step = self.step
         report.checkpoint(written.step, written.path, written.size)
         self._checkpoints.prune(self.spec.checkpoint.keep)
 
-    def validation_loss(self, batches: int, done: Callable[[], None] = lambda: None) -> float | None:
+    def validation_loss(self, batches: int, on_batch: Callable[[], None] = lambda: None) -> float | None:
         """Mean loss, in nats a token, over `batches` batches kept for validation; None if there are too few.
 
-        `done` is called after each batch.
+        `on_batch` is called after each batch.
         """
-        return self._lessons.validation_loss(self.model, batches, done)
+        return self._task.validation_loss(self.model, batches, on_batch)
 
-    def _one_step(self, report: Report) -> None:
+    def _one_step(self, report: Reporter) -> None:
         began = time.perf_counter()
         rate = learning_rate(self.step, self.spec.optimizer)
         loss, norm = self._update(rate)
         self.step += 1
-        report.working()
+        report.heartbeat()
         last = self.step == self.spec.optimizer.steps
         measured = last or self.step % self.spec.checkpoint.metrics_interval == 0
         values = {"loss": loss.item(), "learning_rate": rate, "gradient_norm": norm.item()} if measured else {}
         seconds = time.perf_counter() - began
         self.elapsed += seconds
-        self._stretch.seconds += seconds
+        self._throughput.seconds += seconds
         if measured:
             values |= self._speed()
             self._require_finite(values["loss"])
         if last or self.step % self.spec.checkpoint.evaluation_interval == 0:
-            validation = self.validation_loss(self.spec.checkpoint.evaluation_batches, report.working)
+            validation = self.validation_loss(self.spec.checkpoint.evaluation_batches, report.heartbeat)
             values |= {} if validation is None else {"validation_loss": validation}
         if last:
-            values |= self._lessons.final_values(self.model, report.working)
+            values |= self._task.final_metrics(self.model, report.heartbeat)
         if values:
             report.metrics(self.step, values)
         if self.step % self.spec.checkpoint.interval == 0 and not last:
-            self._save_or_say(report)
+            self._try_save(report)
 
     def _update(self, rate: float) -> tuple[Tensor, Tensor]:
-        batch = tuple(part.to(self._device, non_blocking=True) for part in self._lessons.draw())
+        batch = tuple(part.to(self._device, non_blocking=True) for part in self._task.next_batch())
         with PRECISIONS[self.spec.precision]():
-            loss = self._lessons.loss(self.model, batch)
+            loss = self._task.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         limit = self.spec.optimizer.clip or math.inf
         norm = nn.utils.clip_grad_norm_(self._trained, limit)
@@ -197,8 +197,8 @@ class Trainer:
         return loss.detach(), norm
 
     def _speed(self) -> dict[str, float]:
-        speed = (self._lessons.tokens - self._stretch.tokens) / self._stretch.seconds
-        self._stretch = Stretch(tokens=self._lessons.tokens)
+        speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds
+        self._throughput = Throughput(tokens=self._task.tokens)
         return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
 
     def _require_finite(self, loss: float) -> None:
@@ -209,14 +209,14 @@ class Trainer:
                 loss=loss,
             )
 
-    def _save_or_say(self, report: Report) -> None:
+    def _try_save(self, report: Reporter) -> None:
         try:
             self.save(report)
         except CheckpointWriteFailed as error:
             report.log(f"{error.reason}: {error.message}; training goes on")
 
 
-def _kept(model: nn.Module) -> dict[str, Tensor]:
+def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and persistent buffers by name; what two names share appears once."""
     parameters = dict(model.named_parameters())
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from attn_train.data.synthetic import NUMBERS, digits
 from attn_train.spec import DataSpec
-from attn_train.tasks.image_classification import Images, ImageSet
+from attn_train.tasks.image_classification import ImageDataset, LabelledImages
 
 Array = NDArray[Any]
-MOST_BYTES = 4 << 30
+MAX_BYTES = 4 << 30
 """Images are held in memory."""
 NAMES = (("x", "y"), ("x_train", "y_train"))
 HELD_NAMES = ("x_test", "y_test")
@@ -25,7 +25,7 @@ PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
 FIELD = "data.path"
 
 
-def arrays_of(path: Path) -> dict[str, Array]:
+def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays of a .npz file by name, nothing in it run.
 
     Raises `InvalidValue` for a file that is none, that holds objects, or more bytes than fit.
@@ -42,7 +42,7 @@ def arrays_of(path: Path) -> dict[str, Array]:
         raise InvalidValue.of(FIELD, str(path), f"a .npz file that can be read without pickle ({error})") from error
 
 
-def labelled(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Array, tuple[Array, Array] | None]:
+def labelled_arrays(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Array, tuple[Array, Array] | None]:
     """Images, what they show, and both of a test set where there is one; raises `InvalidValue` without x and y."""
     for images, labels in NAMES:
         if images in arrays and labels in arrays:
@@ -52,7 +52,7 @@ def labelled(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Array, tup
     raise InvalidValue.of(FIELD, f"{path} with {', '.join(sorted(arrays)) or 'nothing'}", allowed)
 
 
-def squares(images: Array, path: Path) -> Array:
+def to_pixels(images: Array, path: Path) -> Array:
     """Images [count, channels, side, side] of [count, pixels], [count, side, side] or [count, side, side, channels].
 
     Raises `InvalidValue` for other shapes, sides that differ, and numbers that are no shades: whole ones from 0 to 255,
@@ -74,7 +74,7 @@ def squares(images: Array, path: Path) -> Array:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def pictures_of(folder: Path) -> tuple[Array, list[str]]:
+def read_pictures(folder: Path) -> tuple[Array, list[str]]:
     """Pictures [count, side, side, channels] of FOLDER/KIND/PICTURE, in sorted order, and the kind of each.
 
     Raises `InvalidValue` for a file that is none, for sides that differ, and `MissingPackage` without Pillow.
@@ -83,7 +83,7 @@ def pictures_of(folder: Path) -> tuple[Array, list[str]]:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise MissingPackage.of("attn-train[images]", "reading pictures") from error
-    files = pictures_in(folder)
+    files = picture_files(folder)
     found: list[Array] = []
     for file in files:
         try:
@@ -95,13 +95,13 @@ def pictures_of(folder: Path) -> tuple[Array, list[str]]:
         pixels = pixels[..., None] if grey else pixels
         if found and pixels.shape != found[0].shape:
             raise InvalidValue.of(FIELD, f"{file} of {list(pixels.shape)}", f"{list(found[0].shape)}, as {files[0]}")
-        if pixels.nbytes * len(files) > MOST_BYTES:
-            raise InvalidValue.of(FIELD, f"{len(files)} pictures as {file}", f"{MOST_BYTES} bytes at most")
+        if pixels.nbytes * len(files) > MAX_BYTES:
+            raise InvalidValue.of(FIELD, f"{len(files)} pictures as {file}", f"{MAX_BYTES} bytes at most")
         found.append(pixels)
     return np.stack(found), [file.parent.name for file in files]
 
 
-def pictures_in(folder: Path) -> list[Path]:
+def picture_files(folder: Path) -> list[Path]:
     """The pictures of a folder with a folder for each kind; raises `InvalidValue` where there are none."""
     files = sorted(file for file in folder.glob("*/*") if file.suffix.lower() in PICTURES and file.is_file())
     if not files:
@@ -112,8 +112,8 @@ def pictures_in(folder: Path) -> list[Path]:
 def _require_small(path: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         size = sum(member.file_size for member in archive.infolist())
-        if size > MOST_BYTES:
-            raise InvalidValue.of(FIELD, f"{path} with {size} bytes", f"{MOST_BYTES} bytes at most")
+        if size > MAX_BYTES:
+            raise InvalidValue.of(FIELD, f"{path} with {size} bytes", f"{MAX_BYTES} bytes at most")
         for member in archive.infolist():
             with archive.open(member) as file:
                 _require_fits(file, member.file_size, path)
@@ -141,7 +141,7 @@ def known_images() -> list[str]:
     return [DIGITS]
 
 
-def load_images(spec: DataSpec) -> Images:
+def load_images(spec: DataSpec) -> ImageDataset:
     """The images; those kept for validation are a test set of their own, or else some of all.
 
     Raises `InvalidValue` for what cannot be read, and for images that do not belong together.
@@ -151,48 +151,48 @@ def load_images(spec: DataSpec) -> Images:
         return _divided(*_digits(), spec.validation)
     path = Path(spec.path or "")
     if path.is_dir():
-        pixels, kinds = pictures_of(path)
+        pixels, kinds = read_pictures(path)
         names = tuple(sorted(set(kinds)))
         found = _images(pixels, np.array([names.index(kind) for kind in kinds]), path)
         return _divided(_shuffled(found), names, spec.validation)
-    shades, labels, held = labelled(arrays_of(path), path)
-    training = _images(shades, labels, path)
+    normalize_pixels, labels, held = labelled_arrays(read_arrays(path), path)
+    training = _images(normalize_pixels, labels, path)
     if held is None:
         return _divided(_shuffled(training), _numbers(training), spec.validation)
     validation = _images(*held, path)
     if validation.images.shape[1:] != training.images.shape[1:]:
         given = f"{path} with tests of the shape {list(validation.images.shape[1:])}"
         raise InvalidValue.of("data.path", given, f"{list(training.images.shape[1:])}, as those to train on")
-    return Images(training, validation, _numbers(training, validation))
+    return ImageDataset(training, validation, _numbers(training, validation))
 
 
-def _digits() -> tuple[ImageSet, tuple[str, ...]]:
+def _digits() -> tuple[LabelledImages, tuple[str, ...]]:
     known = digits()
-    shades = torch.tensor([[[int(shade) for shade in row] for row in rows] for rows, _ in known])
-    images = (shades * (255 / SHADES)).round().to(torch.uint8)[:, None]
-    return ImageSet(images, torch.tensor([NUMBERS.index(name) for _, name in known])), NUMBERS
+    normalize_pixels = torch.tensor([[[int(shade) for shade in row] for row in rows] for rows, _ in known])
+    images = (normalize_pixels * (255 / SHADES)).round().to(torch.uint8)[:, None]
+    return LabelledImages(images, torch.tensor([NUMBERS.index(name) for _, name in known])), NUMBERS
 
 
-def _images(pixels: Array, labels: Array, path: Path) -> ImageSet:
+def _images(pixels: Array, labels: Array, path: Path) -> LabelledImages:
     if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),):
         given = f"{path} with {len(pixels)} images and labels {labels.dtype}{list(labels.shape)}"
         raise InvalidValue.of("data.path", given, "a whole number for each image")
     if not 0 <= int(labels.min(initial=0)) <= int(labels.max(initial=0)) < CLASSES:
         raise InvalidValue.of("data.path", f"{path} with labels {labels.min()} to {labels.max()}", "0 to few")
-    return ImageSet(torch.from_numpy(squares(pixels, path)), torch.from_numpy(labels.astype(np.int64)))
+    return LabelledImages(torch.from_numpy(to_pixels(pixels, path)), torch.from_numpy(labels.astype(np.int64)))
 
 
-def _numbers(*sets: ImageSet) -> tuple[str, ...]:
+def _numbers(*sets: LabelledImages) -> tuple[str, ...]:
     return tuple(str(number) for number in range(1 + max(int(found.labels.max()) for found in sets)))
 
 
-def _shuffled(found: ImageSet) -> ImageSet:
+def _shuffled(found: LabelledImages) -> LabelledImages:
     """In another order, the same each time: files are often sorted by what they show."""
     order = torch.randperm(len(found.labels), generator=torch.Generator().manual_seed(ORDER_SEED))
-    return ImageSet(found.images[order], found.labels[order])
+    return LabelledImages(found.images[order], found.labels[order])
 
 
-def _divided(found: ImageSet, names: tuple[str, ...], validation: float) -> Images:
+def _divided(found: LabelledImages, names: tuple[str, ...], validation: float) -> ImageDataset:
     kept = len(found.labels) - int(len(found.labels) * validation)
-    training = ImageSet(found.images[:kept], found.labels[:kept])
-    return Images(training, ImageSet(found.images[kept:], found.labels[kept:]), names)
+    training = LabelledImages(found.images[:kept], found.labels[:kept])
+    return ImageDataset(training, LabelledImages(found.images[kept:], found.labels[kept:]), names)

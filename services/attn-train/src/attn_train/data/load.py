@@ -9,15 +9,15 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 from attn_models.sources import known_sources, pull
 
-from attn_train.data.pairs import CAPTIONS, load_pairs, named_pairs
+from attn_train.data.pairs import CAPTIONS, load_pairs, synthetic_task_pairs
 from attn_train.data.synthetic import TASKS
 from attn_train.data.treebank import load_tags
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, SourceModelSpec, TrainingSpec
-from attn_train.tasks.base import Material
-from attn_train.tasks.completion import continuations
-from attn_train.tasks.language_modeling import CHARACTER, TextTokens, read_text, tokenise
-from attn_train.tasks.masked_language_modeling import MaskedText
-from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned
+from attn_train.tasks.base import Dataset
+from attn_train.tasks.completion import completion_dataset
+from attn_train.tasks.language_modeling import CHARACTER, TextDataset, read_text, tokenize
+from attn_train.tasks.masked_language_modeling import MaskedTextDataset
+from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
 TEXT, PAIRS, MASKED, TAGS, IMAGES = "text", "pairs", "masked", "tags", "images"
 """What is learned from: `ModelFamily.learns`."""
@@ -35,37 +35,37 @@ def require_known_text(name: str) -> None:
         raise UnknownName.of("data set", name, known)
 
 
-def subject_of(model: ModelSpec | FamilyModelSpec) -> str:
+def data_kind_of(model: ModelSpec | FamilyModelSpec) -> str:
     """What the model's family learns from, as `ModelFamily.learns` says it, or "pairs" where it reads a source."""
     if isinstance(model, SourceModelSpec):
         return PAIRS
     return next((family.learns for family in installed().models if family.name == model.family), TEXT)
 
 
-def load_material(spec: TrainingSpec, home: Path, log: Callable[[str], None]) -> Material:
+def load_dataset(spec: TrainingSpec, home: Path, log: Callable[[str], None]) -> Dataset:
     """What the model is to learn from; raises as `load_text`."""
-    subject = subject_of(spec.model)
+    subject = data_kind_of(spec.model)
     if subject == IMAGES:
         from attn_train.data.images import load_images
 
         return load_images(spec.data)
     if subject == MASKED:
-        return MaskedText.of(load_text(spec.data, home, log))
+        return MaskedTextDataset.of(load_text(spec.data, home, log))
     named = tokenizer_of(spec.data, home)
     if subject == TAGS:
         return load_tags(spec.data, spec.model.context, named)
     if isinstance(spec.model, SourceModelSpec):
         return load_pairs(spec.data, spec.model, named)
     if spec.data.name in TASKS:
-        pairs = named_pairs(spec.data.name, spec.data.most_pairs)
-        return continuations(pairs, validation=spec.data.validation, longest=spec.model.context)
+        pairs = synthetic_task_pairs(spec.data.name, spec.data.most_pairs)
+        return completion_dataset(pairs, validation=spec.data.validation, longest=spec.model.context)
     return load_text(spec.data, home, log)
 
 
 def tokenizer_of(spec: DataSpec, home: Path) -> str:
     """The tokenizer of pairs or sentences: one that is learned, or a folder."""
     named = default_tokenizer(spec)
-    return named if is_learned(named) else tokenizer_folder(named, home)
+    return named if is_learned_tokenizer(named) else tokenizer_folder(named, home)
 
 
 def default_tokenizer(spec: DataSpec) -> str:
@@ -75,12 +75,12 @@ def default_tokenizer(spec: DataSpec) -> str:
     return WORD if spec.name in {*TASKS, CAPTIONS} else BYTE_PAIRS
 
 
-def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextTokens:
+def load_text(spec: DataSpec, home: Path, log: Callable[[str], None]) -> TextDataset:
     """The tokens of the text; a data set known by name is fetched into `home` the first time.
 
     Raises InvalidValue or UnknownName for what cannot be read, Unavailable if it cannot be fetched.
     """
-    return tokenise(
+    return tokenize(
         read_text(text_path(spec, home, log)),
         tokenizer=spec.tokenizer if is_byte_pairs(spec.tokenizer) else tokenizer_folder(spec.tokenizer, home),
         validation=spec.validation,

@@ -11,7 +11,7 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_train.data.synthetic import PAIRS, TASKS, caption_pairs, synthetic_pairs
 from attn_train.data.treebank import text_lines
 from attn_train.spec import DataSpec, SourceModelSpec
-from attn_train.tasks.seq2seq import PairTokens, TextPair, tokenise_pairs
+from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
 
 SAMPLE = "tatoeba-en-zh"
 """Sentences of Tatoeba, English and Chinese (CC BY 2.0 FR; the third column says by whom)."""
@@ -19,24 +19,24 @@ SAMPLE_FILE = Path(__file__).parent / "samples" / "tatoeba-en-zh.tsv.gz"
 CAPTIONS, IMAGES = "captions", 10_000
 """Images of handwritten digits and what they show, and how many are made."""
 RULE_SEED = 1
-MOST = 10_000_000
+MAX_PAIRS = 10_000_000
 
 
-def known_pairs() -> list[str]:
+def known_pair_sets() -> list[str]:
     """The sets of pairs known by name."""
     return sorted([*TASKS, SAMPLE, CAPTIONS])
 
 
-def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairTokens:
+def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairDataset:
     """The tokens of the pairs; raises `InvalidValue` or `UnknownName` for what cannot be read."""
     training, validation = _texts(spec)
     if not validation:
         held = int(len(training) * spec.validation)
         training, validation = training[: len(training) - held], training[len(training) - held :]
-    return tokenise_pairs(training, validation, tokenizer=tokenizer, longest=(model.source_context, model.context))
+    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=(model.source_context, model.context))
 
 
-def named_pairs(rule: str, most: int = 0) -> list[TextPair]:
+def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
     """The pairs that a rule makes, at most so many; 0 is all."""
     return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
 
@@ -68,15 +68,15 @@ def _of_side(folder: Path, part: str, side: str) -> Path:
 
 
 def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
-    most = spec.most_pairs or MOST
+    most = spec.most_pairs or MAX_PAIRS
     if spec.name is not None:
         if spec.name == SAMPLE:
             return _columns(SAMPLE_FILE, most), []
         if spec.name == CAPTIONS:
             return caption_pairs(min(most, IMAGES), RULE_SEED)
         if spec.name not in TASKS:
-            raise UnknownName.of("set of pairs", spec.name, known_pairs())
-        return named_pairs(spec.name, spec.most_pairs), []
+            raise UnknownName.of("set of pairs", spec.name, known_pair_sets())
+        return synthetic_task_pairs(spec.name, spec.most_pairs), []
     files = pair_paths(Path(spec.path or ""), spec.languages)
     if len(files) == 1:
         return _columns(files[0], most), []

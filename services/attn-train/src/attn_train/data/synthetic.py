@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-WORDS, LONGEST, PAIRS = 40, 20, 20_000
+WORDS, MAX_WORDS, PAIRS = 40, 20, 20_000
 """Words of the language, and words in the longest source of the sets known by name, and how many pairs these have."""
-HAYSTACK = 60
+MAX_NEEDLE_WORDS = 60
 """Words in the longest source of those in which something is to be found."""
 ENTRIES = 8
 """The most keys that a text defines in the tasks of memory."""
@@ -36,7 +36,7 @@ REPLACED = {"words", "dictionary"}
 """Rules that also replace each word by another one, so that the target is a language of its own."""
 
 
-def recalled(choose: random.Random, shortest: int, longest: int) -> Pair:
+def recall_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
     """Keys with values, then one of the keys: its value (associative recall, Graves et al. 2014, arXiv 1410.5401).
 
     "k3 v9 k1 v4 k7 v4 k1" is answered by "v4".
@@ -56,7 +56,7 @@ def found(choose: random.Random, shortest: int, longest: int) -> Pair:
     return [*words[:place], "needle", *words[place:], "?"], [words[place]]
 
 
-def looked_up(choose: random.Random, shortest: int, longest: int) -> Pair:
+def glossary_pair(choose: random.Random, shortest: int, longest: int) -> Pair:
     """A dictionary that only this text has, then some of its keys: their values, in the order of the keys.
 
     "k3 v9 k1 v4 k7 v2 : k7 k3" is answered by "v2 v9".
@@ -67,7 +67,7 @@ def looked_up(choose: random.Random, shortest: int, longest: int) -> Pair:
     return source, [f"v{values[place]}" for place in asked]
 
 
-MAKERS: dict[str, Maker] = {"recall": recalled, "needle": found, "glossary": looked_up}
+MAKERS: dict[str, Maker] = {"recall": recall_pair, "needle": found, "glossary": glossary_pair}
 """Tasks whose answer stands in the source itself, at a place that must be found."""
 TASKS = (*RULES, *MAKERS)
 
@@ -79,7 +79,7 @@ def synthetic_pairs(
 
     Without `longest` it is 60 words where something is to be found, else 20.
     """
-    longest = longest or (HAYSTACK if name == "needle" else LONGEST)
+    longest = longest or (MAX_NEEDLE_WORDS if name == "needle" else MAX_WORDS)
     choose = random.Random(f"{name}:{seed}")
     if name in MAKERS:
         made = (MAKERS[name](choose, shortest, longest) for _ in range(count))

@@ -14,7 +14,7 @@ from attn_models.tokenizers import Tokenizer
 from attn_train.spec import DataSpec
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import learned_tokenizer
-from attn_train.tasks.token_classification import TaggedSentences, TaggedTokens
+from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
 
 
 def text_lines(path: Path) -> Iterator[str]:
@@ -58,7 +58,7 @@ def treebank_files(path: Path) -> tuple[list[Path], list[Path]]:
     return training, [file for file in files if "dev" in file.name]
 
 
-def sentences_of(paths: Sequence[Path]) -> list[Sentence]:
+def read_sentences(paths: Sequence[Path]) -> list[Sentence]:
     """The sentences of files; raises `InvalidValue` with the line for what is not in the format."""
     return [sentence for path in paths for sentence in _sentences(path)]
 
@@ -99,26 +99,26 @@ UNTAGGED = "_"
 """What the format says of a tag that nobody gave; such words are not learned from."""
 
 
-def load_tags(spec: DataSpec, context: int, tokenizer: str) -> TaggedSentences:
+def load_tags(spec: DataSpec, context: int, tokenizer: str) -> TaggedDataset:
     """The tokens of the sentences; those longer than `context` are left out.
 
     Words begin with a space, so that byte pairs of words and of texts are the same; the tokens of a word have its
     depth. Raises `InvalidValue` for what cannot be read, for heads that are no tree, and where nothing is left.
     """
-    training, validation = (sentences_of(paths) for paths in treebank_files(Path(spec.path or "")))
+    training, validation = (read_sentences(paths) for paths in treebank_files(Path(spec.path or "")))
     if not validation:
         held = int(len(training) * spec.validation)
         training, validation = training[: len(training) - held], training[len(training) - held :]
     made = learned_tokenizer(tokenizer, [f" {' '.join(sentence.words)}" for sentence in training])
     names = sorted({tag for sentence in training for tag in sentence.tags} - {UNTAGGED})
-    kept = tagged(training, made, names, context)
+    kept = tokenize_sentences(training, made, names, context)
     if not kept or not names:
         allowed = f"at least one with tags and at most {context} tokens"
         raise InvalidValue.of("data", f"{len(training)} sentences", allowed)
-    return TaggedSentences(kept, tagged(validation, made, names, context), names, made)
+    return TaggedDataset(kept, tokenize_sentences(validation, made, names, context), names, made)
 
 
-def tagged(
+def tokenize_sentences(
     sentences: Sequence[Sentence], tokenizer: Tokenizer, names: Sequence[str], context: int
 ) -> list[TaggedTokens]:
     """The tokens of sentences that fit into the context and have a tag of those `names`; other tags are left out."""

@@ -23,7 +23,7 @@ def derived(seed: int, use: str) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-class Batches:
+class RandomWindows:
     """Draws `batch` windows of `context` tokens with their next tokens, at places given by a seeded generator.
 
     `tokens` is [tokens], any integer type. Raises `InvalidValue` if not even one window fits.
@@ -38,7 +38,7 @@ class Batches:
         self._batch = batch
         self.generator = torch.Generator().manual_seed(seed)
 
-    def draw(self) -> tuple[Tensor, Tensor]:
+    def next_batch(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets, int64, [batch, context] each; targets are one token ahead."""
         places = torch.randint(len(self._windows), (self._batch,), generator=self.generator)
         rows = self._windows[places].long()
@@ -46,9 +46,9 @@ class Batches:
 
 
 IGNORED = -100
-"""Targets that no loss looks at."""
+"""Targets that losses ignore."""
 TOKENS_AT_ONCE = 4096
-"""Tokens of a text that are read together, in windows side by side."""
+"""Tokens of a text in one batch of `text_loss`."""
 
 
 def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -82,10 +82,12 @@ def text_loss(model: nn.Module, ids: Tensor, window: int) -> float:
     return total / len(targets)
 
 
-def mean_loss(model: nn.Module, batches: Batches, count: int, done: Callable[[], None] = lambda: None) -> float:
+def mean_loss(
+    model: nn.Module, batches: RandomWindows, count: int, on_batch: Callable[[], None] = lambda: None
+) -> float:
     """The mean loss over `count` batches, without dropout; the model is left in the mode it was in.
 
-    `done` is called after each batch.
+    `on_batch` is called after each batch.
     """
     training = model.training
     model.eval()
@@ -93,9 +95,9 @@ def mean_loss(model: nn.Module, batches: Batches, count: int, done: Callable[[],
     total = 0.0
     with torch.inference_mode():
         for _ in range(count):
-            inputs, targets = (part.to(device) for part in batches.draw())
+            inputs, targets = (part.to(device) for part in batches.next_batch())
             total += next_token_loss(model, inputs, targets).item()
-            done()
+            on_batch()
     model.train(training)
     return total / count
 
@@ -103,63 +105,66 @@ def mean_loss(model: nn.Module, batches: Batches, count: int, done: Callable[[],
 VALIDATION_SEED = 0x5EED
 """Validation batches are the same in every measurement of every run, so that losses can be compared."""
 
-Done = Callable[[], None]
-"""Called after each piece of a long measurement."""
+OnBatch = Callable[[], None]
+"""Called after each batch of an evaluation, so that a long one is not taken for a hang."""
 
 
-class Lessons(Protocol):
-    """Batches of one run. What is drawn depends on `generator` alone, so that a resumed run goes on with it."""
+class TrainingTask(Protocol):
+    """Batches, loss and metrics of one run.
+
+    Batches depend on the state of `generator` alone, which checkpoints save.
+    """
 
     generator: torch.Generator
     tokens: int
-    """Tokens predicted since the run began or went on."""
+    """Number of tokens predicted since the run started or resumed."""
 
-    def draw(self) -> tuple[Tensor, ...]:
-        """The tensors of a batch."""
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """The tensors of the next training batch, on the CPU."""
         ...
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """What an update lowers, in nats a token."""
+        """Training loss of a batch: a scalar, in nats per token, with auxiliary losses."""
         ...
 
-    def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
-        """The mean over `batches` batches kept for validation; None if there are none."""
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """Mean loss over at most `batches` validation batches, without auxiliary losses; None without validation data."""
         ...
 
-    def final_values(self, model: nn.Module, done: Done) -> Mapping[str, float]:
-        """What is measured once, when training is over, by name."""
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """Metrics that are measured once, after the last step, by name."""
         ...
 
 
-class Material(Protocol):
-    """Data that has been read, and perhaps cut into tokens."""
+class Dataset(Protocol):
+    """Data in memory, tokenized if it is text."""
 
     @property
-    def decided(self) -> Mapping[str, Any]:
-        """The fields of a model's config that the data decide on."""
+    def model_fields(self) -> Mapping[str, Any]:
+        """Fields of the model's config that follow from the data, such as the size of the vocabulary."""
         ...
 
     @property
-    def sizes(self) -> str:
-        """How much there is, for people."""
+    def summary(self) -> str:
+        """Number of training and validation examples, as text."""
         ...
 
-    def lessons(self, spec: TrainingSpec) -> Lessons:
-        """Fresh batches for a run."""
+    def task(self, spec: TrainingSpec) -> TrainingTask:
+        """The training task of a run, from its first batch."""
         ...
 
     def save(self, folder: Path, model: Any) -> Path:
-        """Write the model with what is needed to use it; returns the folder."""
+        """Save the model with its tokenizer or class names; returns the folder."""
         ...
 
 
-class TokenMaterial:
-    """What data of tokens decide on and keep: the `tokenizer` that cut them."""
+class TokenDataset:
+    """Base of datasets of token ids: they fix the vocabulary, and save their `tokenizer` with the model."""
 
     tokenizer: Tokenizer
 
     @property
-    def decided(self) -> Mapping[str, Any]:
+    def model_fields(self) -> Mapping[str, Any]:
         """The vocabulary."""
         return {"vocabulary": self.tokenizer.vocabulary}
 
@@ -171,20 +176,20 @@ class TokenMaterial:
 
 
 PADDED = IGNORED
-"""The target of what only fills a batch."""
+"""Target of padding, which losses ignore."""
 
 Text = TypeVar("Text")
 
 
-def validation_mean(
+def mean_validation_loss(
     model: nn.Module,
     kept: Sequence[Text],
-    collated: Callable[[Sequence[Text]], tuple[Tensor, ...]],
+    collate: Callable[[Sequence[Text]], tuple[Tensor, ...]],
     loss: Callable[[tuple[Tensor, ...]], Tensor],
     *,
     batch: int,
     batches: int,
-    done: Done,
+    on_batch: OnBatch,
 ) -> float | None:
     """The mean `loss` a target over at most `batches` batches of texts, the same ones each time; None without texts.
 
@@ -198,10 +203,10 @@ def validation_mean(
     device = next(model.parameters()).device
     with torch.inference_mode():
         for start in range(0, min(len(kept), batches * batch), batch):
-            parts = collated([kept[place] for place in order[start : start + batch]])
+            parts = collate([kept[place] for place in order[start : start + batch]])
             count = int((parts[-1] != PADDED).sum())
             total += loss(tuple(part.to(device) for part in parts)).item() * count
             tokens += count
-            done()
+            on_batch()
     model.train(training)
     return total / tokens

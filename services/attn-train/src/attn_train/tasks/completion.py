@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.spec import TrainingSpec
-from attn_train.tasks.base import PADDED, Done, TokenMaterial, derived, next_token_loss, validation_mean
+from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss, next_token_loss
 from attn_train.tasks.seq2seq import TextPair
 
 EQUALS = "="
 """The word between what is given and what is to be written."""
-ANSWERS = 100
+FINAL_PROMPTS = 100
 """Validation texts that are answered when training is over."""
 
 
 @dataclass(frozen=True, eq=False)
-class Continuation:
+class PromptCompletion:
     """Token ids that are given, and those to be written, the one that ends them last."""
 
     given: tuple[int, ...]
@@ -34,24 +34,24 @@ class Continuation:
 
 
 @dataclass(frozen=True, eq=False)
-class Continuations(TokenMaterial):
+class CompletionDataset(TokenDataset):
     """Texts to train on and texts kept for validation."""
 
-    training: Sequence[Continuation]
-    validation: Sequence[Continuation]
+    training: Sequence[PromptCompletion]
+    validation: Sequence[PromptCompletion]
     tokenizer: Tokenizer
 
     @property
-    def sizes(self) -> str:
+    def summary(self) -> str:
         """How many."""
         return f"{len(self.training)} training and {len(self.validation)} validation texts"
 
-    def lessons(self, spec: TrainingSpec) -> ContinuationLessons:
+    def task(self, spec: TrainingSpec) -> CompletionTask:
         """Batches of them."""
-        return ContinuationLessons(self, spec)
+        return CompletionTask(self, spec)
 
 
-def continuations(pairs: Sequence[TextPair], *, validation: float, longest: int) -> Continuations:
+def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest: int) -> CompletionDataset:
     """The tokens, a word each, of "source = target" of at most `longest` tokens; the fraction `validation` apart.
 
     Raises `InvalidValue` where none is left.
@@ -60,28 +60,28 @@ def continuations(pairs: Sequence[TextPair], *, validation: float, longest: int)
     given = tokenizer.encode_batch([f"{source} {EQUALS}" for source, _ in pairs])
     written = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
     end = eos_id(tokenizer)
-    texts = [Continuation(tuple(a), (*b, end)) for a, b in zip(given, written, strict=True)]
+    texts = [PromptCompletion(tuple(a), (*b, end)) for a, b in zip(given, written, strict=True)]
     kept = [text for text in texts if len(text.given) + len(text.written) <= longest]
     held = len(kept) - int(len(kept) * validation)
     if not kept[:held]:
         raise InvalidValue.of("model.context", longest, "room for at least one of the texts")
-    return Continuations(training=kept[:held], validation=kept[held:], tokenizer=tokenizer)
+    return CompletionDataset(training=kept[:held], validation=kept[held:], tokenizer=tokenizer)
 
 
-class ContinuationLessons:
+class CompletionTask:
     """Batches of texts, [batch, longest] inputs and targets; what is given is no target."""
 
-    def __init__(self, texts: Continuations, spec: TrainingSpec) -> None:
+    def __init__(self, texts: CompletionDataset, spec: TrainingSpec) -> None:
         self._texts = texts
         self._batch = spec.optimizer.batch
         self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
         self.tokens = 0
 
-    def draw(self) -> tuple[Tensor, ...]:
+    def next_batch(self) -> tuple[Tensor, ...]:
         """Any texts."""
         texts = self._texts.training
         chosen = torch.randint(len(texts), (self._batch,), generator=self.generator).tolist()
-        batch = collated([texts[place] for place in chosen])
+        batch = collate([texts[place] for place in chosen])
         self.tokens += int((batch[1] != PADDED).sum())
         return batch
 
@@ -89,30 +89,30 @@ class ContinuationLessons:
         """Mean cross-entropy of what is to be written, and what keeps experts busy."""
         return next_token_loss(model, *batch) + router_aux_loss(model)
 
-    def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation."""
-        return validation_mean(
+        return mean_validation_loss(
             model,
             self._texts.validation,
-            collated,
+            collate,
             lambda batch: next_token_loss(model, *batch),
             batch=self._batch,
             batches=batches,
-            done=done,
+            on_batch=on_batch,
         )
 
-    def final_values(self, model: nn.Module, done: Done) -> Mapping[str, float]:
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """The share of the first validation texts that are written without a mistake, by the engine that serves."""
-        asked = self._texts.validation[:ANSWERS]
+        asked = self._texts.validation[:FINAL_PROMPTS]
         if not asked:
             return {}
-        answers = answered(model, self._texts.tokenizer, [text.given for text in asked], done)
+        answers = complete(model, self._texts.tokenizer, [text.given for text in asked], on_batch)
         right = sum(answer == text.written for answer, text in zip(answers, asked, strict=True))
         return {"answers_right": right / len(asked)}
 
 
-def answered(
-    model: nn.Module, tokenizer: Tokenizer, given: Sequence[tuple[int, ...]], done: Done
+def complete(
+    model: nn.Module, tokenizer: Tokenizer, given: Sequence[tuple[int, ...]], on_batch: OnBatch
 ) -> list[tuple[int, ...]]:
     """What the model writes after each, likeliest token by token; it is left in the mode it was in."""
     training = model.training
@@ -126,12 +126,12 @@ def answered(
     while not engine.idle:
         for event in engine.step():
             written[int(event.request)] += tuple(token.id for token in event.tokens)
-        done()
+        on_batch()
     model.train(training)
     return written
 
 
-def collated(texts: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
+def collate(texts: Sequence[PromptCompletion]) -> tuple[Tensor, Tensor]:
     """Inputs and targets [batch, longest], padded at the end."""
     rows = [torch.tensor([*text.given, *text.written]) for text in texts]
     goals = [row[1:].clone() for row in rows]

@@ -14,7 +14,15 @@ from attn_models.tokenizers import Tokenizer, character_tokenizer
 from torch import Tensor, nn
 
 from attn_train.spec import TrainingSpec
-from attn_train.tasks.base import VALIDATION_SEED, Batches, Done, TokenMaterial, derived, mean_loss, next_token_loss
+from attn_train.tasks.base import (
+    VALIDATION_SEED,
+    OnBatch,
+    RandomWindows,
+    TokenDataset,
+    derived,
+    mean_loss,
+    next_token_loss,
+)
 from attn_train.tasks.seq2seq import learned_tokenizer
 
 CHARACTER = "character"
@@ -22,7 +30,7 @@ LINES_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class TextTokens(TokenMaterial):
+class TextDataset(TokenDataset):
     """A text as int32 token ids, [tokens] each part, and the tokenizer that made them."""
 
     training: Tensor
@@ -30,31 +38,31 @@ class TextTokens(TokenMaterial):
     tokenizer: Tokenizer
 
     @property
-    def sizes(self) -> str:
+    def summary(self) -> str:
         """How many tokens."""
         return f"{len(self.training)} training and {len(self.validation)} validation tokens"
 
-    def lessons(self, spec: TrainingSpec) -> TextLessons:
+    def task(self, spec: TrainingSpec) -> LanguageModelingTask:
         """Windows of the text."""
-        return TextLessons(self, spec)
+        return LanguageModelingTask(self, spec)
 
 
-class TextLessons:
+class LanguageModelingTask:
     """Windows of one long text; every token but the first is predicted from those before it."""
 
-    def __init__(self, text: TextTokens, spec: TrainingSpec) -> None:
+    def __init__(self, text: TextDataset, spec: TrainingSpec) -> None:
         self._text = text
         self._context, self._batch = spec.model.context, spec.optimizer.batch
-        self._batches = Batches(
+        self._batches = RandomWindows(
             text.training, context=self._context, batch=self._batch, seed=derived(spec.seed, "batches")
         )
         self.generator = self._batches.generator
         self.tokens = 0
 
-    def draw(self) -> tuple[Tensor, ...]:
+    def next_batch(self) -> tuple[Tensor, ...]:
         """Inputs and targets, int64, [batch, context] each."""
         self.tokens += self._batch * self._context
-        return self._batches.draw()
+        return self._batches.next_batch()
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean cross-entropy, of later tokens too where the model predicts them, and what keeps experts busy."""
@@ -62,19 +70,19 @@ class TextLessons:
         loss: Tensor = next_token_loss(model, *batch) if own is None else own(*batch)
         return loss + router_aux_loss(model)
 
-    def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The same over the text kept for validation; None if that is shorter than a window."""
         if len(self._text.validation) <= self._context:
             return None
-        drawn = Batches(self._text.validation, context=self._context, batch=self._batch, seed=VALIDATION_SEED)
-        return mean_loss(model, drawn, batches, done)
+        drawn = RandomWindows(self._text.validation, context=self._context, batch=self._batch, seed=VALIDATION_SEED)
+        return mean_loss(model, drawn, batches, on_batch)
 
-    def final_values(self, model: nn.Module, done: Done) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:  # noqa: ARG002 -- the loss says all
         """Nothing more."""
         return {}
 
 
-def tokenise(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextTokens:
+def tokenize(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) -> TextDataset:
     """The tokens of `text`, the fraction `validation` at its end apart.
 
     `tokenizer` is "character" (the characters of this text are the vocabulary), "byte_pairs:N", learned from the part
@@ -91,7 +99,7 @@ def tokenise(text: str, *, tokenizer: str = CHARACTER, validation: float = 0.1) 
         made = learned_tokenizer(tokenizer, trained.splitlines(keepends=True))
         ids = _encoded(text, made)
     kept = len(ids) - int(len(ids) * validation)
-    return TextTokens(training=ids[:kept], validation=ids[kept:], tokenizer=made)
+    return TextDataset(training=ids[:kept], validation=ids[kept:], tokenizer=made)
 
 
 def read_text(path: Path) -> str:

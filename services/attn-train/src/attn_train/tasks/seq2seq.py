@@ -17,13 +17,17 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.spec import TrainingSpec
-from attn_train.tasks.base import PADDED, Done, Lessons, TokenMaterial, derived, validation_mean
+from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, TrainingTask, derived, mean_validation_loss
 
 AT_ONCE = 32
 
 
 def translate(
-    model: nn.Module, tokenizer: Tokenizer, sources: Sequence[str], done: Done = lambda: None, most: int | None = None
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    on_batch: OnBatch = lambda: None,
+    most: int | None = None,
 ) -> list[str]:
     """The greedy translation of each source, by the engine that serves; the model is left in the mode it was in.
 
@@ -43,7 +47,7 @@ def translate(
     while not engine.idle:
         for event in engine.step():
             written[int(event.request)] += event.text
-        done()
+        on_batch()
     model.train(training)
     return [text.strip() for text in written]
 
@@ -68,7 +72,7 @@ VOCABULARY = 8000
 
 
 @dataclass(frozen=True, eq=False)
-class PairTokens(TokenMaterial):
+class PairDataset(TokenDataset):
     """Pairs to train on, pairs kept for validation with their texts, and the tokenizer of both sides."""
 
     training: Sequence[TokenPair]
@@ -77,31 +81,31 @@ class PairTokens(TokenMaterial):
     tokenizer: Tokenizer
 
     @property
-    def sizes(self) -> str:
+    def summary(self) -> str:
         """How many."""
         return f"{len(self.training)} training and {len(self.validation)} validation pairs"
 
-    def lessons(self, spec: TrainingSpec) -> Lessons:
+    def task(self, spec: TrainingSpec) -> TrainingTask:
         """Batches of pairs that are about equally long."""
 
-        return PairLessons(self, spec)
+        return Seq2SeqTask(self, spec)
 
 
-def tokenise_pairs(
+def tokenize_pairs(
     training: Sequence[TextPair], validation: Sequence[TextPair], *, tokenizer: str, longest: tuple[int, int]
-) -> PairTokens:
+) -> PairDataset:
     """The tokens of pairs; those longer than `longest` source and target tokens are left out of both.
 
     `tokenizer` is "word", "byte_pairs" or "byte_pairs:N", learned from the pairs to train on, or a folder with a
     tokenizer.json. Raises `InvalidValue` for another word, or where no pair is left.
     """
     made = learned_tokenizer(tokenizer, [text for pair in training for text in pair])
-    kept = [pair for pair in token_pairs(training, made) if fits(pair, longest)]
+    kept = [pair for pair in token_pairs(training, made) if fits_model(pair, longest)]
     if not kept:
         raise InvalidValue.of("data", f"{len(training)} pairs", f"at least one pair of at most {longest} tokens")
     both = zip(token_pairs(validation, made), validation, strict=True)
-    held = [(pair, texts) for pair, texts in both if fits(pair, longest)]
-    return PairTokens(
+    held = [(pair, texts) for pair, texts in both if fits_model(pair, longest)]
+    return PairDataset(
         training=kept, validation=[pair for pair, _ in held], texts=[texts for _, texts in held], tokenizer=made
     )
 
@@ -111,7 +115,7 @@ def is_byte_pairs(tokenizer: str) -> bool:
     return tokenizer.partition(":")[0] == BYTE_PAIRS
 
 
-def is_learned(tokenizer: str) -> bool:
+def is_learned_tokenizer(tokenizer: str) -> bool:
     """Whether it is learned from the data, and not read from a folder."""
     return tokenizer == WORD or is_byte_pairs(tokenizer)
 
@@ -136,22 +140,22 @@ def token_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer) -> list[TokenPa
     return [(source, (*decoder_start_ids(tokenizer, ids), end)) for source, ids in zip(sources, targets, strict=True)]
 
 
-def fits(pair: TokenPair, longest: tuple[int, int]) -> bool:
+def fits_model(pair: TokenPair, longest: tuple[int, int]) -> bool:
     """Whether a model with these contexts can be trained on it."""
     return len(pair[0]) <= longest[0] and len(pair[1]) - 1 <= longest[1]
 
 
-NEAR = 8
+BUCKET_BATCHES = 8
 """A batch is drawn from as many batches of pairs that are about as long."""
 
 
-class PairLessons:
+class Seq2SeqTask:
     """Batches of pairs; the decoder is shown what it should have written so far, and predicts what follows.
 
     A batch is padded [batch, source] tokens and which of them are real, and [batch, target] inputs and targets.
     """
 
-    def __init__(self, pairs: PairTokens, spec: TrainingSpec) -> None:
+    def __init__(self, pairs: PairDataset, spec: TrainingSpec) -> None:
         self._pairs = pairs
         self._batch = spec.optimizer.batch
         self._smoothing = spec.optimizer.label_smoothing
@@ -160,14 +164,14 @@ class PairLessons:
         self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
         self.tokens = 0
 
-    def draw(self) -> tuple[Tensor, ...]:
+    def next_batch(self) -> tuple[Tensor, ...]:
         """A batch of pairs about as long as one that is drawn from all."""
         count = len(self._sorted)
-        window = min(count, NEAR * self._batch)
+        window = min(count, BUCKET_BATCHES * self._batch)
         centre = int(torch.randint(count, (), generator=self.generator))
         first = min(max(0, centre - window // 2), count - window)
         chosen = first + torch.randperm(window, generator=self.generator)[: self._batch]
-        batch = collated([self._sorted[place] for place in chosen.tolist()])
+        batch = collate([self._sorted[place] for place in chosen.tolist()])
         self.tokens += int((batch[3] != PADDED).sum())
         return batch
 
@@ -175,28 +179,28 @@ class PairLessons:
         """Mean cross-entropy with targets smoothed (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
         return _loss(model, batch, self._smoothing)
 
-    def validation_loss(self, model: nn.Module, batches: int, done: Done) -> float | None:
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
         """The mean over at most `batches` batches kept for validation, not smoothed."""
-        return validation_mean(
+        return mean_validation_loss(
             model,
             list(self._pairs.validation),
-            collated,
+            collate,
             lambda batch: _loss(model, batch, 0.0),
             batch=self._batch,
             batches=batches,
-            done=done,
+            on_batch=on_batch,
         )
 
-    def final_values(self, model: nn.Module, done: Done) -> Mapping[str, Any]:
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:
         """BLEU over the first validation sources, where asked for."""
         texts = self._pairs.texts[: self._bleu]
         if not texts:
             return {}
-        written = translate(model, self._pairs.tokenizer, [source for source, _ in texts], done)
+        written = translate(model, self._pairs.tokenizer, [source for source, _ in texts], on_batch)
         return {"bleu": bleu(written, [target for _, target in texts])}
 
 
-def collated(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def collate(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sources, which of their tokens are real, inputs and targets [batch, ...], padded at the end."""
     sources = [torch.tensor(source) for source, _ in pairs]
     targets = [torch.tensor(target) for _, target in pairs]
