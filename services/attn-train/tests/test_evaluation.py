@@ -11,8 +11,8 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.encoder.folders import save_encoder
 from attn_train.data.load import load_dataset
-from attn_train.evaluate_command import evaluate_command
 from attn_train.evaluation import evaluate
+from attn_train.plugin import evaluate_command
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.tasks.base import text_loss
 from attn_train.worker import build_model

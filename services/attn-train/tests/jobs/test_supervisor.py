@@ -210,7 +210,7 @@ def test_a_lock_is_free_once_its_holder_was_killed_and_not_before(tmp_path):
         """
         import sys, time
         from pathlib import Path
-        from attn_train.locks import exclusive
+        from attn_schema.locks import exclusive
         with exclusive(Path(sys.argv[1])):
             print("held", flush=True)
             time.sleep(60)
