@@ -24,7 +24,7 @@ from attn_variants.mechanisms.gat import GraphAttention
 from attn_variants.mechanisms.h2o import HeavyHitters
 from attn_variants.mechanisms.key_value import KeyValue, KeyValuePredict
 from attn_variants.mechanisms.latent import FactorisedAttention, MultiHeadLatentAttention
-from attn_variants.mechanisms.linear import EfficientAttention, Performer
+from attn_variants.mechanisms.linear import EfficientAttention, LinearAttention, Performer
 from attn_variants.mechanisms.longformer import LongformerAttention
 from attn_variants.mechanisms.low_rank import Linformer, LowRankAttention, NystromAttention
 from attn_variants.mechanisms.lstmn import LongShortTermMemoryNetwork
@@ -52,7 +52,6 @@ from attn_variants.mechanisms.recurrences import (
     GatedLinearAttention,
     KimiDeltaAttention,
     LightningAttention,
-    LinearAttention,
     Retention,
 )
 from attn_variants.mechanisms.scores import (
