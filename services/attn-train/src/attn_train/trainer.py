@@ -81,7 +81,7 @@ class Throughput:
 class Trainer:
     """Trains `model` on a dataset as `spec` says, on the device of the model.
 
-    Without `checkpoints` none are written. A resumed run gives the same losses, bit for bit, as one without interruption.
+    Without `checkpoints` none are written. A resumed run gives the losses of one without interruption, bit for bit.
     """
 
     def __init__(

@@ -128,7 +128,7 @@ class TrainingTask(Protocol):
         ...
 
     def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
-        """Mean loss over at most `batches` validation batches, without auxiliary losses; None without validation data."""
+        """Mean loss over at most `batches` validation batches, without auxiliary losses; None if there are none."""
         ...
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
