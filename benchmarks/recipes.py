@@ -26,8 +26,8 @@ from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
 from attn_train.data.load import load_dataset
 from attn_train.records import StopFlag
-from attn_train.spec import TrainingSpec
-from attn_train.spec_messages import spec_of
+from attn_schema.training import TrainingConfig
+from attn_train.service import config_of
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
@@ -59,16 +59,16 @@ def arguments() -> argparse.Namespace:
     return p.parse_args()
 
 
-def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingSpec:
+def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingConfig:
     given = ChangeNotifier(data=args.data, steps=args.steps, **changes)
-    return dataclasses.replace(spec_of(changed(read_recipe(args.recipe), given)), seed=seed)
+    return dataclasses.replace(config_of(changed(read_recipe(args.recipe), given)), seed=seed)
 
 
-def run(spec: TrainingSpec) -> dict[str, float]:
+def run(config: TrainingConfig) -> dict[str, float]:
     """Train to the end; the final values and how long it took."""
-    dataset = load_dataset(spec, home_folder(), print)
+    dataset = load_dataset(config, home_folder(), print)
     last, began = Last(), time.perf_counter()
-    trainer = Trainer(build_model(spec, dataset), dataset, spec)
+    trainer = Trainer(build_model(config, dataset), dataset, config)
     trainer.run(last, StopFlag())
     found = {name: last.values[name] for name in FINAL if name in last.values}
     return found | {"steps": last.values["step"], "training_s": trainer.elapsed, "s": time.perf_counter() - began}

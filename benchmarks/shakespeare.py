@@ -29,8 +29,8 @@ from attn_models.sources.store import home_folder
 from attn_train.data.load import load_text
 from attn_train.process import keep_freed_memory
 from attn_train.records import StopFlag
-from attn_train.spec import DataSpec, TrainingSpec
-from attn_train.spec_messages import spec_of
+from attn_schema.training import DataConfig, TrainingConfig
+from attn_train.service import config_of
 from attn_train.tasks.language_modeling import TextDataset
 from attn_train.trainer import NullReporter, Trainer, TrainingDiverged
 from attn_train.worker import build_model
@@ -49,21 +49,21 @@ def fitting() -> list[str]:
     return [m.name for m in installed().mechanisms if m.can(Capability.CAUSAL) and not m.can(Capability.CROSS)]
 
 
-def specification(mechanism: str, seed: int, steps: int) -> TrainingSpec:
+def specification(mechanism: str, seed: int, steps: int) -> TrainingConfig:
     """The same for all but the mechanism, and positions that it takes."""
-    return spec_of(
-        pb.TrainingSpec(
+    return config_of(
+        pb.TrainingConfig(
             model=pb.ModelConfig(
-                width=64,
-                layers=2,
-                heads=4,
+                hidden_size=64,
+                num_layers=2,
+                num_heads=4,
                 kv_heads=FEWER_HEADS.get(mechanism, 0),
                 context_length=128,
                 mechanism=common_pb2.MechanismRef(name=mechanism),
             ),
-            data=pb.DataSource(name="shakespeare"),
+            data=pb.DataConfig(dataset="shakespeare"),
             optimizer=pb.OptimizerConfig(steps=steps, batch_size=8, learning_rate=3e-3, warmup_steps=steps // 10),
-            checkpoint=pb.CheckpointPolicy(evaluation_interval_steps=max(1, steps // 5), evaluation_batches=MEASURED),
+            checkpoint=pb.CheckpointConfig(eval_steps=max(1, steps // 5), evaluation_batches=MEASURED),
             seed=seed,
         )
     )
@@ -86,11 +86,11 @@ def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, A
     row: dict[str, Any] = {"mechanism": mechanism, "seed": seed}
     began, losses = time.process_time(), Losses()
     try:
-        spec = specification(mechanism, seed, steps)
-        model = build_model(spec, text)
-        row["positions"] = spec.model.values({})["positions"]
+        config = specification(mechanism, seed, steps)
+        model = build_model(config, text)
+        row["positions"] = config.model.values({})["positions"]
         row["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        Trainer(model, text, spec).run(losses, StopFlag())
+        Trainer(model, text, config).run(losses, StopFlag())
     except (AttnError, TrainingDiverged, RuntimeError) as error:
         row["failed"] = f"{type(error).__name__}: {error}"
     return row | {"losses": losses.by_step, "processor_seconds": round(time.process_time() - began, 1)}
@@ -98,7 +98,7 @@ def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, A
 
 def rows(mechanisms: Iterable[str], seeds: int, steps: int) -> Iterator[dict[str, Any]]:
     """A row for each mechanism and seed."""
-    text = load_text(DataSpec(name="shakespeare"), home_folder(), print)
+    text = load_text(DataConfig(dataset="shakespeare"), home_folder(), print)
     for mechanism in mechanisms:
         for seed in range(seeds):
             yield run(mechanism, seed, steps, text)

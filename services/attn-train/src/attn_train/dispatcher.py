@@ -7,7 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from attn_train.records import Job, JobState
+from attn_schema.training import JobState
+
+from attn_train.records import JobRecord
 from attn_train.store import JobStore
 
 
@@ -87,7 +89,7 @@ class Dispatcher:
             self._host = await self._make_host()
         await asyncio.to_thread(self._start_supervisors, self._host, jobs)
 
-    def _start_supervisors(self, host: Host, jobs: list[Job]) -> None:
+    def _start_supervisors(self, host: Host, jobs: list[JobRecord]) -> None:
         waiting = [job for job in jobs if job.state is JobState.QUEUED]
         at_work = [job for job in jobs if job.state is not JobState.QUEUED]
         for job in at_work:

@@ -10,10 +10,11 @@ from typing import Any
 
 import ray
 from attn_core.errors import Unavailable
+from attn_schema.training import JobError
 
 from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
 from attn_train.process import keep_freed_memory, spin_briefly
-from attn_train.records import ErrorRecord, Stop, StopFlag
+from attn_train.records import Stop, StopFlag
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
 
@@ -26,21 +27,19 @@ class RayWorkerActor:
         self._flag = StopFlag()
         self._last: Any = None
 
-    def work(self, assignment: dict[str, Any], supervisor: Any) -> Outcome:
+    def work(self, assignment: Assignment, supervisor: Any) -> Outcome:
         """Do an attempt; its messages go straight to the supervisor's actor."""
         from attn_train.worker import work
 
-        given = Assignment.from_plain(assignment)
-
         def send(message: Message) -> None:
             # Nobody waits for the answer, but calls of one actor to another arrive in order.
-            self._last = supervisor.receive.remote(given.attempt, message)
+            self._last = supervisor.receive.remote(assignment.attempt, message)
 
         def flush() -> None:
             if self._last is not None:
                 ray.get(self._last)
 
-        return work(given, send, self._flag, flush)
+        return work(assignment, send, self._flag, flush)
 
     def stop(self, stop: Stop) -> None:
         """Ask the loop to stop."""
@@ -82,7 +81,7 @@ class RayBackend:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         actor: Any = ray.remote(RayWorkerActor).options(**options).remote()
-        result = actor.work.remote(assignment.plain(), self._supervisor)
+        result = actor.work.remote(assignment, self._supervisor)
 
         def wait() -> None:
             outcome = _outcome(result)
@@ -98,7 +97,7 @@ def _outcome(result: Any) -> Outcome:
         outcome: Outcome = ray.get(result)
     except ray.exceptions.RayError as error:
         lost = Unavailable(f"the worker was lost: {str(error).splitlines()[0]}")
-        return Lost(error=ErrorRecord.of(lost))
+        return Lost(error=JobError.of(lost))
     return outcome
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from attn_core.errors import Unavailable, WrongState
 from attn_schema.locks import exclusive
+from attn_schema.training import JobError, JobState, LogLine
 
 from attn_train.attempt import (
     Assignment,
@@ -25,7 +26,7 @@ from attn_train.attempt import (
     TrainingStarted,
     Worker,
 )
-from attn_train.records import ErrorRecord, Job, JobState, LogLine, Stop
+from attn_train.records import JobRecord, Stop
 from attn_train.settings import Layout
 from attn_train.store import JobStore, Superseded
 
@@ -106,7 +107,7 @@ class Supervisor:
         assignment = Assignment(
             job_id=job.id,
             attempt=job.attempt,
-            spec=job.spec,
+            config=job.config,
             home=self._settings.home,
             threads=self._settings.threads,
         )
@@ -118,7 +119,7 @@ class Supervisor:
         outcome = self._outcome(job.attempt, worker)
         return _retried(lambda: self._conclude(job.attempt, outcome))
 
-    def _begin(self, job: Job) -> Job:
+    def _begin(self, job: JobRecord) -> JobRecord:
         if job.state is JobState.CANCELLING:
             return self._store.change(job.id, job.attempt, JobState.CANCELLED)
         mine, self._claimed = self._claimed, True
@@ -127,7 +128,7 @@ class Supervisor:
         if mine or job.state.final:
             return job
         # Found at work without a supervisor: whoever was at it must not write any more.
-        error = ErrorRecord.of(Unavailable("the server or the machine went away"))
+        error = JobError.of(Unavailable("the server or the machine went away"))
         return self._store.next_attempt(job.id, job.attempt, error)
 
     def _outcome(self, attempt: int, worker: Worker) -> Outcome:
@@ -152,7 +153,7 @@ class Supervisor:
             if self._is_stuck(attempt):
                 worker.kill()
                 stuck = Unavailable(f"the worker told nothing for {self._settings.stall_timeout:g} seconds")
-                return Lost(error=ErrorRecord.of(stuck))
+                return Lost(error=JobError.of(stuck))
 
     def _is_stuck(self, attempt: int) -> bool:
         """Whether the worker fell silent; one that has not begun may still wait for a free CPU."""
@@ -175,8 +176,8 @@ class Supervisor:
             return self._recover(job, attempt, outcome)
         return False
 
-    def _recover(self, job: Job, attempt: int, outcome: Lost) -> bool:
-        if job.failures >= job.spec.max_failures:
+    def _recover(self, job: JobRecord, attempt: int, outcome: Lost) -> bool:
+        if job.failures >= job.config.max_failures:
             self._store.change(job.id, attempt, JobState.FAILED, error=outcome.error)
             return False
         self._store.next_attempt(job.id, attempt, outcome.error, lost=True)

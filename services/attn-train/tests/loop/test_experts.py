@@ -19,15 +19,21 @@ def mixture(text):
     def make(balance):
         torch.manual_seed(5)
         family = installed().models.get("decoder")
-        shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
-        experts = {"experts": 4, "experts_per_token": 2, "balance": balance}
+        shape = {
+            "vocabulary": text.tokenizer.vocabulary,
+            "max_seq_len": 8,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+        }
+        experts = {"experts": 4, "experts_per_token": 2, "router_aux_loss_coef": balance}
         return family.build(family.configure(shape | experts))
 
     return make
 
 
-def test_what_an_update_lowers_is_the_loss_and_the_imbalance_of_every_layer(mixture, text, spec):
-    task = LanguageModelingTask(text, spec)
+def test_what_an_update_lowers_is_the_loss_and_the_imbalance_of_every_layer(mixture, text, config):
+    task = LanguageModelingTask(text, config)
     batch = task.next_batch()
     plain, balanced = mixture(0.0).train(), mixture(0.5).train()
     alone = next_token_loss(plain, *batch)
@@ -36,36 +42,42 @@ def test_what_an_update_lowers_is_the_loss_and_the_imbalance_of_every_layer(mixt
     assert added == pytest.approx(2 * 0.5, rel=0.2)  # two layers, nearly even before they have learned
 
 
-def test_validation_is_measured_without_it(mixture, text, spec):
+def test_validation_is_measured_without_it(mixture, text, config):
     plain, balanced = (
-        LanguageModelingTask(text, spec).validation_loss(mixture(weight), 2, lambda: None) for weight in (0, 0.5)
+        LanguageModelingTask(text, config).validation_loss(mixture(weight), 2, lambda: None) for weight in (0, 0.5)
     )
     assert plain == balanced
 
 
-def test_a_mixture_learns_and_keeps_its_checkpoints(mixture, text, spec, record, tmp_path):
+def test_a_mixture_learns_and_keeps_its_checkpoints(mixture, text, config, record, tmp_path):
     seen = record()
     model = mixture(0.01)
     before = model.blocks[0].feed_forward.router.score.weight.clone()
-    Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
+    Trainer(model, text, config, checkpoints=CheckpointFolder(tmp_path)).run(seen, StopFlag())
     assert seen.losses[30] < seen.losses[1] - 0.5
     assert not torch.equal(model.blocks[0].feed_forward.router.score.weight, before)
     assert seen.checkpoints
 
 
-def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(text, spec, record, tmp_path):
+def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(text, config, record, tmp_path):
     def make():
         torch.manual_seed(5)
         family = installed().models.get("decoder")
-        shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
+        shape = {
+            "vocabulary": text.tokenizer.vocabulary,
+            "max_seq_len": 8,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+        }
         experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "balance_rate": 0.01}
         return family.build(family.configure(shape | experts | {"shared_experts": 1}))
 
     model = make()
-    Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(record(), StopFlag())
+    Trainer(model, text, config, checkpoints=CheckpointFolder(tmp_path)).run(record(), StopFlag())
     biases = model.blocks[0].feed_forward.router.correction
     assert biases.abs().max() >= 0.01
     torch.testing.assert_close(biases / 0.01, (biases / 0.01).round())  # whole numbers of rates
     again = make()
-    assert Trainer(again, text, spec, checkpoints=CheckpointFolder(tmp_path)).resume()
+    assert Trainer(again, text, config, checkpoints=CheckpointFolder(tmp_path)).resume()
     assert torch.equal(again.blocks[0].feed_forward.router.correction, biases)

@@ -11,10 +11,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
-
-from attn_train.spec import TrainingSpec
 
 
 def derived(seed: int, use: str) -> int:
@@ -149,7 +148,7 @@ class Dataset(Protocol):
         """Number of training and validation examples, as text."""
         ...
 
-    def task(self, spec: TrainingSpec) -> TrainingTask:
+    def task(self, config: TrainingConfig) -> TrainingTask:
         """The training task of a run, from its first batch."""
         ...
 

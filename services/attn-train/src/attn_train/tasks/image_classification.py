@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import VALIDATION_SEED, OnBatch, derived
 
 WHITE = 255
@@ -46,9 +46,9 @@ class ImageDataset:
         """How many."""
         return f"{len(self.training.labels)} training and {len(self.validation.labels)} validation images"
 
-    def task(self, spec: TrainingSpec) -> ImageClassificationTask:
+    def task(self, config: TrainingConfig) -> ImageClassificationTask:
         """Batches of them."""
-        return ImageClassificationTask(self, spec)
+        return ImageClassificationTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder with the names of the classes, and what is done to pixels first."""
@@ -60,10 +60,10 @@ class ImageDataset:
 class ImageClassificationTask:
     """Batches of images [batch, channels, side, side] from -1, black, to 1, white, and their classes [batch]."""
 
-    def __init__(self, images: ImageDataset, spec: TrainingSpec) -> None:
+    def __init__(self, images: ImageDataset, config: TrainingConfig) -> None:
         self._images = images
-        self._batch = spec.optimizer.batch
-        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self._batch = config.optimizer.batch_size
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:

@@ -11,10 +11,10 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import with_mask
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived
 from attn_train.tasks.language_modeling import TextDataset
 
@@ -48,9 +48,9 @@ class MaskedTextDataset:
         """How many tokens."""
         return self.text.summary
 
-    def task(self, spec: TrainingSpec) -> MaskedLanguageModelingTask:
+    def task(self, config: TrainingConfig) -> MaskedLanguageModelingTask:
         """Masked windows of the text."""
-        return MaskedLanguageModelingTask(self, spec)
+        return MaskedLanguageModelingTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder whose encoder can embed, and with the head that guesses."""
@@ -66,7 +66,7 @@ class Masking:
         if tokenizer.mask_id is None:
             raise InvalidValue.of("tokenizer", "no token that masks", "one that has it")
         if context < 2:
-            raise InvalidValue.of("model.context", context, "at least 2 tokens, one to see and one to guess")
+            raise InvalidValue.of("model.max_seq_len", context, "at least 2 tokens, one to see and one to guess")
         # Inputs and targets of `RandomWindows` are one window together.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
@@ -91,10 +91,10 @@ class Masking:
 class MaskedLanguageModelingTask:
     """Batches of masked windows; only what was chosen is guessed."""
 
-    def __init__(self, dataset: MaskedTextDataset, spec: TrainingSpec) -> None:
+    def __init__(self, dataset: MaskedTextDataset, config: TrainingConfig) -> None:
         self._dataset = dataset
-        self._context, self._batch = spec.model.context, spec.optimizer.batch
-        self._masking = self._masked(dataset.text.training, derived(spec.seed, "batches"))
+        self._context, self._batch = config.model.sequence_length, config.optimizer.batch_size
+        self._masking = self._masked(dataset.text.training, derived(config.seed, "batches"))
         self.generator = self._masking.generator
         self.tokens = 0
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from attn_models.tokenizers import Tokenizer
+from attn_schema.training import TrainingConfig
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from attn_train.spec import TrainingSpec
 from attn_train.tasks.base import PADDED, OnBatch, derived, mean_validation_loss
 
 ALL_BATCHES = 10**9
@@ -47,9 +47,9 @@ class TaggedDataset:
         """How many."""
         return f"{len(self.training)} training and {len(self.validation)} validation sentences"
 
-    def task(self, spec: TrainingSpec) -> TokenClassificationTask:
+    def task(self, config: TrainingConfig) -> TokenClassificationTask:
         """Batches of them."""
-        return TokenClassificationTask(self, spec)
+        return TokenClassificationTask(self, config)
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder with the names of the tags."""
@@ -61,10 +61,10 @@ class TaggedDataset:
 class TokenClassificationTask:
     """Batches of sentences, padded at the end; words are tagged at their first tokens."""
 
-    def __init__(self, sentences: TaggedDataset, spec: TrainingSpec) -> None:
+    def __init__(self, sentences: TaggedDataset, config: TrainingConfig) -> None:
         self._sentences = sentences
-        self._batch = spec.optimizer.batch
-        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self._batch = config.optimizer.batch_size
+        self.generator = torch.Generator().manual_seed(derived(config.seed, "batches"))
         self.tokens = 0
 
     def next_batch(self) -> tuple[Tensor, ...]:
