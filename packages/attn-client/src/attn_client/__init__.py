@@ -15,13 +15,6 @@ if TYPE_CHECKING:
     from attn_client.results.inference import Score as Score
     from attn_client.results.inference import Token as Token
     from attn_client.results.inference import Usage as Usage
-    from attn_client.results.jobs import Checkpoint as Checkpoint
-    from attn_client.results.jobs import Job as Job
-    from attn_client.results.jobs import JobEvent as JobEvent
-    from attn_client.results.jobs import JobState as JobState
-    from attn_client.results.jobs import LogLine as LogLine
-    from attn_client.results.jobs import Metrics as Metrics
-    from attn_client.results.jobs import StateChange as StateChange
     from attn_client.results.models import Mechanism as Mechanism
     from attn_client.results.models import Model as Model
     from attn_client.results.models import ModelState as ModelState
@@ -37,7 +30,6 @@ _HOMES = {
     "async_client": ("AsyncClient",),
     "client": ("Client",),
     "results.inference": ("AttentionMap", "Chunk", "Completion", "FinishReason", "Score", "Token", "Usage"),
-    "results.jobs": ("Checkpoint", "Job", "JobEvent", "JobState", "LogLine", "Metrics", "StateChange"),
     "results.models": ("Mechanism", "Model", "ModelState"),
     "sampling": ("Beams", "ChatMessage", "Grammar", "Sampling", "Sourced"),
     "settings": ("ClientSettings",),

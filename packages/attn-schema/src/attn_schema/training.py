@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from attn_schema.schema import Checked, Schema, fields_of, is_noun
 
-MODEL, DATA, OPTIMIZER, RUN = "Model", "Data", "Optimizer", "Checkpoints and evaluation"
 DECODER = "decoder"
 DECODER_DEFAULTS = {"mechanism": "mha", "hidden_size": 128, "num_layers": 4, "num_heads": 4, "max_seq_len": 64}
 """Fields of a decoder that are not given."""
@@ -28,6 +27,19 @@ def _of_decoder(name: str) -> str:
     return f"{DECODER_DEFAULTS[name]} for a decoder if not given"
 
 
+def _in(panel: str) -> Callable[..., Meta]:
+    """Makes the `Meta` of fields whose options stand in a panel of the help."""
+
+    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: float) -> Meta:
+        extra = {"panel": panel, "short": short, "metavar": metavar}
+        return Meta(description=description, extra={key: value for key, value in extra.items() if value}, **bounds)
+
+    return meta
+
+
+_model, _data, _optimizer, _run = map(_in, ("Model", "Data", "Optimizer", "Checkpoints and evaluation"))
+
+
 def _given(name: str, value: int | None) -> int:
     if value is None:
         raise InvalidValue.of(name, None, "a whole number from 1")
@@ -37,113 +49,75 @@ def _given(name: str, value: int | None) -> int:
 class ModelConfig(Checked, frozen=True, kw_only=True):
     """The model to train. A field that is not given has the default of the family's config, which has the same name."""
 
-    family: Annotated[
-        str, Meta(description="Model family, such as decoder or transformer.", extra={"panel": MODEL})
-    ] = DECODER
-    mechanism: Annotated[
-        str,
-        Meta(
-            description=f"Attention mechanism; see `attn list mechanisms`. {_of_decoder('mechanism')}.",
-            extra={"panel": MODEL},
-        ),
-    ] | None = None  # fmt: skip
-    options: Annotated[
-        dict[str, Any],
-        Meta(description="Options of the mechanism.", extra={"panel": MODEL, "short": "-o", "metavar": "NAME=VALUE"}),
-    ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
-    hidden_size: Annotated[
-        int, Meta(ge=1, description=f"Size of the residual stream; {_of_decoder('hidden_size')}.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    num_layers: Annotated[
-        int, Meta(ge=1, description=f"Number of blocks; {_of_decoder('num_layers')}.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    num_heads: Annotated[
-        int, Meta(ge=1, description=f"Query heads of a layer; {_of_decoder('num_heads')}.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    num_kv_heads: Annotated[
-        int,
-        Meta(ge=1, description="Key/value heads of a layer, a divisor of num_heads, the default.", extra={"panel": MODEL}),
-    ] | None = None  # fmt: skip
-    head_dim: Annotated[
-        int, Meta(ge=1, description="Size of a head; hidden_size / num_heads if not given.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    intermediate_size: Annotated[
-        int,
-        Meta(
-            ge=1, description="Inner size of the feed-forward layers; 4 hidden_size, or 8/3 of it with gates.",
-            extra={"panel": MODEL},
-        ),
-    ] | None = None  # fmt: skip
-    max_seq_len: Annotated[
-        int,
-        Meta(ge=1, description=f"Maximum sequence length, in tokens; {_of_decoder('max_seq_len')}.", extra={"panel": MODEL}),
-    ] | None = None  # fmt: skip
-    max_encoder_len: Annotated[
-        int,
-        Meta(
-            ge=1, description="Maximum length of the encoder input, in tokens; only of encoder-decoders.",
-            extra={"panel": MODEL},
-        ),
-    ] | None = None  # fmt: skip
-    norm: Annotated[
-        Literal["layer", "rms"], Meta(description="Normalization; layer if not given.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    norm_place: Annotated[
-        Literal["pre", "post", "both"],
-        Meta(description="Normalize before a sublayer (pre), after it (post) or both.", extra={"panel": MODEL}),
-    ] | None = None  # fmt: skip
-    feed_forward: Annotated[
-        Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"],
-        Meta(description="Activation of the feed-forward layers; gelu if not given.", extra={"panel": MODEL}),
-    ] | None = None  # fmt: skip
-    positions: Annotated[
-        str,
-        Meta(
-            description="Positions: learned, rotary, sinusoidal or none; if not given, rotary where a decoder's mechanism "
-            "and head_dim allow it, else learned.",
-            extra={"panel": MODEL},
-        ),
-    ] | None = None  # fmt: skip
-    dropout: Annotated[
-        float, Meta(ge=0, lt=1, description="Probability of dropping activations.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    attention_dropout: Annotated[
-        float, Meta(ge=0, lt=1, description="Probability of dropping attention weights.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    tie_word_embeddings: Annotated[
-        bool, Meta(description="Whether the output layer shares the token embedding.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    experts: Annotated[
-        int, Meta(ge=1, description="Experts of each feed-forward layer; none if not given.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    experts_per_token: Annotated[
-        int, Meta(ge=1, description="Experts that a token uses.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    routing: Annotated[
-        str,
-        Meta(
-            description="Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 (softmax over "
-            "all), deepseek_v3 (sigmoids).",
-            extra={"panel": MODEL},
-        ),
-    ] | None = None  # fmt: skip
-    router_aux_loss_coef: Annotated[
-        float, Meta(ge=0, description="Weight of the load-balancing loss of experts.", extra={"panel": MODEL})
-    ] | None = None  # fmt: skip
-    kv_sharing: Annotated[
-        str,
-        Meta(
-            description="Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half).",
-            extra={"panel": MODEL},
-        ),
-    ] | None = None  # fmt: skip
+    family: Annotated[str, _model("Model family, such as decoder or transformer.")] = DECODER
+    mechanism: (
+        Annotated[str, _model(f"Attention mechanism; see `attn list mechanisms`. {_of_decoder('mechanism')}.")] | None
+    ) = None
+    options: Annotated[dict[str, Any], _model("Options of the mechanism.", short="-o", metavar="NAME=VALUE")] = {}  # noqa: RUF012 - msgspec copies it
+    hidden_size: Annotated[int, _model(f"Size of the residual stream; {_of_decoder('hidden_size')}.", ge=1)] | None = (
+        None
+    )
+    num_layers: Annotated[int, _model(f"Number of blocks; {_of_decoder('num_layers')}.", ge=1)] | None = None
+    num_heads: Annotated[int, _model(f"Query heads of a layer; {_of_decoder('num_heads')}.", ge=1)] | None = None
+    num_kv_heads: (
+        Annotated[int, _model("Key/value heads of a layer, a divisor of num_heads, the default.", ge=1)] | None
+    ) = None
+    head_dim: Annotated[int, _model("Size of a head; hidden_size / num_heads if not given.", ge=1)] | None = None
+    intermediate_size: (
+        Annotated[int, _model("Inner size of the feed-forward layers; 4 hidden_size, or 8/3 of it with gates.", ge=1)]
+        | None
+    ) = None
+    max_seq_len: (
+        Annotated[int, _model(f"Maximum sequence length, in tokens; {_of_decoder('max_seq_len')}.", ge=1)] | None
+    ) = None
+    max_encoder_len: (
+        Annotated[int, _model("Maximum length of the encoder input, in tokens; only of encoder-decoders.", ge=1)] | None
+    ) = None
+    norm: Annotated[Literal["layer", "rms"], _model("Normalization; layer if not given.")] | None = None
+    norm_place: (
+        Annotated[Literal["pre", "post", "both"], _model("Normalize before a sublayer (pre), after it (post) or both.")]
+        | None
+    ) = None
+    feed_forward: (
+        Annotated[
+            Literal["gelu", "gelu_tanh", "relu", "swiglu", "geglu", "geglu_tanh"],
+            _model("Activation of the feed-forward layers; gelu if not given."),
+        ]
+        | None
+    ) = None
+    positions: (
+        Annotated[
+            str,
+            _model(
+                "Positions: learned, rotary, sinusoidal or none; if not given, rotary where a decoder's "
+                "mechanism and head_dim allow it, else learned."
+            ),
+        ]
+        | None
+    ) = None
+    dropout: Annotated[float, _model("Probability of dropping activations.", ge=0, lt=1)] | None = None
+    attention_dropout: Annotated[float, _model("Probability of dropping attention weights.", ge=0, lt=1)] | None = None
+    tie_word_embeddings: Annotated[bool, _model("Whether the output layer shares the token embedding.")] | None = None
+    experts: Annotated[int, _model("Experts of each feed-forward layer; none if not given.", ge=1)] | None = None
+    experts_per_token: Annotated[int, _model("Experts that a token uses.", ge=1)] | None = None
+    routing: (
+        Annotated[
+            str,
+            _model(
+                "Weights of the chosen experts: mixtral (softmax over them), switch or deepseek_v2 "
+                "(softmax over all), deepseek_v3 (sigmoids)."
+            ),
+        ]
+        | None
+    ) = None
+    router_aux_loss_coef: Annotated[float, _model("Weight of the load-balancing loss of experts.", ge=0)] | None = None
+    kv_sharing: (
+        Annotated[str, _model("Layers that share keys and values: cla:N (N neighbours) or yoco (the upper half).")]
+        | None
+    ) = None
     model_options: Annotated[
-        dict[str, Any],
-        Meta(
-            description="Other fields of the family's config, such as pattern.",
-            extra={"panel": MODEL, "metavar": "NAME=VALUE"},
-        ),
-    ] = {}  # noqa: RUF012 - msgspec copies it  # fmt: skip
+        dict[str, Any], _model("Other fields of the family's config, such as pattern.", metavar="NAME=VALUE")
+    ] = {}  # noqa: RUF012 - msgspec copies it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,30 +170,25 @@ class DataConfig(Checked, frozen=True, kw_only=True):
 
     dataset: Annotated[
         str,
-        Meta(
-            description="Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 text; for "
-            "pairs a file SOURCE<tab>TARGET or a folder with train.LANGUAGE and val.LANGUAGE; for tags a .conllu file or a "
-            "folder of them; for images a .npz file or a folder CLASS/IMAGE.",
-            extra={"panel": DATA, "metavar": "NAME|PATH"},
+        _data(
+            "Dataset by name, or the path of a file or folder on the server (it has a slash): UTF-8 "
+            "text; for pairs a file SOURCE<tab>TARGET or a folder with train.LANGUAGE and "
+            "val.LANGUAGE; for tags a .conllu file or a folder of them; for images a .npz file or a "
+            "folder CLASS/IMAGE.",
+            metavar="NAME|PATH",
         ),
-    ] = ""  # fmt: skip
+    ] = ""
     tokenizer: Annotated[
         str,
-        Meta(
-            description="character, word, byte_pairs:N (trained on the data), or the name or folder of a tokenizer on the "
-            "server. Where there are pairs or tags, character means word or byte_pairs.",
-            extra={"panel": DATA},
+        _data(
+            "character, word, byte_pairs:N (trained on the data), or the name or folder of a "
+            "tokenizer on the server. Where there are pairs or tags, character means word or "
+            "byte_pairs."
         ),
-    ] = "character"  # fmt: skip
-    validation_fraction: Annotated[
-        float, Meta(ge=0, lt=1, description="Fraction at the end that is kept for validation.", extra={"panel": DATA})
-    ] = 0.1  # fmt: skip
-    languages: Annotated[
-        str, Meta(description="Languages of a folder of pairs as FROM-TO, such as en-de.", extra={"panel": DATA})
-    ] = ""  # fmt: skip
-    max_pairs: Annotated[
-        int, Meta(ge=0, description="Maximum number of pairs to read; 0 reads all.", extra={"panel": DATA})
-    ] = 0  # fmt: skip
+    ] = "character"
+    validation_fraction: Annotated[float, _data("Fraction at the end that is kept for validation.", ge=0, lt=1)] = 0.1
+    languages: Annotated[str, _data("Languages of a folder of pairs as FROM-TO, such as en-de.")] = ""
+    max_pairs: Annotated[int, _data("Maximum number of pairs to read; 0 reads all.", ge=0)] = 0
 
     @property
     def path(self) -> str | None:
@@ -235,43 +204,21 @@ class DataConfig(Checked, frozen=True, kw_only=True):
 class OptimizerConfig(Checked, frozen=True, kw_only=True):
     """AdamW (arXiv 1711.05101) with linear warm-up and cosine decay of the learning rate (arXiv 1608.03983)."""
 
-    steps: Annotated[int, Meta(ge=1, description="Number of optimizer steps.", extra={"panel": OPTIMIZER})] = 2000
-    batch_size: Annotated[
-        int, Meta(ge=1, description="Sequences, pairs or images in a step.", extra={"panel": OPTIMIZER})
-    ] = 12  # fmt: skip
-    learning_rate: Annotated[
-        float, Meta(gt=0, description="Peak learning rate.", extra={"panel": OPTIMIZER, "short": "--lr"})
-    ] = 1e-3  # fmt: skip
-    min_learning_rate: Annotated[
-        float,
-        Meta(
-            ge=0, description="Learning rate of the last step; a tenth of learning_rate if not given.",
-            extra={"panel": OPTIMIZER},
-        ),
-    ] | None = None  # fmt: skip
-    warmup_steps: Annotated[
-        int, Meta(ge=0, description="Steps in which the learning rate rises from 0.", extra={"panel": OPTIMIZER})
-    ] = 0  # fmt: skip
-    weight_decay: Annotated[
-        float, Meta(ge=0, description="Decoupled weight decay of matrices.", extra={"panel": OPTIMIZER})
-    ] = 0.1  # fmt: skip
-    beta1: Annotated[
-        float, Meta(ge=0, lt=1, description="Decay of the mean of gradients.", extra={"panel": OPTIMIZER})
-    ] = 0.9  # fmt: skip
-    beta2: Annotated[
-        float, Meta(ge=0, lt=1, description="Decay of the mean of squared gradients.", extra={"panel": OPTIMIZER})
-    ] = 0.99  # fmt: skip
-    max_grad_norm: Annotated[
-        float,
-        Meta(ge=0, description="Maximum norm of the whole gradient; 0 does not clip.", extra={"panel": OPTIMIZER}),
-    ] = 1.0  # fmt: skip
+    steps: Annotated[int, _optimizer("Number of optimizer steps.", ge=1)] = 2000
+    batch_size: Annotated[int, _optimizer("Sequences, pairs or images in a step.", ge=1)] = 12
+    learning_rate: Annotated[float, _optimizer("Peak learning rate.", gt=0, short="--lr")] = 1e-3
+    min_learning_rate: (
+        Annotated[float, _optimizer("Learning rate of the last step; a tenth of learning_rate if not given.", ge=0)]
+        | None
+    ) = None
+    warmup_steps: Annotated[int, _optimizer("Steps in which the learning rate rises from 0.", ge=0)] = 0
+    weight_decay: Annotated[float, _optimizer("Decoupled weight decay of matrices.", ge=0)] = 0.1
+    beta1: Annotated[float, _optimizer("Decay of the mean of gradients.", ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, _optimizer("Decay of the mean of squared gradients.", ge=0, lt=1)] = 0.99
+    max_grad_norm: Annotated[float, _optimizer("Maximum norm of the whole gradient; 0 does not clip.", ge=0)] = 1.0
     label_smoothing: Annotated[
-        float,
-        Meta(
-            ge=0, lt=1, description="Probability that targets spread over the vocabulary; only of encoder-decoders.",
-            extra={"panel": OPTIMIZER},
-        ),
-    ] = 0.0  # fmt: skip
+        float, _optimizer("Probability that targets spread over the vocabulary; only of encoder-decoders.", ge=0, lt=1)
+    ] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -290,31 +237,19 @@ class OptimizerConfig(Checked, frozen=True, kw_only=True):
 class CheckpointConfig(Checked, frozen=True, kw_only=True):
     """When checkpoints are written; the last step always writes one."""
 
-    save_steps: Annotated[int, Meta(ge=1, description="Steps between checkpoints.", extra={"panel": RUN})] = 250
-    save_total_limit: Annotated[
-        int, Meta(ge=1, description="Newest checkpoints that are kept.", extra={"panel": RUN})
-    ] = 2  # fmt: skip
+    save_steps: Annotated[int, _run("Steps between checkpoints.", ge=1)] = 250
+    save_total_limit: Annotated[int, _run("Newest checkpoints that are kept.", ge=1)] = 2
 
 
 class EvaluationConfig(Checked, frozen=True, kw_only=True):
     """When metrics are measured; the last step always measures all."""
 
-    logging_steps: Annotated[
-        int, Meta(ge=1, description="Steps between reports of the training loss.", extra={"panel": RUN})
-    ] = 10  # fmt: skip
-    eval_steps: Annotated[
-        int, Meta(ge=1, description="Steps between measurements of the validation loss.", extra={"panel": RUN})
-    ] = 250  # fmt: skip
-    eval_batches: Annotated[
-        int, Meta(ge=1, description="Validation batches in a measurement.", extra={"panel": RUN})
-    ] = 20  # fmt: skip
+    logging_steps: Annotated[int, _run("Steps between reports of the training loss.", ge=1)] = 10
+    eval_steps: Annotated[int, _run("Steps between measurements of the validation loss.", ge=1)] = 250
+    eval_batches: Annotated[int, _run("Validation batches in a measurement.", ge=1)] = 20
     bleu_sentences: Annotated[
-        int,
-        Meta(
-            ge=0, description="Validation sources that the trained model translates for its BLEU; only of encoder-decoders.",
-            extra={"panel": RUN},
-        ),
-    ] = 0  # fmt: skip
+        int, _run("Validation sources that the trained model translates for its BLEU; only of encoder-decoders.", ge=0)
+    ] = 0
 
 
 class TrainingConfig(Checked, frozen=True, kw_only=True):
@@ -326,16 +261,10 @@ class TrainingConfig(Checked, frozen=True, kw_only=True):
     checkpoint: Annotated[CheckpointConfig, Meta(description="Checkpoints.")] = CheckpointConfig()
     evaluation: Annotated[EvaluationConfig, Meta(description="Metrics.")] = EvaluationConfig()
     precision: Annotated[
-        Literal["float32", "bfloat16"],
-        Meta(description="Element type of the products of linear layers in updates.", extra={"panel": OPTIMIZER}),
-    ] = "float32"  # fmt: skip
-    seed: Annotated[
-        int,
-        Meta(ge=0, le=MAX_SEED, description="Seed of initial weights, data order and dropout.", extra={"panel": RUN}),
-    ] = 0  # fmt: skip
-    max_failures: Annotated[
-        int, Meta(ge=0, description="Lost workers that are replaced before the job fails.", extra={"panel": RUN})
-    ] = 3  # fmt: skip
+        Literal["float32", "bfloat16"], _optimizer("Element type of the products of linear layers in updates.")
+    ] = "float32"
+    seed: Annotated[int, _run("Seed of initial weights, data order and dropout.", ge=0, le=MAX_SEED)] = 0
+    max_failures: Annotated[int, _run("Lost workers that are replaced before the job fails.", ge=0)] = 3
     workers: Annotated[
         int,
         Meta(ge=1, le=MAX_WORKERS, description="Workers that share each batch.", extra={"flag": False}),

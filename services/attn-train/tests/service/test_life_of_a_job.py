@@ -183,7 +183,7 @@ async def test_final_jobs_stay_as_they_are(server, wire_config, submit, watch):
 
 async def test_a_job_that_fails_says_why_with_a_reason_for_programs(server, wire_config, submit, watch):
     wire_config.optimizer.learning_rate = 1e30
-    wire_config.optimizer.gradient_clip = 0
+    wire_config.optimizer.max_grad_norm = 0
     async with server() as stub:
         await submit(stub, wire_config, "job")
         await watch(stub, "job")
