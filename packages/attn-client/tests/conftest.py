@@ -18,8 +18,10 @@ from attn.v1.model_pb2_grpc import ModelServiceServicer, add_ModelServiceService
 from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
 from attn_client import Client, ClientSettings
 from attn_core import errors
-from attn_gateway import GatewaySettings, page_of, serving, status_of
+from attn_gateway import GatewaySettings, page_of, serving
 from attn_gateway.catalog import CatalogGrpc
+from attn_schema.codec import to_message
+from attn_schema.training import JobError
 
 
 def tokens_of(prompt: common_pb2.Prompt) -> list[str]:
@@ -167,7 +169,7 @@ class JobBook(TrainingServiceServicer):
         job = training_pb2.TrainingJob(id="job-1", state=self.state, step=self.steps, config=self.config, attempt=1)
         job.last_metrics["loss"] = 1.5
         if self.state == training_pb2.JOB_STATE_FAILED:
-            job.error.CopyFrom(status_of(errors.OutOfCapacity("the disk is full")))
+            job.error.CopyFrom(to_message(JobError.of(errors.OutOfCapacity("the disk is full"))))
         return job
 
     async def SubmitTrainingJob(self, request: Any, context: Any) -> training_pb2.SubmitTrainingJobResponse:

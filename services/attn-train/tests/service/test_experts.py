@@ -8,6 +8,7 @@ from attn.v1 import training_pb2 as pb
 from attn_models.loading import load_model
 from attn_schema.codec import from_message
 from attn_schema.training import ModelConfig
+from attn_train.model import UNTIL_RENAMED
 
 
 async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_config, submit, watch):
@@ -16,7 +17,7 @@ async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_
     async with server() as stub:
         job = await submit(stub, wire_config, "mixture")
         said = job.config.model
-        assert (said.experts, said.experts_per_token, said.routing, said.balance) == (4, 2, "switch", 0.25)
+        assert (said.experts, said.experts_per_token, said.routing, said.router_aux_loss_coef) == (4, 2, "switch", 0.25)
         await watch(stub, "mixture")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="mixture"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED
@@ -78,7 +79,7 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
     assert done.state == pb.JOB_STATE_SUCCEEDED
     assert done.last_metrics["loss"] > 2 * done.last_metrics["validation_loss"]  # of two tokens, the later doubled
     config = load_model(done.model_path).config
-    assert {name: getattr(config, name) for name in others} == others
+    assert {name: getattr(config, UNTIL_RENAMED.get(name, name)) for name in others} == others
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from attn_client.recipe import located, recipe_names, recipe_under
 def train_command(
     *,
     training: TrainingConfig,
-    recipe: Annotated[
+    recipe: Annotated[  # noqa: ARG001 - `recipe_under` reads it
         str, typer.Option(help=f"Start from a recipe: {', '.join(recipe_names())}, or a TOML file.")
     ] = "",
     job: Annotated[str, typer.Option(help="Id for the job; the server chooses one if not given.")] = "",
