@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.encoder.folders import save_encoder
+from attn_models.loading.encoders import save_encoder
 from attn_train.data import load_material
 from attn_train.evaluate_command import evaluate_command
 from attn_train.evaluation import evaluate

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.encoder.folders import load_masked, load_tagger
-from attn_models.encoder.vit import load_image_classifier
-from attn_models.families.native import VIT_ADAPTERS
-from attn_models.families.registry import ENCODER_ADAPTERS
+from attn_models.adapters.registry import ENCODER_ADAPTERS, VIT_ADAPTERS
 from attn_models.loading import load_model
+from attn_models.loading.encoders import load_image_classifier, load_masked, load_tagger
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config

@@ -10,8 +10,8 @@ import pytest
 import torch
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
-from attn_models.families.native import NativeAdapter
-from attn_models.families.registry import ADAPTERS
+from attn_models.adapters.native import NativeAdapter
+from attn_models.adapters.registry import ADAPTERS
 from attn_train.admission.check import check_spec
 from attn_train.data import load_material
 from attn_train.loop.stop import StopFlag

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.folders import load_masked
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.encoders import load_masked
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_train.loop.masking import MaskedText, Masking, guessed, guesses
 from attn_train.loop.stop import StopFlag
 from attn_train.loop.text import tokenise

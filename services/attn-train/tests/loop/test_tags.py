@@ -7,7 +7,7 @@ import gzip
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.folders import load_tagger
+from attn_models.loading.encoders import load_tagger
 from attn_train.loop.padded import PADDED
 from attn_train.loop.stop import StopFlag
 from attn_train.loop.tags import collated, rightness

@@ -11,7 +11,7 @@ from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_models.tokenizers.seq2seq import eos_id
+from attn_models.tokenizers.tokenizer import eos_id
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 

@@ -56,7 +56,7 @@ class MaskedText:
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder whose encoder can embed, and with the head that guesses."""
-        from attn_models.encoder.folders import save_masked
+        from attn_models.loading.encoders import save_masked
 
         return save_masked(folder, model, self.tokenizer)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids, eos_id
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids, eos_id
 
 from attn_train.loop.lessons import Lessons, TokenMaterial
 from attn_train.spec import TrainingSpec

@@ -55,7 +55,7 @@ class TaggedSentences:
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder with the names of the tags."""
-        from attn_models.encoder.folders import save_tagger
+        from attn_models.loading.encoders import save_tagger
 
         return save_tagger(folder, model, self.names, self.tokenizer)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attn_core.errors import MissingPackage
 from attn_engine import Request, Sampling, build_engine
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from torch import nn
 
 from attn_train.loop.lessons import Done

@@ -10,9 +10,9 @@ from typing import Any
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
 
+from attn_models.adapters.base import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.adapters.hf_config import require_fields, softmax_heads
 from attn_models.decoder.config import GATED, DecoderConfig
-from attn_models.families.adapter import StateDictAdapter, Stored, needed, require_allowed
-from attn_models.families.hf_export import require_fields, softmax_heads
 
 log = logging.getLogger(__name__)
 

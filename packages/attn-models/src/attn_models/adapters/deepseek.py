@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 
+from attn_models.adapters.base import Layout, Stored, needed, require_allowed, required_count
+from attn_models.adapters.hf_config import Rope, common_hf_config, mscale, require_fields, rope_parameters
+from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import DecoderConfig, Experts
-from attn_models.families.adapter import Layout, Stored, needed, require_allowed, required_count
-from attn_models.families.hf_config import Rope, mscale, rope_parameters
-from attn_models.families.hf_export import common_hf_config, require_fields
-from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 
 # Parts that lie in one matrix of theirs, by its name.
 JOINED = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.registry import ADAPTERS, decoder_adapter
 from attn_models.decoder.config import DecoderConfig
-from attn_models.families.registry import ADAPTERS, decoder_adapter
 
 LLAMA = {
     "vocab_size": 61,

@@ -8,15 +8,15 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from attn_core import installed
-from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core.errors import InvalidValue, UnknownName
 from torch import Tensor
 
+from attn_models.adapters.base import EncoderAdapter, StateDictAdapter, Stored, needed
+from attn_models.adapters.deepseek import CORRECTION
+from attn_models.adapters.vit import VitAdapter, labels_of
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
 from attn_models.encoder.config import EncoderConfig, EncoderShape, VisionConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.adapter import EncoderAdapter, StateDictAdapter, Stored, needed
-from attn_models.families.deepseek import CORRECTION
-from attn_models.families.vit import VitAdapter, labels_of
 
 OURS = ("attn-core", "attn-models")
 
@@ -138,22 +138,3 @@ class NativeVitAdapter(VitAdapter):
     def headed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same."""
         return dict(tensors)
-
-
-VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (VitAdapter(), NativeVitAdapter())}
-
-
-def vit_adapter(model_type: object) -> VitAdapter:
-    """The layout of this `model_type`; raises `UnknownName` with those that exist."""
-    if not isinstance(model_type, str) or model_type not in VIT_ADAPTERS:
-        raise UnknownName.of("model_type of a model of images", str(model_type), VIT_ADAPTERS)
-    return VIT_ADAPTERS[model_type]
-
-
-def vit_adapter_for(config: VisionConfig) -> VitAdapter:
-    """transformers' layout where it can say the model, else ours."""
-    try:
-        VIT_ADAPTERS[VitAdapter.model_type].describe(config, ())
-    except Incompatible:
-        return VIT_ADAPTERS[NativeVitAdapter.model_type]
-    return VIT_ADAPTERS[VitAdapter.model_type]

@@ -11,8 +11,8 @@ from attn_core.errors import CheckpointInvalid, InvalidValue
 from attn_core.kernels.linear import WEIGHT_CHOICES
 from torch import Tensor, nn
 
-from attn_models.encoder.folders import build_encoder
-from attn_models.families.state_dict import stored_type
+from attn_models.adapters.state_dict import stored_type
+from attn_models.loading.encoders import build_encoder
 from attn_models.quantization.quantize import quantize_model
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import Verify, read_folder

@@ -6,9 +6,9 @@ import math
 
 import pytest
 from attn_core.errors import UserError
-from attn_models.families.hf_config import check_unread_keys
-from attn_models.families.registry import ADAPTERS, ENCODER_ADAPTERS
-from attn_models.families.vit import VitAdapter
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.registry import ADAPTERS, ENCODER_ADAPTERS
+from attn_models.adapters.vit import VitAdapter
 
 VALUES = [None, True, -1, 0, 1.5, math.nan, math.inf, "", "2", [], [[]], ["full"], {}, {"a": []}, 10**30]
 SIZES = {

@@ -10,10 +10,15 @@ from typing import Any, ClassVar
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 
+from attn_models.adapters.base import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.adapters.hf_config import (
+    common_hf_config,
+    hf_rope_parameters,
+    read_rope,
+    require_fields,
+    softmax_heads,
+)
 from attn_models.decoder.config import DecoderConfig
-from attn_models.families.adapter import StateDictAdapter, Stored, needed, require_allowed
-from attn_models.families.hf_config import read_rope
-from attn_models.families.hf_export import common_hf_config, hf_rope_parameters, require_fields, softmax_heads
 
 BLOCK = {
     "attention_norm": "input_layernorm",

@@ -7,23 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.errors import CheckpointInvalid, InvalidValue
 from torch import Tensor, nn
 
-from attn_models.encoder.config import ReformerConfig, TaggerConfig
-from attn_models.encoder.encoder import MaskedLanguageModel, Tagger
-from attn_models.families.adapter import EncoderAdapter
-from attn_models.families.hf_config import check_unread_keys
-from attn_models.families.native import NativeEncoderAdapter
-from attn_models.families.registry import ENCODER_ADAPTERS, encoder_adapter
-from attn_models.families.state_dict import (
+from attn_models.adapters.bert import BertAdapter
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.native import NativeEncoderAdapter
+from attn_models.adapters.registry import (
+    ENCODER_ADAPTERS,
+    encoder_adapter,
+    encoder_adapter_for,
+    vit_adapter,
+    vit_adapter_for,
+)
+from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
     init_empty_weights,
     read_parameters,
     stored_tensors,
 )
-from attn_models.families.vit import labels_of
+from attn_models.adapters.vit import labels_of
+from attn_models.encoder.config import TaggerConfig
+from attn_models.encoder.encoder import MaskedLanguageModel, Tagger
+from attn_models.encoder.vit import VisionTransformer
 from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
@@ -82,22 +89,6 @@ GUESS = {
 }
 TAG = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
 """Our names of a head's weights, and transformers'."""
-BERT, REFORMER = "bert", "reformer"
-
-
-def adapter_for(config: Any) -> EncoderAdapter:
-    """The layout in which an encoder with a head is kept: BERT's where that can say it, else ours; the Reformer's own.
-
-    Raises `Incompatible` for a Reformer that its layout cannot say.
-    """
-    if isinstance(config, ReformerConfig):
-        ENCODER_ADAPTERS[REFORMER].describe(config)
-        return ENCODER_ADAPTERS[REFORMER]
-    try:
-        ENCODER_ADAPTERS[BERT].describe(config)
-    except Incompatible:
-        return ENCODER_ADAPTERS[NativeEncoderAdapter.model_type]
-    return ENCODER_ADAPTERS[BERT]
 
 
 def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
@@ -140,9 +131,11 @@ def load_tagger(folder: str | Path, *, verify: Verify = "hashes") -> tuple[Tagge
 
 def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[str, Any], tokenizer: Tokenizer) -> Path:
     encoder, own = model.encoder, model.state_dict()
-    adapter = adapter_for(encoder.config)
+    adapter = encoder_adapter_for(encoder.config)
     # Only BERT's architectures with a head are those of this head.
-    described = (said | adapter.describe(encoder.config)) | (said if adapter.model_type == BERT else {})
+    described = (said | adapter.describe(encoder.config)) | (
+        said if adapter.model_type == BertAdapter.model_type else {}
+    )
     described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
     body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
     tensors = {f"{adapter.prefix}{name}": tensor for name, tensor in body.items()}
@@ -174,3 +167,49 @@ def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str
     if problems:
         raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
     model.load_state_dict(found, strict=False)
+
+
+class ImageClassifier:
+    """A model and a label for each of its classes; raises `InvalidValue` for another number of labels."""
+
+    def __init__(self, model: VisionTransformer, labels: Sequence[str]) -> None:
+        if len(labels) != model.config.classes or len(set(labels)) < len(labels):
+            raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
+        self.model = model
+        self.labels = tuple(labels)
+
+    @torch.inference_mode()
+    def classify(self, images: Tensor) -> list[dict[str, float]]:
+        """The probability of each label, for each of the images [batch, channels, side, side], normed as in training.
+
+        Raises `InvalidValue` for images of another shape.
+        """
+        rows = self.model(images.to(self.model.begin.dtype)).softmax(-1).tolist()
+        return [dict(zip(self.labels, row, strict=True)) for row in rows]
+
+    def save(self, folder: Path) -> Path:
+        """Write the folder, which transformers reads too where it has words for the attention; returns it."""
+        layout = vit_adapter_for(self.model.config)
+        described = layout.describe(self.model.config, self.labels) | {"dtype": "float32"}
+        return write_folder(folder, described, layout.headed(stored_tensors(self.model.state_dict(), layout)))
+
+
+def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> ImageClassifier:
+    """The classifier of a folder, on the CPU, in evaluation mode.
+
+    Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming every tensor that is
+    missing, extra or misshaped; `UnknownName` for another kind of model.
+    """
+    checkpoint = read_folder(folder, verify=verify)
+    path = checkpoint.path / "config.json"
+    layout = vit_adapter(checkpoint.config.get("model_type"))
+    config = layout.configure(checkpoint.config, path)
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = VisionTransformer(config)
+    parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))
+    model.load_state_dict(parameters, assign=True)
+    try:
+        return ImageClassifier(model.eval(), labels_of(checkpoint.config))
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error

@@ -11,7 +11,7 @@ from attn_core.errors import CheckpointInvalid
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attn_models.families.adapter import Layout, Stored
+from attn_models.adapters.base import Layout, Stored
 from attn_models.weights import CheckpointFolder
 
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})

@@ -11,12 +11,11 @@ from attn_core.errors import Incompatible
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 
+from attn_models.adapters.base import Stored, layer_kinds, require_allowed, required_count
+from attn_models.adapters.hf_config import Rope, common_hf_config, read_rope, require_fields, rope_of, rope_parameters
+from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
-from attn_models.families.adapter import Stored, layer_kinds, require_allowed, required_count
-from attn_models.families.hf_config import Rope, read_rope, rope_of, rope_parameters
-from attn_models.families.hf_export import common_hf_config, require_fields
-from attn_models.families.llama import BLOCK, READS, LlamaAdapter
 
 MECHANISM = "gemma"
 

@@ -8,9 +8,9 @@ import logging
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, UserError
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.registry import ADAPTERS, decoder_adapter
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.hf_config import check_unread_keys
-from attn_models.families.registry import ADAPTERS, decoder_adapter
 from attn_models.loading import load_model, save_model
 
 LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "key_value_heads": 2}

@@ -16,14 +16,11 @@ from attn_core.models import LanguageModel
 from attn_core.states import dtype_name
 from torch import nn
 
-from attn_models.attention import layer_attentions
-from attn_models.decoder.config import DecoderConfig
-from attn_models.decoder.decoder import Decoder
-from attn_models.families.adapter import StateDictAdapter, needed
-from attn_models.families.hf_config import check_unread_keys
-from attn_models.families.native import NativeAdapter, require_installed
-from attn_models.families.registry import decoder_adapter
-from attn_models.families.state_dict import (
+from attn_models.adapters.base import StateDictAdapter, needed
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.native import NativeAdapter, require_installed
+from attn_models.adapters.registry import decoder_adapter
+from attn_models.adapters.state_dict import (
     check_config_fits,
     fill_buffers,
     init_empty_weights,
@@ -31,6 +28,9 @@ from attn_models.families.state_dict import (
     stored_tensors,
     stored_type,
 )
+from attn_models.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder

@@ -10,9 +10,9 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import Tensor
 
+from attn_models.adapters.base import ACTIVATIONS, THEIR_ACTIVATIONS, Layout, Stored, needed, require_allowed
+from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.encoder.config import VisionConfig
-from attn_models.families.adapter import ACTIVATIONS, THEIR_ACTIVATIONS, Layout, Stored, needed, require_allowed
-from attn_models.families.hf_config import check_unread_keys
 
 PREFIX = "vit."
 WHOLE = {"begin": "embeddings.cls_token", "positions": "embeddings.position_embeddings"}

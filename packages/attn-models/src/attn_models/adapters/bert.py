@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 from attn_core import AttentionSpec, Full, Heads
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.decoder.config import AttentionChoice
-from attn_models.encoder.config import EncoderConfig, attention_of
-from attn_models.encoder.encoder import Encoder
-from attn_models.families.adapter import (
+from attn_models.adapters.base import (
     ACTIVATIONS,
     THEIR_ACTIVATIONS,
     EncoderAdapter,
@@ -20,6 +17,9 @@ from attn_models.families.adapter import (
     require_allowed,
     required_count,
 )
+from attn_models.decoder.config import AttentionChoice
+from attn_models.encoder.config import EncoderConfig, attention_of
+from attn_models.encoder.encoder import Encoder
 
 SIZES = {
     "vocabulary": "vocab_size",

@@ -8,10 +8,7 @@ from typing import Any
 
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.decoder.config import AttentionChoice
-from attn_models.encoder.config import ReformerConfig, attention_of
-from attn_models.encoder.reformer import Reformer
-from attn_models.families.adapter import (
+from attn_models.adapters.base import (
     ACTIVATIONS,
     HEADS,
     THEIR_ACTIVATIONS,
@@ -21,6 +18,9 @@ from attn_models.families.adapter import (
     needed,
     require_allowed,
 )
+from attn_models.decoder.config import AttentionChoice
+from attn_models.encoder.config import ReformerConfig, attention_of
+from attn_models.encoder.reformer import Reformer
 
 HASHED, LOCAL = "lsh", "chunk_ring"
 SIZES = {

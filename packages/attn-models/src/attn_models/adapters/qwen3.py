@@ -11,12 +11,12 @@ from attn_core import AttentionSpec, Causal, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.norms import QkNorm
 
+from attn_models.adapters.base import Layout, Stored, layer_kinds, needed, require_allowed, required_count
+from attn_models.adapters.gemma import MECHANISM, Gemma2Adapter, gemma_options
+from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
+from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
 from attn_models.decoder.config import AttentionChoice, DecoderConfig, Experts
-from attn_models.families.adapter import Layout, Stored, layer_kinds, needed, require_allowed, required_count
-from attn_models.families.gemma import MECHANISM, Gemma2Adapter, gemma_options
-from attn_models.families.hf_export import common_hf_config, hf_rope_parameters, require_fields
-from attn_models.families.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 
 
 def require_mechanism(name: str, package: str, layout: str) -> None:
