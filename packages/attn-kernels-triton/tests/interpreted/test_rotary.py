@@ -6,7 +6,7 @@ from attn_core import Rotary
 from attn_core.errors import InvalidValue
 from attn_kernels_triton.rowwise import rows as tiles
 from attn_kernels_triton.rowwise.rotary import rotate
-from attn_variants.compute.rotary import Turns, turns
+from attn_variants.compute.rotary import CosSin, cos_sin_of
 from bounds import require_close
 from rowwise_definitions import leaf, require_right, turned
 
@@ -21,8 +21,8 @@ def small(monkeypatch):
     monkeypatch.setattr("attn_kernels_triton.rowwise.rotary.TURN_ELEMENTS", 32)
 
 
-def turns_of(tokens: int, turned: int, *, interleaved: bool, first: int = 100) -> Turns:
-    return turns(Rotary(interleaved=interleaved), turned, torch.arange(first, first + tokens), torch.float32)
+def turns_of(tokens: int, turned: int, *, interleaved: bool, first: int = 100) -> CosSin:
+    return cos_sin_of(Rotary(interleaved=interleaved), turned, torch.arange(first, first + tokens), torch.float32)
 
 
 def angles_of(tokens: int, turned: int) -> torch.Tensor:
@@ -34,10 +34,10 @@ def angles_of(tokens: int, turned: int) -> torch.Tensor:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_pairs_turn_as_complex_numbers_do_and_gradients_turn_back(shape, interleaved, dtype):
-    turn = turns_of(shape[-3], shape[-1], interleaved=interleaved)
+    cos_sin = turns_of(shape[-3], shape[-1], interleaved=interleaved)
     angles = angles_of(shape[-3], shape[-1])
     require_right(
-        lambda rows: rotate(rows, *turn, interleaved=interleaved),
+        lambda rows: rotate(rows, *cos_sin, interleaved=interleaved),
         lambda rows: turned(rows, angles, interleaved=interleaved),
         [leaf(*shape, seed=1, dtype=dtype)],
         dtype,
@@ -67,17 +67,17 @@ def test_lengths_of_pairs_do_not_change(interleaved):
 def test_every_sequence_may_have_angles_of_its_own():
     rows = leaf(2, 3, 2, 8, seed=1).float()
     each = [turns_of(3, 8, interleaved=False, first=first) for first in (0, 50)]
-    both = Turns(*(torch.stack(pair) for pair in zip(*each, strict=True)))
-    apart = torch.stack([rotate(row, *turn, interleaved=False) for row, turn in zip(rows, each, strict=True)])
+    both = CosSin(*(torch.stack(pair) for pair in zip(*each, strict=True)))
+    apart = torch.stack([rotate(row, *cos_sin, interleaved=False) for row, cos_sin in zip(rows, each, strict=True)])
     assert torch.equal(rotate(rows, *both, interleaved=False), apart)
 
 
 def test_heads_that_lie_apart_in_memory_are_turned_like_others():
     joint = leaf(2, 5, 3 * 4 * 8, seed=1).float()
-    turn = turns_of(5, 8, interleaved=False)
+    cos_sin = turns_of(5, 8, interleaved=False)
     for start in (0, 32, 64):
         rows = joint[..., start : start + 32].unflatten(-1, (4, 8))
-        assert torch.equal(rotate(rows, *turn, interleaved=False), rotate(rows.clone(), *turn, interleaved=False))
+        assert torch.equal(rotate(rows, *cos_sin, interleaved=False), rotate(rows.clone(), *cos_sin, interleaved=False))
 
 
 def test_gradients_of_any_strides_are_turned_back():
@@ -92,20 +92,20 @@ TURN = turns_of(4, 8, interleaved=False)
 
 
 @pytest.mark.parametrize(
-    ("rows", "turn", "named"),
+    ("rows", "cos_sin", "named"),
     [
         (torch.zeros(4, 2, 8, dtype=torch.float64), TURN, "rows.dtype"),
         (torch.zeros(4, 8), TURN, "rows"),
         (torch.zeros(8, 4, 2).permute(1, 2, 0), TURN, "rows.stride"),
         (torch.zeros(5, 2, 8), TURN, "cosines"),
         (torch.zeros(4, 2, 6), TURN, "cosines"),
-        (torch.zeros(4, 2, 8), Turns(TURN.cosines, TURN.sines[..., :6]), "sines"),
-        (torch.zeros(4, 2, 8), Turns(TURN.cosines.double(), TURN.sines), "cosines"),
-        (torch.zeros(4, 2, 8), Turns(TURN.cosines.clone().requires_grad_(), TURN.sines), "cosines.requires_grad"),
+        (torch.zeros(4, 2, 8), CosSin(TURN.cosines, TURN.sines[..., :6]), "sines"),
+        (torch.zeros(4, 2, 8), CosSin(TURN.cosines.double(), TURN.sines), "cosines"),
+        (torch.zeros(4, 2, 8), CosSin(TURN.cosines.clone().requires_grad_(), TURN.sines), "cosines.requires_grad"),
         (torch.zeros(1, 1, 8).expand(2**31, 1, 8), TURN, "rows: rows"),
     ],
 )
-def test_rows_and_angles_that_programs_would_misread_are_refused_by_name(rows, turn, named):
+def test_rows_and_angles_that_programs_would_misread_are_refused_by_name(rows, cos_sin, named):
     with pytest.raises(InvalidValue) as refused:
-        rotate(rows, *turn, interleaved=False)
+        rotate(rows, *cos_sin, interleaved=False)
     assert refused.value.metadata["field"] == named

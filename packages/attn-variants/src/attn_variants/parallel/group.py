@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor
 
@@ -48,7 +48,7 @@ class Exchanged(torch.autograd.Function):
         return _swapped(gradient, ctx.group), None
 
 
-def ring_attend_here(spec: AttentionSpec, own: Operands, deal: Deal, group: dist.ProcessGroup) -> Tensor:
+def ring_attend_here(spec: AttentionSpec, own: AttentionInputs, deal: Deal, group: dist.ProcessGroup) -> Tensor:
     """The output [batch, own token, heads, value_size] of this rank's queries over the keys of all ranks.
 
     `own` holds the rows of this rank's positions, as the deal says them. Raises as `ring_attend`, and `Incompatible`
@@ -59,7 +59,7 @@ def ring_attend_here(spec: AttentionSpec, own: Operands, deal: Deal, group: dist
     spec = over_all(spec, tokens, padded=False)
     placed = dataclasses.replace(own, query_positions=deal.places(rank, tokens).to(own.query.device)[None])
 
-    def parts() -> Iterator[Operands]:
+    def parts() -> Iterator[AttentionInputs]:
         rows = torch.cat([own.key, own.value], dim=-1)
         for step in range(deal.ranks):
             key, value = rows.split([own.key.shape[-1], own.value.shape[-1]], dim=-1)  # type: ignore[no-untyped-call]
@@ -71,7 +71,7 @@ def ring_attend_here(spec: AttentionSpec, own: Operands, deal: Deal, group: dist
     return attend_parts(spec, parts())
 
 
-def ulysses_attend_here(spec: AttentionSpec, own: Operands, group: dist.ProcessGroup) -> Tensor:
+def ulysses_attend_here(spec: AttentionSpec, own: AttentionInputs, group: dist.ProcessGroup) -> Tensor:
     """The output [batch, own token, heads, value_size] of this rank's piece of the sequence, the ranks' in order.
 
     Raises as `ulysses_attend`, and `Incompatible` for padding, which does not travel.
@@ -91,8 +91,8 @@ def _tokens_for_heads(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     return torch.cat(list(pieces), dim=1)
 
 
-def _place_in(group: dist.ProcessGroup, ranks: int, own: Operands) -> int:
-    if own.keep is not None:
+def _place_in(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) -> int:
+    if own.key_padding_mask is not None:
         raise Incompatible("attention over several processes takes no padding: give sequences of one length")
     if group.size() != ranks:
         raise InvalidValue.of("ranks", ranks, f"{group.size()}, the size of the process group")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import reduce
 
 import torch
-from attn_core import AttentionSpec, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Mask
 from attn_core.errors import Incompatible
 from attn_core.modifiers import RelativeValues
 from torch import Tensor
@@ -16,13 +16,13 @@ from attn_variants.compute.merging import merged, partial
 from attn_variants.parallel.deals import Deal
 
 
-def ring_attend(spec: AttentionSpec, operands: Operands, deal: Deal) -> Tensor:
+def ring_attend(spec: AttentionSpec, operands: AttentionInputs, deal: Deal) -> Tensor:
     """The output [batch, token, heads, value_size] of whole sequences as the ranks of a ring find it, in one process.
 
     Gradients flow through it. Raises `Incompatible` for a spec whose parts cannot be merged, `InvalidValue` for tokens
     that cannot be dealt equally.
     """
-    spec = over_all(spec, operands.key.shape[1], padded=operands.keep is not None)
+    spec = over_all(spec, operands.key.shape[1], padded=operands.key_padding_mask is not None)
     held = handed_out(operands, deal)
     outs = [
         attend_parts(spec, (meeting(own, held[source]) for source in sources(rank, deal.ranks)))
@@ -31,7 +31,7 @@ def ring_attend(spec: AttentionSpec, operands: Operands, deal: Deal) -> Tensor:
     return in_order(outs, deal)
 
 
-def attend_parts(spec: AttentionSpec, parts: Iterable[Operands]) -> Tensor:
+def attend_parts(spec: AttentionSpec, parts: Iterable[AttentionInputs]) -> Tensor:
     """The output [batch, query, heads, value_size] of the same queries over keys that come part by part."""
     rest = iter(parts)
     first = next(rest, None)
@@ -46,7 +46,7 @@ def sources(rank: int, ranks: int) -> list[int]:
     return [(rank - step) % ranks for step in range(ranks)]
 
 
-def handed_out(operands: Operands, deal: Deal) -> list[Operands]:
+def handed_out(operands: AttentionInputs, deal: Deal) -> list[AttentionInputs]:
     """What each rank holds of whole sequences, with the positions."""
     dealt = [deal.places(rank, operands.key.shape[1]).to(operands.key.device) for rank in range(deal.ranks)]
     return [
@@ -57,16 +57,20 @@ def handed_out(operands: Operands, deal: Deal) -> list[Operands]:
             value=operands.value[:, places],
             query_positions=places[None],
             key_positions=places[None],
-            keep=None if operands.keep is None else operands.keep[:, places],
+            key_padding_mask=None if operands.key_padding_mask is None else operands.key_padding_mask[:, places],
         )
         for places in dealt
     ]
 
 
-def meeting(own: Operands, other: Operands) -> Operands:
+def meeting(own: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
     """The queries of one rank and the keys and values of another."""
     return dataclasses.replace(
-        own, key=other.key, value=other.value, key_positions=other.key_positions, keep=other.keep
+        own,
+        key=other.key,
+        value=other.value,
+        key_positions=other.key_positions,
+        key_padding_mask=other.key_padding_mask,
     )
 
 

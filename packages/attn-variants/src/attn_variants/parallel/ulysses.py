@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.modifiers import SoftCap
 from torch import Tensor
@@ -19,7 +19,7 @@ from attn_variants.parallel.ring import handed_out
 FIELDS = ("query", "key", "value")
 
 
-def ulysses_attend(spec: AttentionSpec, operands: Operands, ranks: int) -> Tensor:
+def ulysses_attend(spec: AttentionSpec, operands: AttentionInputs, ranks: int) -> Tensor:
     """The output [batch, token, heads, value_size] of whole sequences as ranks of some heads find it, in one process.
 
     Gradients flow through it. Raises `Incompatible` where heads differ by more than their projections, `InvalidValue`
@@ -27,7 +27,10 @@ def ulysses_attend(spec: AttentionSpec, operands: Operands, ranks: int) -> Tenso
     """
     few = some_heads(spec, ranks)
     held = [{name: getattr(own, name) for name in FIELDS} for own in handed_out(operands, Contiguous(ranks))]
-    outs = [plain.attend(few, Operands(keep=operands.keep, **of_heads(held, rank))) for rank in range(ranks)]
+    outs = [
+        plain.attend(few, AttentionInputs(key_padding_mask=operands.key_padding_mask, **of_heads(held, rank)))
+        for rank in range(ranks)
+    ]
     # Back: each rank's tokens with all heads; here the ranks' pieces lie side by side at once.
     return torch.cat(outs, dim=2)
 

@@ -20,13 +20,13 @@ class Passages:
 
     `keys` [batch, heads, token, size] have met the reflections up to the end of their block, `passing` [batch, heads,
     size, size] is the product of all of them. `values` are [batch, heads, token, value_size] of the whole sequence and
-    `keep` [batch, token] says which tokens are real, None where all are.
+    `key_padding_mask` [batch, token] says which tokens are real, None where all are.
     """
 
     keys: tuple[Tensor, ...]
     passing: tuple[Tensor, ...]
     values: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
 
     def attend(self, query: Tensor, own: Tensor, number: int) -> Tensor:
         """Outputs [batch, heads, token, value_size] of the queries of one block.
@@ -43,21 +43,21 @@ class Passages:
                 query = query @ self.passing[earlier]
         scores = torch.cat(columns[::-1], -1)
         keys = scores.shape[-1]
-        if self.keep is None:
+        if self.key_padding_mask is None:
             return scores.softmax(-1) @ self.values[:, :, :keys]
         seen = pad(~ahead, (keys - own.shape[-1], 0), value=True)
-        return shares(scores, self.keep[:, None, None, :keys] & seen) @ self.values[:, :, :keys]
+        return shares(scores, self.key_padding_mask[:, None, None, :keys] & seen) @ self.values[:, :, :keys]
 
 
 def path_attention(
-    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Paths, keep: Tensor | None, block: int
+    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Paths, key_padding_mask: Tensor | None, block: int
 ) -> Tensor:
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
-    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size]; `keep`
-    [batch, token] or None. A query goes back through its own block of so many tokens, and then block by block, each of
-    which turns it by one product (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass computes a block
-    of queries again, so that memory grows with the length alone.
+    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size];
+    `key_padding_mask` [batch, token] or None. A query goes back through its own block of so many tokens, and then block
+    by block, each of which turns it by one product (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass
+    computes a block of queries again, so that memory grows with the length alone.
     """
     query, key, value = rows
     tokens = query.shape[2]
@@ -76,7 +76,7 @@ def path_attention(
         of_query_heads(heads, met_keys).unbind(2),
         of_query_heads(heads, passing).unbind(2),
         of_query_heads(heads, pad(value, (0, 0, 0, missing))),
-        None if keep is None else pad(keep, (0, missing)),
+        None if key_padding_mask is None else pad(key_padding_mask, (0, missing)),
     )
     blocks = zip((query - met @ query_turns).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
     again = query.shape[2] > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()

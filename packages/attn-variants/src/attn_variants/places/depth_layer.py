@@ -11,7 +11,7 @@ from attn_core.modifiers import DependencyTree
 from torch import Tensor, nn
 
 from attn_variants.compute.dependency import depth_of, depths_of
-from attn_variants.places.waves import waves_at
+from attn_variants.places.sinusoids import sinusoidal_at
 from attn_variants.spec_layer import SpecLayer
 
 
@@ -34,11 +34,11 @@ class DepthLayer(nn.Module):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attend over whole sequences [batch, tokens, width]; arguments as of `SpecLayer.forward`."""
-        out: Tensor = self.attention(self._counted(query), source, keep=keep, borrowed=borrowed)
+        out: Tensor = self.attention(self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed)
         return out
 
     def weights(
@@ -46,11 +46,13 @@ class DepthLayer(nn.Module):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return self.attention.weights(self._counted(query), source, keep=keep, borrowed=borrowed)
+        return self.attention.weights(
+            self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+        )
 
     def lend(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width]."""
@@ -63,8 +65,8 @@ class DepthLayer(nn.Module):
     def placed(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows [..., tokens, width] at positions [tokens] with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
-        sequence = self.sequential(waves_at(positions, self.width, rows))
-        return rows + torch.tanh(sequence + self.structural(waves_at(depths, self.width, rows)))
+        sequence = self.sequential(sinusoidal_at(positions, self.width, rows))
+        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.width, rows)))
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving."""

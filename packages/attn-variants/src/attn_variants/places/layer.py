@@ -6,11 +6,11 @@ import dataclasses
 from abc import abstractmethod
 
 import torch
-from attn_core import Fields, Operands
+from attn_core import AttentionInputs, Fields
 from attn_core.masking import positions as positions_of
 from torch import Tensor
 
-from attn_variants.places.waves import waves_at
+from attn_variants.places.sinusoids import sinusoidal_at
 from attn_variants.spec_layer import SpecLayer
 
 
@@ -30,11 +30,11 @@ class PlacedLayer(SpecLayer):
         self,
         query: Tensor,
         fields: Fields,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         positions: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Operands:
-        """Operands of queries and fields without positions, with them; arguments as of `SpecLayer.operands`."""
-        plain = super().operands(query, fields, keep, positions)
+    ) -> AttentionInputs:
+        """AttentionInputs of queries and fields without positions, with them; arguments as of `SpecLayer.operands`."""
+        plain = super().operands(query, fields, key_padding_mask, positions)
         at_query, at_key = positions_of(plain)
         key = self._placed(plain.key, at_key)
         return dataclasses.replace(
@@ -46,7 +46,7 @@ class PlacedLayer(SpecLayer):
         """Rows [batch, row, heads, size] that have these vectors [batch or 1, row, 1, size]."""
 
     def _placed(self, rows: Tensor, at: Tensor) -> Tensor:
-        return self.place(rows, waves_at(at, rows.shape[-1], rows)[:, :, None])
+        return self.place(rows, sinusoidal_at(at, rows.shape[-1], rows)[:, :, None])
 
 
 class AddedPlaces(PlacedLayer):

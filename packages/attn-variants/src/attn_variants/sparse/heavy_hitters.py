@@ -43,21 +43,21 @@ def by_group(heads: Heads, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def last_queries(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, budget: Budget) -> Tensor:
+def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, budget: Budget) -> Tensor:
     """The last query that meets each key, int64 [batch, key_value_heads, token]; the number of tokens where all do.
 
     `query` [batch, heads, token, size], times the scale, and `key` [batch, key_value_heads, token, size] are those of
-    whole sequences; `keep` [batch, token], bool. Padding drives out nothing. Tokens that fit into the budget gain all
-    at once; those behind are passed one by one, for what one drives out the next does not meet.
+    whole sequences; `key_padding_mask` [batch, token], bool. Padding drives out nothing. Tokens that fit into the
+    budget gain all at once; those behind are passed one by one, for what one drives out the next does not meet.
     """
     tokens = key.shape[2]
     last = torch.full(key.shape[:3], tokens, device=key.device)
     if tokens <= budget.rows:
         return last
-    real = key.new_ones(key.shape[0], tokens).bool() if keep is None else keep
+    real = key.new_ones(key.shape[0], tokens).bool() if key_padding_mask is None else key_padding_mask
     places = (real.long().cumsum(1) - 1)[:, None]
     here = torch.arange(tokens, device=key.device)
-    gained = gained_within(heads, query[:, :, : budget.rows], key, keep, last)
+    gained = gained_within(heads, query[:, :, : budget.rows], key, key_padding_mask, last)
     along = of_query_heads(heads, key).transpose(-1, -2)
     for start in range(budget.rows, tokens, TILE):
         scores = query[:, :, start : start + TILE] @ along
@@ -72,24 +72,26 @@ def last_queries(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, 
     return last
 
 
-def gained_within(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor) -> Tensor:
+def gained_within(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor) -> Tensor:
     """What every key [batch, key_value_heads, key] gains, float32, by the first queries, before any is driven out."""
     gained = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
     for start in range(0, query.shape[2], TILE):
         some = query[:, :, start : start + TILE]
-        weights = kept_weights(heads, some, key, keep, last, start)
-        if keep is not None:
-            weights = weights * keep[:, None, start : start + some.shape[2], None]
+        weights = kept_weights(heads, some, key, key_padding_mask, last, start)
+        if key_padding_mask is not None:
+            weights = weights * key_padding_mask[:, None, start : start + some.shape[2], None]
         gained = gained + by_group(heads, weights.sum(2))
     return gained
 
 
-def kept_weights(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor, first: int = 0) -> Tensor:
+def kept_weights(
+    heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor, first: int = 0
+) -> Tensor:
     """Weights [batch, heads, query, key] over what is kept, of queries [batch, heads, query, size] from the place
     `first` on; the others as of `last_queries`."""
     here = torch.arange(key.shape[2], device=key.device)
     places = here[first : first + query.shape[2], None]
     seen = (here <= places) & (places <= last[:, :, None])
-    if keep is not None:
-        seen = seen & keep[:, None, None]
+    if key_padding_mask is not None:
+        seen = seen & key_padding_mask[:, None, None]
     return shares(query @ of_query_heads(heads, key).transpose(-1, -2), of_query_heads(heads, seen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
+from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch
 from attn_core.masking import of_query_heads, shares, wide
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -48,16 +48,16 @@ class HeavyLayer(SpecLayer):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        pairs = pairs_of(self.spec, self._operands(query, source, keep, borrowed))
+        pairs = pairs_of(self.spec, self._operands(query, source, key_padding_mask, borrowed))
         return kept_weights(self.spec.heads, *self.scaled(pairs), self.last_queries(pairs))
 
     def scaled(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries times the scale, keys, and which are real."""
-        return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.keep
+        return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.key_padding_mask
 
     def last_queries(self, pairs: Pairs) -> Tensor:
         """The last query that meets each key, [batch, key_value_heads, token]."""
@@ -107,13 +107,13 @@ class HeavyLayer(SpecLayer):
         found = (wide(query)[:, :, None] * query.shape[-1] ** -0.5) @ along.transpose(-1, -2)
         return shares(found[:, :, 0], present)
 
-    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
+    def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
         pairs = pairs_of(self.spec, operands)
-        query, key, keep = self.scaled(pairs)
+        query, key, key_padding_mask = self.scaled(pairs)
         value, last = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2)), self.last_queries(pairs)
 
         def tile(some: Tensor, first: int) -> Tensor:
-            return kept_weights(self.spec.heads, some, key, keep, last, first) @ value
+            return kept_weights(self.spec.heads, some, key, key_padding_mask, last, first) @ value
 
         # Weights are made again for the gradient, so that no more than a tile of them is there at once.
         again = query.shape[2] > TILE and torch.is_grad_enabled()

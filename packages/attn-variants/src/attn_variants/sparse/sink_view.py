@@ -43,9 +43,12 @@ class SinkView:
         ends = torch.tensor([self.batch.contexts[r] + self.batch.lengths[r] for r in requests], device=chosen.device)
         places = torch.arange(self.count, device=chosen.device).expand(len(chosen), -1)
         later = recent.positions >= self.count
-        keep = torch.cat([places < ends[:, None], later if recent.keep is None else later & recent.keep], dim=1)
+        key_padding_mask = torch.cat(
+            [places < ends[:, None], later if recent.key_padding_mask is None else later & recent.key_padding_mask],
+            dim=1,
+        )
         fields = {
             name: torch.cat([self._first[name][chosen].to(rows.dtype), rows], dim=1)
             for name, rows in recent.fields.items()
         }
-        return Rows(fields, torch.cat([places, recent.positions], dim=1), keep)
+        return Rows(fields, torch.cat([places, recent.positions], dim=1), key_padding_mask)

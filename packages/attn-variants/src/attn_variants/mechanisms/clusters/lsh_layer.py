@@ -36,10 +36,10 @@ class HashBuckets(nn.Module):
         self.rotations: Tensor
         self.register_buffer("rotations", drawn, persistent=False)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]; `key` is the query."""
         tokens, size = key.shape[2:]
-        order = self.sort(self.buckets(query), keep)
+        order = self.sort(self.buckets(query), key_padding_mask)
         padding = (0, 0, 0, order.chunks * self.chunk - tokens)
         rows, values = pad(key, padding), pad(value, padding)
         queries, pair_values = order.gathered(rows), order.seen(order.gathered(values))
@@ -63,10 +63,10 @@ class HashBuckets(nn.Module):
         return torch.cat([turned, -turned], dim=-1).argmax(-1)
 
     @torch.no_grad()
-    def sort(self, buckets: Tensor, keep: Tensor | None) -> Order:
+    def sort(self, buckets: Tensor, key_padding_mask: Tensor | None) -> Order:
         """The order of the tokens in each round: by bucket, then by place; padding last."""
         tokens = buckets.shape[-1]
-        real = torch.ones_like(buckets[:, 0, 0], dtype=torch.bool) if keep is None else keep
+        real = torch.ones_like(buckets[:, 0, 0], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         chunks = (tokens + self.chunk - 1) // self.chunk
         length = chunks * self.chunk
         real = pad(real, (0, length - tokens))

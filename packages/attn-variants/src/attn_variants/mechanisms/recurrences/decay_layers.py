@@ -9,7 +9,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu
 
-from attn_variants.compute.rotary import rotate, rotated_size, turns
+from attn_variants.compute.rotary import cos_sin_of, rotate, rotated_size
 from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, rms_normed
 from attn_variants.mechanisms.recurrences.recurrence_layer import Inputs, RecurrenceLayer
 
@@ -48,8 +48,8 @@ class RetentionLayer(RecurrenceLayer):
         query, key = inputs.query, inputs.key
         if self.rotary is not None:
             kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-            turn = turns(self.rotary, self.rotated, inputs.positions, kind)
-            query, key = (rotate(rows, turn, interleaved=self.rotary.interleaved) for rows in (query, key))
+            cos_sin = cos_sin_of(self.rotary, self.rotated, inputs.positions, kind)
+            query, key = (rotate(rows, cos_sin, interleaved=self.rotary.interleaved) for rows in (query, key))
         query, key, value = wide(query), wide(key) * self.heads.key_size**-0.5, wide(inputs.value)
         return Steps(query, key, value, self._decay(key)[None, None].expand(1, key.shape[1], -1, -1))
 

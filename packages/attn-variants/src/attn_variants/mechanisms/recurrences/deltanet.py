@@ -28,7 +28,7 @@ class DeltaNet(Recurrence):
         r"S_t = (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},"
         r"\quad \beta_t = \sigma(w_\beta^\top x_t),\quad y_t = W_O\,\mathrm{norm}(o_t)"
     )
-    update = Update(corrects=True)
+    update = Update(delta_rule=True)
     Config = ConvolvedConfig
 
     def build(self, config: MechanismConfig) -> Any:
@@ -66,7 +66,7 @@ class KimiDeltaAttention(Recurrence):
         r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(W_2 W_1 x_t + b)\right),\quad"
         r" y_t = W_O\left(\sigma(W_4 W_3 x_t) \odot \mathrm{norm}(o_t)\right)"
     )
-    update = Update(decay="channel", corrects=True)
+    update = Update(decay="channel", delta_rule=True)
     Config = ConvolvedConfig
 
     def build(self, config: MechanismConfig) -> Any:

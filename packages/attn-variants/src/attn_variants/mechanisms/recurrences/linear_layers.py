@@ -62,9 +62,9 @@ class LinearAttentionLayer(RecurrenceLayer):
         """Sums over all earlier tokens, or over all where the order is ignored."""
         return super().attend(steps, computed) if self.causal else bidirectional(*steps[:3])
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
-        steps, _ = self.read(query, source, keep)
+        steps, _ = self.read(query, source, key_padding_mask)
         pairs = steps.query.transpose(1, 2) @ steps.key.permute(0, 2, 3, 1)
         pairs = pairs.tril() if self.causal else pairs
         return pairs / (pairs.sum(-1, keepdim=True) + EPSILON)
@@ -89,32 +89,33 @@ class EfficientLayer(nn.Module):
         self.value = fresh_linear(width, out, bias=bias)
         self.output = fresh_linear(out, width, bias=bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
         refuse_source(source)
-        channels, tokens = self._shares(query, keep)
+        channels, tokens = self._shares(query, key_padding_mask)
         value = wide(self._heads(self.value(query)))
         context = torch.matmul(tokens.transpose(-1, -2), value)
         out = torch.matmul(channels, context).transpose(1, 2)
         projected: Tensor = self.output(out.flatten(-2).to(query.dtype))
         return projected
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads; never made to attend."""
         refuse_source(source)
-        channels, tokens = self._shares(query, keep)
+        channels, tokens = self._shares(query, key_padding_mask)
         return torch.matmul(channels, tokens.transpose(-1, -2))
 
-    def _shares(self, rows: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _shares(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Shares of the channels in each query, and of the tokens in each channel, [batch, heads, tokens, key_size]."""
         channels = wide(self._heads(self.query(rows))).softmax(-1)
         key = wide(self._heads(self.key(rows)))
-        if keep is None:
+        if key_padding_mask is None:
             return channels, key.softmax(-2)
-        real = keep[:, None, :, None]
+        real = key_padding_mask[:, None, :, None]
         # Where no token is real, the scores are left as they are, so that nothing becomes no number.
         shares = torch.where(real | ~real.any(-2, keepdim=True), key, -torch.inf).softmax(-2)
         return channels, torch.where(real, shares, 0)

@@ -182,9 +182,9 @@ class ReluFeatureLayer(RandomFeatureLayer):
         query, key = (relu(wide(rows) @ directions) + self.epsilon for rows in (inputs.query, inputs.key))
         return Steps(query, key, with_ones(inputs.value, key))
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
-        steps, _ = self.read(query, source, keep)
+        steps, _ = self.read(query, source, key_padding_mask)
         return shares(pairs(steps.query, steps.key, causal=self.causal))
 
 
@@ -197,12 +197,13 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         query, key = (log_features(wide(rows), projection) for rows in (inputs.query, inputs.key))
         return Steps(query_features(query, self.epsilon), key, with_ones(inputs.value, key))
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        parts = self._masked(query, source, keep)
+        parts = self._masked(query, source, key_padding_mask)
         if not self.causal:
             sums = full_sums(*parts, self.epsilon)
         elif query.shape[1]:
@@ -211,9 +212,9 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
             sums = parts[2]
         return self.finish(sums, query)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
-        parts = self._masked(query, source, keep)
+        parts = self._masked(query, source, key_padding_mask)
         return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -247,10 +248,12 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         """Sums over earlier keys; see `causal_sums`."""
         return causal_sums(parts, before, plan=self.plan, chunk=chunk, epsilon=self.epsilon)
 
-    def _masked(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _masked(
+        self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries, log features of keys, -inf where padded, and values, zero there."""
         steps, _ = self.read(rows, source, None)
-        if keep is None:
+        if key_padding_mask is None:
             return steps.query, steps.key, steps.value
-        real = keep[..., None, None]
+        real = key_padding_mask[..., None, None]
         return steps.query, torch.where(real, steps.key, -torch.inf), torch.where(real, steps.value, 0)

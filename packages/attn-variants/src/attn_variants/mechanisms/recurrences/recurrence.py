@@ -17,7 +17,7 @@ class Update(NamedTuple):
     """How a memory is updated: what fades on its own, and whether what a key held is corrected (the delta rule)."""
 
     decay: Decay = "none"
-    corrects: bool = False
+    delta_rule: bool = False
 
 
 def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
@@ -30,7 +30,7 @@ def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
     chunks = -(-tokens // chunk)
     pairs = _pair_flops(update, key, chunk)
     out = 2 * chunk * chunk * value + 2 * chunk * key * value
-    if not update.corrects:
+    if not update.delta_rule:
         return heads.query * chunks * (pairs + out + 2 * chunk * key * value)
     each = 2 * pairs + out + 2 * chunk * key * (value + key) + 2 * chunk * key * value
     between = (chunks - 1) * 2 * key * key * value
@@ -39,7 +39,7 @@ def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
 
 def least_flops(heads: Heads, update: Update, tokens: int) -> int:
     """FLOPs of one token after the other: one product to write, one to read, and by the delta rule one to look up."""
-    products = 3 if update.corrects else 2
+    products = 3 if update.delta_rule else 2
     return tokens * products * 2 * heads.query * heads.key_size * heads.value_size
 
 
@@ -139,7 +139,7 @@ class Recurrence(ComputedMechanism):
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """What kernels are asked to compute."""
         update = self.update_of(config)
-        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, corrects=update.corrects)
+        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, delta_rule=update.delta_rule)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""

@@ -88,30 +88,31 @@ class RecurrenceLayer(nn.Module):
         projected: Tensor = self.output(out.flatten(-2).to(rows.dtype))
         return projected
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        steps, _ = self.read(query, source, keep)
+        steps, _ = self.read(query, source, key_padding_mask)
         return self.finish(self.attend(steps, multiplied_in(query)), query)
 
     def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
         """What whole sequences read, [batch, tokens, heads, value_size]; `computed` as of `RecurrencePlan.handed`."""
         return self.plan.run(steps, None, self.chunk, computed)[0]
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads.
 
         They may be negative and need not sum to one; norms and gates that follow are not in them.
         """
-        return effective_weights(self.read(query, source, keep)[0])
+        return effective_weights(self.read(query, source, key_padding_mask)[0])
 
-    def read(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Steps, Tensor | None]:
+    def read(self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Steps, Tensor | None]:
         """The steps of whole sequences; raises `InvalidValue` where a source is given."""
         refuse_source(source)
         positions = torch.arange(rows.shape[1], device=rows.device)[None]
-        return self._steps(rows, positions, keep, None)
+        return self._steps(rows, positions, key_padding_mask, None)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
@@ -155,16 +156,16 @@ class RecurrenceLayer(nn.Module):
         return torch.cat(pieces), _kept(torch.cat(memories), left)
 
     def _steps(
-        self, rows: Tensor, positions: Tensor, keep: Tensor | None, tail: Tensor | None
+        self, rows: Tensor, positions: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None
     ) -> tuple[Steps, Tensor | None]:
         query, key, value = self.query(rows), self.key(rows), self.value(rows)
         if self.convolution is not None:
             mixed = wide(torch.cat([query, key, value], dim=-1))
-            mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
+            mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
             mixed, tail = self.convolution(mixed, tail)
             query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)
         query, key, value = (by_heads(part, self.heads.query) for part in (query, key, value))
-        return self.steps(Inputs(rows, query, key, value, positions)).kept(keep), tail
+        return self.steps(Inputs(rows, query, key, value, positions)).kept(key_padding_mask), tail
 
 
 def _kept(memory: Tensor, tail: Tensor | None) -> dict[str, Tensor]:

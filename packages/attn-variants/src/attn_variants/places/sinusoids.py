@@ -11,7 +11,7 @@ from torch import Tensor
 SHORTEST_TABLE = 256
 
 
-def waves_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
+def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
     """PE [..., size] of positions [...] from 0, int64, in the type of `like`."""
     if torch.compiler.is_compiling() or positions.numel() == 0:
         return sinusoidal(positions, size).to(like.dtype)
