@@ -290,7 +290,7 @@ class ContiguousView:
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests attend to, [requests, longest, ...] each.
 
-        Where lengths differ, `Rows.keep` marks the real rows; the others are zero or outside the window.
+        Where lengths differ, `Rows.key_padding_mask` marks the real rows; the others are zero or outside the window.
         """
         return self._step.select(self._step.cache.windows[self._key], requests).rows(self._key)
 

@@ -15,10 +15,10 @@ from attn_variants.mechanisms.layer_utils import refuse_source
 class WholeLayer(nn.Module):
     """Projections of inputs of `width` around `inner`, which is given all rows of a sequence.
 
-    `inner(query, key, value, keep)` takes [batch, heads, tokens, size] in at least float32 and `key_padding_mask`
-    [batch, tokens], bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for padding is zeroed.
-    Learned: the projections `query`, `key`, `value` and `output`, and what `inner` has; `shared` queries are the keys
-    too.
+    `inner(query, key, value, key_padding_mask)` takes [batch, heads, tokens, size] in at least float32 and
+    `key_padding_mask` [batch, tokens], bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for
+    padding is zeroed. Learned: the projections `query`, `key`, `value` and `output`, and what `inner` has; `shared`
+    queries are the keys too.
     """
 
     def __init__(self, inner: nn.Module, heads: Heads, *, width: int, bias: bool, shared: bool = False) -> None:
