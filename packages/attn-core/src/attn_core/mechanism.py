@@ -223,7 +223,8 @@ class InputCheck:
 
     def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise `InvalidValue` for rows that are not [batch, token, width] and padding that does not fit them."""
-        taken = dict(zip(("query", "source"), given, strict=False)) | named
+        # Dynamo of older torch takes strict=False for True, and knows no `|` of dicts.
+        taken = {**dict(zip(("query", "source")[: len(given)], given[:2], strict=True)), **named}
         query, source, keep = (taken.get(field) for field in ("query", "source", "keep"))
         if query is None:
             return
