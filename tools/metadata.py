@@ -63,7 +63,9 @@ def manifest(package: workspace.Package) -> str:
         text = re.sub(written, "", text, flags=re.MULTILINE)
     lines = [f'authors = [{{ name = "{settings()["author"]}" }}]', 'license-files = ["LICENSE"]', "classifiers = ["]
     lines += [f'    "{classifier}",' for classifier in classifiers(package)] + ["]"]
-    text = re.sub(r"^requires-python = .*\n", lambda found: found[0] + "\n".join(lines) + "\n", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^requires-python = .*\n", lambda found: found[0] + "\n".join(lines) + "\n", text, flags=re.MULTILINE
+    )
     table = "\n".join(["[project.urls]", *(f'{name} = "{url}"' for name, url in addresses(package).items()), "\n"])
     text = text.replace("[tool.hatch.build", table + "[tool.hatch.build", 1)
     return TORCH.sub(lambda found: f'{found[1]}"{settings()["torch"]}"', text)
