@@ -10,8 +10,8 @@ LAYOUTS = [Rotary(), Rotary(interleaved=True)]
 def turned(rows, rotary=LAYOUTS[0], start=0):
     """Rows [tokens, heads, size] at positions from `start`."""
     positions = torch.arange(start, start + rows.shape[0])
-    turn = cos_sin_of(rotary, int(SIZE * rotary.fraction), positions, torch.float64)
-    return rotate(rows, turn, interleaved=rotary.interleaved)
+    cos_sin = cos_sin_of(rotary, int(SIZE * rotary.fraction), positions, torch.float64)
+    return rotate(rows, cos_sin, interleaved=rotary.interleaved)
 
 
 def by_complex_numbers(rows, base):
@@ -54,11 +54,11 @@ def test_the_rest_of_a_head_is_left_as_it_is():
 
 def test_sixteen_bit_rows_keep_their_type_and_are_turned_in_float32():
     rows = torch.randn(300, 1, SIZE).bfloat16()
-    turn = cos_sin_to(Rotary(), SIZE, 300, rows)
-    out = rotate(rows, turn, interleaved=False)
-    assert turn.cosines.dtype == torch.float32
+    cos_sin = cos_sin_to(Rotary(), SIZE, 300, rows)
+    out = rotate(rows, cos_sin, interleaved=False)
+    assert cos_sin.cosines.dtype == torch.float32
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, rotate(rows.float(), turn, interleaved=False).bfloat16())
+    assert torch.equal(out, rotate(rows.float(), cos_sin, interleaved=False).bfloat16())
 
 
 def test_a_table_made_while_serving_can_be_trained_with():

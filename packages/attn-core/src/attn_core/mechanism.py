@@ -224,7 +224,8 @@ class InputCheck:
 
     def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise `InvalidValue` for rows that are not [batch, token, width] and padding that does not fit them."""
-        taken = dict(zip(("query", "source"), given, strict=False)) | named
+        # Dynamo of older torch takes strict=False for True, and knows no `|` of dicts.
+        taken = {**dict(zip(("query", "source")[: len(given)], given[:2], strict=True)), **named}
         query, source, key_padding_mask = (taken.get(field) for field in ("query", "source", "key_padding_mask"))
         if query is None:
             return
@@ -235,7 +236,7 @@ class InputCheck:
                 allowed = f"as many sequences as queries, {query.shape[0]}, in mechanism {self.name!r}"
                 raise InvalidValue.of("source", tuple(source.shape), allowed)
         if key_padding_mask is not None:
-            self.check_keep(key_padding_mask, query if source is None else source)
+            self.check_key_padding_mask(key_padding_mask, query if source is None else source)
 
     def check_rows(self, field: str, rows: Any, axes: str) -> None:
         """Raise `InvalidValue` unless the rows have three axes and the width."""
@@ -243,13 +244,10 @@ class InputCheck:
             allowed = f"{axes} of width {self.width} in mechanism {self.name!r}"
             raise InvalidValue.of(field, tuple(rows.shape), allowed)
 
-    def check_keep(self, key_padding_mask: Any, rows: Any) -> None:
+    def check_key_padding_mask(self, key_padding_mask: Any, rows: Any) -> None:
         """Raise `InvalidValue` unless it says of every row, by a bool, whether it is real."""
-        if (
-            key_padding_mask.dim() != 2
-            or key_padding_mask.shape[0] != rows.shape[0]
-            or key_padding_mask.shape[1] != rows.shape[1]
-        ):
+        mask, given = key_padding_mask, key_padding_mask.shape
+        if mask.dim() != 2 or given[0] != rows.shape[0] or given[1] != rows.shape[1]:
             allowed = f"{tuple(rows.shape[:2])}, [batch, key], in mechanism {self.name!r}"
             raise InvalidValue.of("key_padding_mask", tuple(key_padding_mask.shape), allowed)
         if str(key_padding_mask.dtype) != "torch.bool":

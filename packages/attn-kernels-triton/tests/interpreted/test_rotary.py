@@ -21,7 +21,7 @@ def small(monkeypatch):
     monkeypatch.setattr("attn_kernels_triton.rowwise.rotary.TURN_ELEMENTS", 32)
 
 
-def turns_of(tokens: int, turned: int, *, interleaved: bool, first: int = 100) -> CosSin:
+def cos_sin_of_batch(tokens: int, turned: int, *, interleaved: bool, first: int = 100) -> CosSin:
     return cos_sin_of(Rotary(interleaved=interleaved), turned, torch.arange(first, first + tokens), torch.float32)
 
 
@@ -34,7 +34,7 @@ def angles_of(tokens: int, turned: int) -> torch.Tensor:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_pairs_turn_as_complex_numbers_do_and_gradients_turn_back(shape, interleaved, dtype):
-    cos_sin = turns_of(shape[-3], shape[-1], interleaved=interleaved)
+    cos_sin = cos_sin_of_batch(shape[-3], shape[-1], interleaved=interleaved)
     angles = angles_of(shape[-3], shape[-1])
     require_right(
         lambda rows: rotate(rows, *cos_sin, interleaved=interleaved),
@@ -48,7 +48,7 @@ def test_pairs_turn_as_complex_numbers_do_and_gradients_turn_back(shape, interle
 @pytest.mark.parametrize("part", [2, 6, 16])
 def test_what_stands_behind_the_turned_part_of_a_head_stays_bit_for_bit(part, interleaved):
     rows = leaf(4, 3, 22, seed=1, dtype=torch.bfloat16).bfloat16().requires_grad_()
-    found = rotate(rows, *turns_of(4, part, interleaved=interleaved), interleaved=interleaved)
+    found = rotate(rows, *cos_sin_of_batch(4, part, interleaved=interleaved), interleaved=interleaved)
     assert torch.equal(found[..., part:], rows[..., part:])
     exact = turned(rows.detach().double(), angles_of(4, part), interleaved=interleaved)
     require_close(found.detach(), exact.bfloat16(), exact, "turned part")
@@ -60,13 +60,13 @@ def test_what_stands_behind_the_turned_part_of_a_head_stays_bit_for_bit(part, in
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_lengths_of_pairs_do_not_change(interleaved):
     rows = leaf(6, 2, 16, seed=1).float()
-    found = rotate(rows, *turns_of(6, 16, interleaved=interleaved), interleaved=interleaved)
+    found = rotate(rows, *cos_sin_of_batch(6, 16, interleaved=interleaved), interleaved=interleaved)
     torch.testing.assert_close(found.norm(dim=-1), rows.norm(dim=-1))
 
 
 def test_every_sequence_may_have_angles_of_its_own():
     rows = leaf(2, 3, 2, 8, seed=1).float()
-    each = [turns_of(3, 8, interleaved=False, first=first) for first in (0, 50)]
+    each = [cos_sin_of_batch(3, 8, interleaved=False, first=first) for first in (0, 50)]
     both = CosSin(*(torch.stack(pair) for pair in zip(*each, strict=True)))
     apart = torch.stack([rotate(row, *cos_sin, interleaved=False) for row, cos_sin in zip(rows, each, strict=True)])
     assert torch.equal(rotate(rows, *both, interleaved=False), apart)
@@ -74,7 +74,7 @@ def test_every_sequence_may_have_angles_of_its_own():
 
 def test_heads_that_lie_apart_in_memory_are_turned_like_others():
     joint = leaf(2, 5, 3 * 4 * 8, seed=1).float()
-    cos_sin = turns_of(5, 8, interleaved=False)
+    cos_sin = cos_sin_of_batch(5, 8, interleaved=False)
     for start in (0, 32, 64):
         rows = joint[..., start : start + 32].unflatten(-1, (4, 8))
         assert torch.equal(rotate(rows, *cos_sin, interleaved=False), rotate(rows.clone(), *cos_sin, interleaved=False))
@@ -82,13 +82,13 @@ def test_heads_that_lie_apart_in_memory_are_turned_like_others():
 
 def test_gradients_of_any_strides_are_turned_back():
     rows = leaf(5, 2, 8, seed=1).float().requires_grad_()
-    found = rotate(rows, *turns_of(5, 8, interleaved=True), interleaved=True)
+    found = rotate(rows, *cos_sin_of_batch(5, 8, interleaved=True), interleaved=True)
     change = leaf(8, 5, 2, seed=2).float().permute(1, 2, 0)
     expected = torch.autograd.grad(found, rows, change.contiguous(), retain_graph=True)
     assert torch.equal(torch.autograd.grad(found, rows, change)[0], expected[0])
 
 
-TURN = turns_of(4, 8, interleaved=False)
+TURN = cos_sin_of_batch(4, 8, interleaved=False)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from attn_variants.mechanisms.layer_utils import by_heads
 from attn_variants.packing import forward_packed
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
-from attn_variants.stepping import attend_ragged, turns_of
+from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 
 
 class SpecLayer(nn.Module):
@@ -103,7 +103,7 @@ class SpecLayer(nn.Module):
         """What the layer is made of once it is packed; None where that is not all that it computes."""
         if self.joint is None or self.inner is not None or type(self) is not SpecLayer:
             return None
-        cos_sin = partial(turns_of, self)
+        cos_sin = partial(cos_sin_of_batch, self)
         return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, cos_sin=cos_sin)
 
     def use_kernel(self, name: str | None) -> None:
@@ -217,24 +217,24 @@ class SpecLayer(nn.Module):
         query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
 
-    def project(self, rows: Tensor, turn: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
         if self.joint is None:
-            return self.project_turned(rows, turn), *self.project_memory(rows, turn)
+            return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         heads = self.spec.heads
         query, key, value = self.joint(rows)
         query = self._normed(by_heads(query, heads.query), "query_gain")
         key = self._normed(by_heads(key, heads.key_value), "key_gain")
-        return self._turned(query, turn), self._turned(key, turn), by_heads(value, heads.key_value)
+        return self._turned(query, cos_sin), self._turned(key, cos_sin), by_heads(value, heads.key_value)
 
-    def project_turned(self, rows: Tensor, turn: CosSin | None) -> Tensor:
+    def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
         """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
-        return self._turned(self.project_query(rows), turn)
+        return self._turned(self.project_query(rows), cos_sin)
 
-    def project_memory(self, rows: Tensor, turn: CosSin | None) -> tuple[Tensor, Tensor]:
+    def project_memory(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
         """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, width]."""
         key, value = self._memory(rows)
-        return self._turned(key, turn), value
+        return self._turned(key, cos_sin), value
 
     def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
         """Projections of inputs that differ: [batch, query_len, width], [batch, key_len, width] and the same.
@@ -243,12 +243,12 @@ class SpecLayer(nn.Module):
         are turned and there are more queries than keys.
         """
         projected, (keys, values) = self.project_query(query), self._memory(key, value)
-        turn = self.cos_sin_to(key.shape[-2], key)
-        if turn is not None:
+        cos_sin = self.cos_sin_to(key.shape[-2], key)
+        if cos_sin is not None:
             first = key.shape[-2] - query.shape[-2]
             if first < 0:
                 raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
-            projected, keys = self._turned(projected, turn.at(slice(first, None))), self._turned(keys, turn)
+            projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
         fields = {"key": keys, "value": values}
         return self.operands(projected, fields, None, (self._query_places(query), None))
 
@@ -268,10 +268,10 @@ class SpecLayer(nn.Module):
             return rows
         return normed(rows, self.norm.named().get(gain), self.spec.norm)
 
-    def _turned(self, rows: Tensor, turn: CosSin | None) -> Tensor:
-        if turn is None or self.spec.rotary is None or not rows.shape[-1]:
+    def _turned(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
+        if cos_sin is None or self.spec.rotary is None or not rows.shape[-1]:
             return rows
-        return rotate(rows, turn, interleaved=self.spec.rotary.interleaved)
+        return rotate(rows, cos_sin, interleaved=self.spec.rotary.interleaved)
 
     def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:
         if self.inner is None:
@@ -307,5 +307,5 @@ class SpecLayer(nn.Module):
             fields = self.remembered(source, *self._memory(source))
         else:
             fields = self.lend(query) if borrowed is None else borrowed
-            projected = self.project_turned(query, self.cos_sin_to(query.shape[-2], query))
+            projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
         return self.operands(projected, fields, key_padding_mask, (self._query_places(query), None))

@@ -69,10 +69,10 @@ def remember(
     """
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
-    turn, view = turns_of(layer, rows, batch), state["kv"]
+    cos_sin, view = cos_sin_of_batch(layer, rows, batch), state["kv"]
     if layer.borrows:
-        return layer.project_turned(rows, turn), view, None
-    query, key, value = layer.project(rows, turn)
+        return layer.project_rotated(rows, cos_sin), view, None
+    query, key, value = layer.project(rows, cos_sin)
     return query, view, view.append(layer.remembered(rows, key, value))
 
 
@@ -121,14 +121,14 @@ def key_places(layer: SpecLayer, remembered: Rows) -> Tensor | None:
     return None if layer.spec.cross else remembered.positions
 
 
-def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
+def cos_sin_of_batch(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
     """The turns of the rows' positions; None where positions turn nothing."""
     if layer.spec.rotary is None:
         return None
-    return batch_turns(layer.spec.rotary, layer.rotated, rows, batch)
+    return batch_cos_sin(layer.spec.rotary, layer.rotated, rows, batch)
 
 
-def batch_turns(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> CosSin:
+def batch_cos_sin(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> CosSin:
     """The turns [tokens, 1, rotated] of a batch's positions, for the type and device of `rows`."""
     known = _TURNS.setdefault(batch, {})
     key = rotary, rotated, rows.dtype, rows.device
