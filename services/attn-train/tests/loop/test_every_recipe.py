@@ -10,8 +10,8 @@ import pytest
 import torch
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
-from attn_models.families.native import NativeAdapter
-from attn_models.families.registry import ADAPTERS
+from attn_models.adapters.native import NativeAdapter
+from attn_models.adapters.registry import ADAPTERS
 from attn_schema.codec import to_message
 from attn_train.admission import check_config
 from attn_train.data.load import load_dataset

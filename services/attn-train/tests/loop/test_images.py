@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.vit import load_image_classifier
+from attn_models.loading.encoders import load_image_classifier
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.images import load_images
 from attn_train.data.synthetic import digits

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.folders import load_masked
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.encoders import load_masked
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.records import StopFlag
 from attn_train.tasks.language_modeling import tokenize

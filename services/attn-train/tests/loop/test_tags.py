@@ -7,7 +7,7 @@ import gzip
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.folders import load_tagger
+from attn_models.loading.encoders import load_tagger
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.treebank import load_tags, read_sentences, treebank_files
 from attn_train.records import StopFlag

@@ -62,17 +62,17 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
     wire_config.model.experts, wire_config.model.experts_per_token, wire_config.model.routing = 4, 2, "deepseek_v3"
     others = {
         "kv_sharing": "cla:2",
-        "shared_experts": 1,
-        "balance_rate": 0.01,
+        "n_shared_experts": 1,
+        "router_bias_update_rate": 0.01,
         "num_nextn_predict_layers": 1,
         "attention_dropout": 0.25,
     }
-    set_fields(wire_config.model, others | {"prediction_weight": 2.0})
+    set_fields(wire_config.model, others | {"nextn_predict_loss_weight": 2.0})
     async with server() as stub:
         job = await submit(stub, wire_config, "others")
         assert (
             from_message(ModelConfig, job.config.model).config_fields().items()
-            >= (others | {"prediction_weight": 2.0}).items()
+            >= (others | {"nextn_predict_loss_weight": 2.0}).items()
         )
         await watch(stub, "others")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="others"))).job
@@ -89,9 +89,9 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
         ({"num_nextn_predict_layers": -1}, "prediction_depth"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
         ({"attention_dropout": float("nan")}, "attention_dropout: nan"),
-        ({"shared_experts": float("nan")}, "NaN or an infinite number"),
+        ({"n_shared_experts": float("nan")}, "NaN or an infinite number"),
         ({"attention_dropout": 0.1, "pattern": ["retnet"]}, "without attention weights"),
-        ({"shared_expert": 1}, "did you mean 'shared_experts'"),
+        ({"shared_expert": 1}, "did you mean 'n_shared_experts'"),
         ({"vocab_size": 9}, "model_options: .*vocab_size"),
         ({"others": {"hidden_size": 3}}, "others"),
         ({"pattern": [{"mechanism": "nothing"}]}, "unknown mechanism 'nothing'"),

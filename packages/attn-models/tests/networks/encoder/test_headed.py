@@ -8,8 +8,8 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.encoder.folders import load_masked, load_tagger, save_masked, save_tagger
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.encoders import load_masked, load_tagger, save_masked, save_tagger
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.tokenizers.learned import with_mask
 from attn_testing.checkpoints import require_same_model
@@ -44,7 +44,9 @@ def test_a_model_that_guesses_comes_back_and_its_encoder_embeds(tmp_path, fields
 
 
 def test_a_reformer_that_guesses_comes_back(tmp_path):
-    model = drawn("reformer_lm", axes=[3.0, 4.0], axis_widths=[4, 12], pattern=PATTERN, feed_forward="relu")
+    model = drawn(
+        "reformer_lm", axial_pos_shape=[3.0, 4.0], axial_pos_embds_dim=[4, 12], pattern=PATTERN, feed_forward="relu"
+    )
     again, _ = load_masked(save_masked(tmp_path / "m", model, TOKENIZER))
     require_same_model(again, model, TOKENS, KEEP)
 

@@ -52,7 +52,7 @@ class ImageDataset:
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder with the names of the classes, and what is done to pixels first."""
-        from attn_models.encoder.vit import ImageClassifier
+        from attn_models.loading.encoders import ImageClassifier
 
         return ImageClassifier(model, self.names).save(folder)
 

@@ -54,7 +54,7 @@ class MaskedTextDataset:
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder whose encoder can embed, and with the head that guesses."""
-        from attn_models.encoder.folders import save_masked
+        from attn_models.loading.encoders import save_masked
 
         return save_masked(folder, model, self.tokenizer)
 
