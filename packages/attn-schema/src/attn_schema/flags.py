@@ -89,11 +89,8 @@ def flag_fields(noun: type[Schema]) -> Iterator[FieldInfo]:
 
 def _parameter(info: FieldInfo) -> inspect.Parameter:
     flag = info.name.replace("_", "-")
-    names = (
-        [f"--{flag}"]
-        if info.kind is not bool
-        else [f"--{flag}/--no-{flag}" if info.default or info.optional else f"--{flag}"]
-    )
+    can_be_off = info.kind is bool and (info.default or info.optional)
+    names = [f"--{flag}/--no-{flag}" if can_be_off else f"--{flag}"]
     if short := info.extra.get("short"):
         names.append(short)
     option = typer.Option(

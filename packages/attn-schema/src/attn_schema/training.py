@@ -30,7 +30,7 @@ def _of_decoder(name: str) -> str:
 def _in(panel: str) -> Callable[..., Meta]:
     """Makes the `Meta` of fields whose options stand in a panel of the help."""
 
-    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: float) -> Meta:
+    def meta(description: str, *, short: str = "", metavar: str = "", **bounds: Any) -> Meta:
         extra = {"panel": panel, "short": short, "metavar": metavar}
         return Meta(description=description, extra={key: value for key, value in extra.items() if value}, **bounds)
 
