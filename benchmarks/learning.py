@@ -17,7 +17,6 @@ neighbours, as the first of each four, or drawn anew, and it learns on for 5 % o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +28,11 @@ import torch
 from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.sources.store import home_folder
-from attn_train.data.load import load_text
-from attn_train.records import StopFlag
+from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
+from attn_train.data.load import load_text
+from attn_train.model import configured
+from attn_train.records import StopFlag
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import LanguageModelingTask, TextDataset
 from attn_train.trainer import NullReporter, Trainer
@@ -43,7 +43,9 @@ from torch.nn import functional
 SYMBOLS, PLACES, NEAR, FAR = 16, 20, 2, 5
 NAMES, MEANINGS, QUESTIONS_ASKED = 6, 4, 6
 WIDTH, HEADS = 16, (1, 2)
-SHAKESPEARE = ModelConfig(hidden_size=64, num_layers=2, num_heads=8, max_seq_len=64, mechanism="mha", positions="rotary")
+SHAKESPEARE = ModelConfig(
+    hidden_size=64, num_layers=2, num_heads=8, max_seq_len=64, mechanism="mha", positions="rotary"
+)
 PART = 0.05
 """The share of the steps after which a converted decoder should have recovered."""
 SHARED = 2
@@ -94,8 +96,8 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
     """A row for each task, seed and number of heads: the share of answers that are right, by steps."""
     for (name, task), seed, heads in product(TASKS.items(), range(seeds), HEADS):
         torch.manual_seed(seed)
-        sizes = {"vocabulary": task.vocabulary, "max_seq_len": task.places, "hidden_size": WIDTH, "num_layers": 1, "num_heads": heads}
-        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tie_word_embeddings": False}))
+        sizes = {"vocabulary": task.vocabulary, "context": task.places, "width": WIDTH, "layers": 1, "heads": heads}
+        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tied": False}))
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
         generator = torch.Generator().manual_seed(derived(seed, "batches"))
         right = {}
@@ -108,7 +110,7 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
             if step % (steps // 6) == 0:
                 right[step] = share_right(model, task)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        yield {"task": name, "num_heads": heads, "seed": seed, "parameters": parameters, "right": right}
+        yield {"task": name, "heads": heads, "seed": seed, "parameters": parameters, "right": right}
 
 
 def share_right(model: Decoder, task: Task) -> float:
@@ -127,14 +129,14 @@ def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
         before = loss_of(model, text, config)
         after = specification(SHAKESPEARE, seed + 1000, int(PART * steps), 1e-3)
         for method in METHODS:
-            fewer, energy = fewer_heads(model, HeadMap.consecutive(SHAKESPEARE.heads, SHARED), method, seed=seed)
+            fewer, energy = fewer_heads(model, HeadMap.consecutive(8, SHARED), method, seed=seed)
             row = {"way": method, "seed": seed, "energy": energy, "before": before}
             row["converted"] = loss_of(fewer, text, config)
             Trainer(fewer, text, after).run(NullReporter(), StopFlag())
             yield row | {"recovered": loss_of(fewer, text, config)}
         Trainer(model, text, after).run(NullReporter(), StopFlag())
         yield {"way": "8 heads, as long", "seed": seed, "before": before, "recovered": loss_of(model, text, config)}
-        grouped = dataclasses.replace(SHAKESPEARE, mechanism="gqa", key_value_heads=SHARED)
+        grouped = SHAKESPEARE.replace(mechanism="gqa", num_kv_heads=SHARED)
         fresh = specification(grouped, seed, steps + int(PART * steps), 1e-3)
         yield {"way": "2 heads from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, config)}
 
@@ -150,7 +152,7 @@ def specification(model: ModelConfig, seed: int, steps: int, rate: float) -> Tra
 def trained(config: TrainingConfig, text: TextDataset) -> Decoder:
     """A decoder that has learned as the specification says."""
     torch.manual_seed(derived(config.seed, "weights"))
-    model = Decoder(DecoderConfig.from_plain(config.model.values(text.model_fields)))
+    model = Decoder(configured(config.model, text.model_fields)[1])
     Trainer(model, text, config).run(NullReporter(), StopFlag())
     return model
 
@@ -161,7 +163,7 @@ def loss_of(model: Decoder, text: TextDataset, config: TrainingConfig) -> float:
     return float("nan") if loss is None else loss
 
 
-QUESTIONS = {"num_heads": (two_lookups, 900), "pooling": (pooling, 1000)}
+QUESTIONS = {"heads": (two_lookups, 900), "pooling": (pooling, 1000)}
 
 
 def main() -> None:

@@ -17,27 +17,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
+from attn_schema.training import LogLine, Metrics, TrainingConfig
 from attn_train.attempt import Assignment, Message
+from attn_train.model import resolved
 from attn_train.process import keep_freed_memory
-from attn_schema.training import LogLine, Metrics
 from attn_train.records import StopFlag
 from attn_train.settings import Layout
-from attn_schema.training import TrainingConfig
-from attn_train.service import config_of
 from attn_train.worker import work
 from report import machine
 
 
 def specification(recipe: str, data: Path | None, steps: int | None, precision: str | None) -> TrainingConfig:
     """The recipe's, on the pairs in this folder if one is given."""
-    message = read_recipe(recipe)
+    config = read_recipe(recipe)
     if data is not None:
-        message.data.path = str(data.absolute())
-    message.optimizer.steps = steps or message.optimizer.steps
-    message.precision = precision or message.precision
-    return config_of(message)
+        config = config.replace(data=config.data.replace(dataset=str(data.absolute())))
+    optimizer = config.optimizer.replace(steps=steps or config.optimizer.steps)
+    return resolved(config.replace(optimizer=optimizer, precision=precision or config.precision))
 
 
 class Curve:
@@ -84,7 +83,7 @@ def main() -> None:
     given = Assignment(job_id=name, attempt=1, config=config, home=home, threads=args.threads)
     print(work(given, curve.hear, StopFlag()))
     if args.out is not None:
-        report = {"spec": config.plain(), "machine": machine(), "rows": curve.rows}
+        report = {"config": msgspec.to_builtins(config), "machine": machine(), "rows": curve.rows}
         args.out.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
 
 

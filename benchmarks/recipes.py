@@ -11,7 +11,6 @@ benchmarks/results.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -21,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_client.commands.changes import ChangeNotifier, changed
-from attn_client.recipe import read_recipe
+from attn_client.recipe import located, recipe_under
 from attn_core.home import home_folder
-from attn_train.data.load import load_dataset
-from attn_train.records import StopFlag
+from attn_core.options import parse_options
+from attn_schema.flags import merged_values
 from attn_schema.training import TrainingConfig
-from attn_train.service import config_of
+from attn_train.data.load import load_dataset
+from attn_train.model import resolved
+from attn_train.records import StopFlag
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
@@ -49,7 +49,7 @@ class Last(NullReporter):
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("recipe")
-    p.add_argument("--data", default="", help="where the data of the recipe are")
+    p.add_argument("--dataset", default="", help="where the data of the recipe are")
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--steps", type=int)
     p.add_argument("--threads", type=int, default=1)
@@ -60,8 +60,14 @@ def arguments() -> argparse.Namespace:
 
 
 def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingConfig:
-    given = ChangeNotifier(data=args.data, steps=args.steps, **changes)
-    return dataclasses.replace(config_of(changed(read_recipe(args.recipe), given)), seed=seed)
+    given = {"recipe": args.recipe, "dataset": located(args.dataset)}
+    given |= {"steps": args.steps, "mechanism": changes.get("mechanism")}
+    over: dict[str, Any] = {"seed": seed, "data": {}, "optimizer": {}, "model": changes}
+    if args.dataset:
+        over["data"]["dataset"] = given["dataset"]
+    if args.steps is not None:
+        over["optimizer"]["steps"] = args.steps
+    return resolved(TrainingConfig.from_mapping(merged_values(recipe_under(given), over)))
 
 
 def run(config: TrainingConfig) -> dict[str, float]:
@@ -83,8 +89,8 @@ def spread(values: list[float], digits: int) -> str:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(args.threads)
-    chosen: list[tuple[str, dict[str, Any]]] = [(name, {"attention": name}) for name in args.mechanism]
-    chosen += [(field, {"fields": [field]}) for field in args.field]
+    chosen: list[tuple[str, dict[str, Any]]] = [(name, {"mechanism": name}) for name in args.mechanism]
+    chosen += [(field, dict(parse_options([field]))) for field in args.field]
     results: dict[str, list[dict[str, float]]] = {}
     for label, changes in chosen or [("as it is", {})]:
         runs = [run(specification(args, seed, **changes)) for seed in range(args.seeds)]

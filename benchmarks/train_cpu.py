@@ -25,17 +25,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from attn_core.home import home_folder
 from attn_models.sources import pull_shakespeare
+from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
-from attn_schema.training import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.tasks.base import derived
 from attn_train.tasks.language_modeling import TextDataset, read_text, tokenize
 from attn_train.trainer import NullReporter, Trainer
@@ -79,9 +79,13 @@ def recipe(args: argparse.Namespace) -> TrainingConfig:
         ),
         data=DataConfig(dataset="shakespeare"),
         optimizer=OptimizerConfig(
-            steps=args.steps, batch_size=BATCH, learning_rate=1e-3, min_learning_rate=1e-4, warmup_steps=min(100, args.steps)
+            steps=args.steps,
+            batch_size=BATCH,
+            learning_rate=1e-3,
+            min_learning_rate=1e-4,
+            warmup_steps=min(100, args.steps),
         ),
-        checkpoint=CheckpointConfig(eval_steps=250, eval_batches=20),
+        evaluation=EvaluationConfig(eval_steps=250, eval_batches=20),
         seed=args.seed,
     )
 
@@ -124,8 +128,8 @@ class UntilMetrics(NullReporter):
 
 def our_turns(config: TrainingConfig, text: TextDataset, steps: int) -> Turn:
     """Our loop, a stretch of `steps` at a time, without evaluation."""
-    checkpoint = replace(config.checkpoint, evaluation_interval=10**9, metrics_interval=steps)
-    trainer = Trainer(build_model(config, text), text, replace(config, checkpoint=checkpoint))
+    evaluation = config.evaluation.replace(eval_steps=10**9, logging_steps=steps)
+    trainer = Trainer(build_model(config, text), text, config.replace(evaluation=evaluation))
 
     def turn() -> float:
         before, report = trainer.elapsed, UntilMetrics()
@@ -236,7 +240,7 @@ def main() -> None:
         "benchmark": "train_cpu",
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
-        "spec": config.plain(),
+        "config": msgspec.to_builtins(config),
         "text": {"training_tokens": len(text.training), "vocabulary": text.tokenizer.vocabulary},
         "load_before": os.getloadavg(),
     }

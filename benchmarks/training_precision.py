@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from typing import Any
 import torch
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
+from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.data.load import load_dataset
 from attn_train.optimizer import PRECISIONS
 from attn_train.process import keep_freed_memory
 from attn_train.records import Stop, StopFlag
-from attn_schema.training import CheckpointConfig, DataConfig, ModelConfig, OptimizerConfig, TrainingConfig
-from attn_train.service import config_of
 from attn_train.tasks.base import Dataset, TrainingTask
 from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
@@ -35,25 +33,24 @@ RECIPES = ("multi30k", "multi30k-rnnsearch")
 WIDTHS = (128, 384)
 """Of decoders with 4 blocks."""
 UPDATES, TURNS = 4, 3
-SELDOM = CheckpointConfig(logging_steps=UPDATES, eval_steps=10**9)
+SELDOM = EvaluationConfig(logging_steps=UPDATES, eval_steps=10**9)
 
 
 def specifications(folder: Path) -> Iterator[tuple[str, TrainingConfig]]:
     """What is trained, by name."""
     for name in RECIPES:
-        message = read_recipe(name)
-        message.data.path = str(folder.absolute())
-        message.data.max_pairs = 6000
-        yield name, config_of(message)
+        config = read_recipe(name)
+        yield name, config.replace(data=config.data.replace(dataset=str(folder.absolute()), max_pairs=6000))
     optimizer = OptimizerConfig(steps=1000, batch_size=12, learning_rate=1e-3, min_learning_rate=1e-4)
     for width in WIDTHS:
-        model = ModelConfig(hidden_size=width, num_layers=4, num_heads=4, max_seq_len=128, mechanism="mha", positions="rotary")
+        model = ModelConfig(hidden_size=width, num_layers=4, num_heads=4, max_seq_len=128, positions="rotary")
+        model = model.with_defaults()
         config = TrainingConfig(model=model, data=DataConfig(dataset="shakespeare"), optimizer=optimizer)
         yield f"shakespeare, width {width}", config
 
 
 class Repeated:
-    """Lessons whose first batches come again and again, as new shapes cost the time of compiling for them."""
+    """A task whose first batches come again and again, as new shapes cost the time of compiling for them."""
 
     def __init__(self, task: TrainingTask) -> None:
         self._batches = cycle([task.next_batch() for _ in range(UPDATES)])
@@ -69,15 +66,15 @@ class Repeated:
 
 
 class FewBatches:
-    """Material of which only some batches are learned."""
+    """A dataset of which only some batches are learned."""
 
     def __init__(self, dataset: Dataset) -> None:
-        self._material = dataset
-        self.tokenizer, self.sizes = dataset.tokenizer, dataset.sizes
+        self._dataset = dataset
+        self.model_fields, self.summary, self.save = dataset.model_fields, dataset.summary, dataset.save
 
     def task(self, config: TrainingConfig) -> Repeated:
         """The same for the same seed."""
-        return Repeated(self._material.task(config))
+        return Repeated(self._dataset.task(config))
 
 
 class UntilMetrics(NullReporter):
@@ -93,7 +90,7 @@ class UntilMetrics(NullReporter):
 
 def rates(config: TrainingConfig, dataset: Dataset) -> dict[str, float]:
     """Target tokens a second of processor, by precision."""
-    chosen = {precision: replace(config, precision=precision, checkpoint=SELDOM) for precision in PRECISIONS}
+    chosen = {precision: config.replace(precision=precision, evaluation=SELDOM) for precision in PRECISIONS}
     text = FewBatches(dataset)
     trainers = {name: Trainer(build_model(each, text), text, each) for name, each in chosen.items()}
     seconds: dict[str, list[float]] = {name: [] for name in trainers}

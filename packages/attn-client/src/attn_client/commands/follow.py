@@ -59,7 +59,7 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJo
         typer.echo(f"{job_id} {job.state}: {describe(job.last_metrics)}")
         measured = CLASSIFIERS & job.last_metrics.keys()
         serve = f"serve it with: attn models load {job_id} {job.model_path}"
-        typer.echo(f"measure it with: attn evaluate {job_id} --data DATA" if measured else serve)
+        typer.echo(f"measure it with: attn evaluate {job_id} --dataset DATA" if measured else serve)
     return job
 
 
