@@ -42,7 +42,7 @@ def left(files, model, **data):
 
 def test_images_are_named_as_when_training_was_over(files):
     model = ModelConfig.of("vit", BLOCKS | {"patch": 4})
-    folder, dataset, trained, _ = left(files, model, path=str(files / "x.npz"), validation=0.0)
+    folder, dataset, trained, _ = left(files, model, dataset=str(files / "x.npz"), validation_fraction=0.0)
     found = evaluate(folder, str(files / "x.npz"), files)
     with torch.inference_mode():
         images = dataset.training.images.float() / 127.5 - 1
@@ -56,7 +56,7 @@ def test_images_are_named_as_when_training_was_over(files):
 @pytest.mark.parametrize("positions", ["every", "depth"])
 def test_words_are_tagged_as_when_training_was_over(files, positions):
     model = ModelConfig.of("tagger", BLOCKS | {"max_seq_len": 8, "positions": positions})
-    folder, dataset, trained, config = left(files, model, path=str(files / "x.conllu"), tokenizer="word")
+    folder, dataset, trained, config = left(files, model, dataset=str(files / "x.conllu"), tokenizer="word")
     found = evaluate(folder, str(files / "x.conllu"), files)
     expected = dataset.task(config).final_metrics(trained, lambda: None)
     assert found == {"sentences": 20, "tags_right": pytest.approx(expected["tags_right"])}
@@ -67,7 +67,7 @@ def test_words_are_tagged_as_when_training_was_over(files, positions):
 
 def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
     model = ModelConfig.of("masked_lm", BLOCKS | {"max_seq_len": 8})
-    folder, *_ = left(files, model, path=str(files / "words.txt"))
+    folder, *_ = left(files, model, dataset=str(files / "words.txt"))
     evaluate_command(str(folder), str(files / "words.txt"), json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == len((files / "words.txt").read_text())
@@ -80,7 +80,7 @@ def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
 
 def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(files, capsys):
     model = ModelConfig(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=8, mechanism="mha")
-    folder, dataset, trained, _ = left(files, model, path=str(files / "words.txt"))
+    folder, dataset, trained, _ = left(files, model, dataset=str(files / "words.txt"))
     text = (files / "words.txt").read_text()[: 8 * 600 + 4]
     (files / "some.txt").write_text(text)
     evaluate_command(str(folder), str(files / "some.txt"), json=True)
@@ -125,11 +125,11 @@ def test_other_models_and_folders_that_are_none_are_refused(files):
     pairs = "\n".join(f"{word}\t{word} {word}" for word in ("one", "two", "three")) + "\n"
     (files / "pairs.tsv").write_text(pairs)
     model = ModelConfig.of("luong", {"hidden_size": 8, "embedding": 8, "max_encoder_len": 8, "max_seq_len": 8})
-    folder, *_ = left(files, model, path=str(files / "pairs.tsv"), tokenizer="word")
+    folder, *_ = left(files, model, dataset=str(files / "pairs.tsv"), tokenizer="word")
     with pytest.raises(Incompatible, match="attn translate"):
         evaluate(folder, str(files / "words.txt"), files)
     encoder = ModelConfig.of("masked_lm", BLOCKS | {"max_seq_len": 8})
-    folder, _, trained, _ = left(files, encoder, path=str(files / "words.txt"))
+    folder, _, trained, _ = left(files, encoder, dataset=str(files / "words.txt"))
     save_encoder(files / "bare", trained.encoder)
     with pytest.raises(Incompatible, match="neither"):
         evaluate(files / "bare", str(files / "words.txt"), files)

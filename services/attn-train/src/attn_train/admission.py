@@ -47,6 +47,6 @@ def check_model_name_is_free(job_id: str, home: Path) -> None:
 
 
 def new_job_id(mechanism: str) -> str:
-    """An id nobody has, which says what is trained."""
+    """A new id that starts with the mechanism or family."""
     word = re.sub(r"[^A-Za-z0-9_-]+", "-", mechanism.rpartition("/")[2])[:48]
     return f"{word}-{secrets.token_hex(4)}"

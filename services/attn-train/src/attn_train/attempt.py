@@ -33,11 +33,11 @@ class TrainingStarted:
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
-    """The worker is not stuck: it made an update, or a batch of an evaluation. Told now and then, not recorded."""
+    """The worker finished a step or an evaluation batch. Sent every few seconds, not recorded."""
 
 
 Message: TypeAlias = TrainingStarted | Heartbeat | Metrics | Checkpoint | LogLine
-"""What a worker tells while it works."""
+"""What a worker sends to its supervisor."""
 
 SendMessage: TypeAlias = Callable[[Message], None]
 
@@ -58,14 +58,14 @@ class Stopped:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Another attempt would end the same way."""
+    """The job itself is wrong: another attempt would fail in the same way."""
 
     error: JobError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """The worker is gone; another may do better."""
+    """The worker was lost; another attempt may succeed."""
 
     error: JobError
 
@@ -74,7 +74,7 @@ Outcome: TypeAlias = Finished | Stopped | Failed | Lost
 
 
 class Worker(Protocol):
-    """A worker at work, seen from the supervisor."""
+    """A running worker, as its supervisor sees it."""
 
     def stop(self, stop: Stop) -> None:
         """Ask it to stop; returns at once."""

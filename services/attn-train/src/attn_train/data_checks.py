@@ -46,7 +46,7 @@ def check_text(data: DataConfig, *, home: Path, settings: TrainSettings, local: 
 
 
 def check_masked(data: DataConfig, *, home: Path, settings: TrainSettings, local: bool) -> None:
-    """As `check_text`; what a rule makes is no text in which words follow from their neighbours."""
+    """As `check_text`; synthetic tasks are no text in which words depend on their neighbours."""
     if data.name in TASKS:
         raise InvalidValue.of("config.data.dataset", data.name, "a text, not what a rule makes")
     check_text(data, home=home, settings=settings, local=local)
@@ -71,7 +71,7 @@ def check_path(path: Path, roots: tuple[Path, ...] | None) -> None:
     field = "config.data.dataset"
     if not path.is_absolute():
         raise InvalidValue.of(field, str(path), "an absolute path on the server")
-    # Whether a file outside exists is nobody's business, so this comes first.
+    # First, so that the error does not reveal whether a file outside exists.
     require_inside(path, field, roots)
     files = [file for file in path.iterdir() if file.is_file()] if path.is_dir() else [path]
     if not files or not all(file.is_file() and os.access(file, os.R_OK) for file in files):

@@ -1,4 +1,4 @@
-"""How well the model of a folder does on data: texts foreseen, images named, words tagged, masked tokens guessed."""
+"""Evaluation of a trained model on data: perplexity, and accuracy of image, token and masked-token classification."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from attn_train.supervisor import Supervisor, SupervisorSettings
 
 
 class RayWorkerActor:
-    """The process that trains. `work` runs in one thread while `stop` is heard in another."""
+    """The process that trains. `work` runs in one thread, `stop` in another."""
 
     def __init__(self) -> None:
         keep_freed_memory()
@@ -32,7 +32,7 @@ class RayWorkerActor:
         from attn_train.worker import work
 
         def send(message: Message) -> None:
-            # Nobody waits for the answer, but calls of one actor to another arrive in order.
+            # The answer is not awaited; calls of one actor to another arrive in order.
             self._last = supervisor.receive.remote(assignment.attempt, message)
 
         def flush() -> None:
@@ -71,7 +71,7 @@ class RayBackend:
         self._supervisor = supervisor
 
     def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:  # noqa: ARG002
-        """Start the actor; `send` is not called, as the supervisor's actor hears directly."""
+        """Start the actor; `send` is not called, as messages go straight to the supervisor's actor."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = ray.get_runtime_context().get_node_id()
@@ -113,7 +113,7 @@ def actor_name(job_id: str) -> str:
 
 
 class RaySupervisorActor:
-    """A supervisor at work in a thread; Ray starts it again if its process dies."""
+    """A supervisor running in a thread; Ray restarts it if its process dies."""
 
     def __init__(self, job_id: str, home: str, threads: int | None, stall_timeout: float) -> None:
         me = ray.get_runtime_context().current_actor
@@ -140,7 +140,7 @@ class RaySupervisorActor:
 
     def _run(self, me: Any) -> None:
         self._supervisor.run()
-        # Nothing is left to do, and the process that asked may be long gone.
+        # Nothing is left to do, and the server may have stopped.
         ray.kill(me, no_restart=True)
 
 
@@ -194,13 +194,13 @@ class RayHost:
         if actor is not None:
             actor.check_now.remote()
 
-    def stop(self, grace: float) -> None:
+    def stop(self, shutdown_timeout: float) -> None:
         """Suspend the jobs of a private cluster; on another one they go on."""
         if not self._private:
             return
         for actor in self._actors.values():
             actor.suspend.remote()
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + shutdown_timeout
         while time.monotonic() < deadline and any(self.alive(job_id) for job_id in list(self._actors)):
             time.sleep(POLL_SECONDS)
 

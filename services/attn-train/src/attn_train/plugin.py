@@ -27,7 +27,7 @@ def attn_commands() -> list[Command]:
     return [
         Command(
             name="evaluate",
-            summary="Measure a model that names images, tags words or guesses masked tokens.",
+            summary="Evaluate a trained model: perplexity or accuracy.",
             target="attn_train.plugin:evaluate_command",
         )
     ]
@@ -38,7 +38,7 @@ def evaluate_command(
     dataset: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,  # noqa: FBT002
 ) -> None:
-    """Measure a model on data of yours, here: perplexity, images named, words tagged or masked tokens guessed.
+    """Evaluate a model on your data, on this machine: perplexity or accuracy.
 
     Examples: `attn evaluate smollm2-135m-instruct --dataset mine.txt`, `attn evaluate vit-1a2b3c4d --dataset digits`,
     `attn evaluate folder --dataset test.conllu`.

@@ -60,7 +60,7 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
     S.STARTING: frozenset({S.RUNNING, S.RECOVERING, S.CANCELLING, S.QUEUED}) | FINAL_STATES,
     S.RUNNING: frozenset({S.RECOVERING, S.CANCELLING, S.QUEUED}) | FINAL_STATES,
     S.RECOVERING: frozenset({S.RUNNING, S.RECOVERING, S.CANCELLING, S.QUEUED}) | FINAL_STATES,
-    # A run may end by itself before it hears that it should stop.
+    # A run may end by itself before it receives the request to stop.
     S.CANCELLING: FINAL_STATES,
     S.SUCCEEDED: frozenset(),
     S.FAILED: frozenset({S.QUEUED}),

@@ -30,7 +30,7 @@ POLL_SECONDS = 0.05
 
 
 class ChangeNotifier:
-    """Counts changes of the job store. One cheap look at the file serves all watchers."""
+    """Counts changes of the job store, made by any process; one poll of the file serves all watchers."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -49,7 +49,7 @@ class ChangeNotifier:
                 await self.wake()
 
     async def wake(self) -> None:
-        """Let everybody look."""
+        """Wake all watchers."""
         async with self._changed:
             self.count += 1
             self._changed.notify_all()
@@ -62,7 +62,7 @@ class ChangeNotifier:
         return self.count > count
 
     async def close(self) -> None:
-        """Let everybody see that nothing more will be heard."""
+        """Wake all watchers for the last time."""
         self.closed = True
         await self.wake()
         self._connection.close()
@@ -169,7 +169,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def CancelTrainingJob(
         self, request: pb.CancelTrainingJobRequest, context: Context
     ) -> pb.CancelTrainingJobResponse:
-        """Record the wish, and pass it on."""
+        """Record the request, and pass it to the supervisor."""
         stop = Stop.DISCARD if request.discard else Stop.SAVE
         job = await asyncio.to_thread(self._store.request_stop, request.id, stop)
         await self._dispatcher.check_now(request.id)
@@ -227,7 +227,7 @@ class TrainingGrpc:
         for work in (self._servicer.changes.follow(), self._dispatcher.run()):
             self._tasks.append(asyncio.create_task(work))
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Suspend jobs that cannot go on without this server; they go on when it starts again."""
         for task in self._tasks:
             task.cancel()
@@ -235,7 +235,7 @@ class TrainingGrpc:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._servicer.changes.close()
-        await self._dispatcher.stop(grace)
+        await self._dispatcher.stop(shutdown_timeout)
         self._store.close()
 
     async def make_host(self) -> Host:
@@ -247,7 +247,7 @@ class TrainingGrpc:
         return RayHost(self.supervisor_settings(), private=private)
 
     def supervisor_settings(self) -> SupervisorSettings:
-        """What supervisors are told."""
+        """The settings of supervisors."""
         return SupervisorSettings(
             home=self._cluster.home, threads=self._settings.threads, stall_timeout=self._settings.stall_timeout
         )

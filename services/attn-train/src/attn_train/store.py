@@ -105,7 +105,7 @@ def _datetime(seconds: float | None) -> datetime | None:
 
 BUSY_SECONDS = 30.0
 NAMED_IN_ERRORS = 50
-"""How many job ids are looked at for near names."""
+"""Newest job ids among which near names are searched."""
 
 
 class Superseded(WrongState):
@@ -132,7 +132,7 @@ class JobStore:
         self._connection.executescript(SCHEMA)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._connection.close()
 

@@ -106,7 +106,7 @@ def test_an_error_of_the_job_itself_is_not_tried_again(tmp_path, job):
     assert (job.get("job").state, job.get("job").error, backend.attempts) == (JobState.FAILED, error, [1])
 
 
-def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
+def test_a_worker_that_does_not_stop_is_killed_after_its_shutdown_timeout(tmp_path, job):
     begun, silent = threading.Event(), threading.Event()
 
     def deaf(assignment, send, worker):
@@ -115,7 +115,7 @@ def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
         return LOST
 
     backend = Scripted(deaf)
-    _, thread = supervise(tmp_path, backend, grace=0.05)
+    _, thread = supervise(tmp_path, backend, shutdown_timeout=0.05)
     assert begun.wait(20)
     job.request_stop("job", Stop.SAVE)
     thread.join(20)

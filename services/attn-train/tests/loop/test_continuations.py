@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from attn_core.errors import InvalidValue
@@ -19,7 +17,7 @@ def copies():
 
 
 def task(copies, config):
-    return CompletionTask(copies, dataclasses.replace(config, seed=3))
+    return CompletionTask(copies, config.replace(seed=3))
 
 
 class Copyist(nn.Module):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import installed
 from attn_models.evaluation import next_token_loss
+from attn_schema.training import ModelConfig
 from attn_train.checkpoint import CheckpointFolder
+from attn_train.model import configured
 from attn_train.records import StopFlag
 from attn_train.tasks.language_modeling import LanguageModelingTask
 from attn_train.trainer import Trainer
+
+SHAPE = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_seq_len": 8, "experts": 4}
 
 
 @pytest.fixture
@@ -18,16 +21,10 @@ def mixture(text):
 
     def make(balance):
         torch.manual_seed(5)
-        family = installed().models.get("decoder")
-        shape = {
-            "vocabulary": text.tokenizer.vocabulary,
-            "context": 8,
-            "width": 16,
-            "layers": 2,
-            "heads": 2,
-        }
-        experts = {"experts": 4, "experts_per_token": 2, "router_aux_loss_coef": balance}
-        return family.build(family.configure(shape | experts))
+        family, made = configured(
+            ModelConfig(**SHAPE, experts_per_token=2, router_aux_loss_coef=balance), text.model_fields
+        )
+        return family.build(made)
 
     return make
 
@@ -62,16 +59,10 @@ def test_a_mixture_learns_and_keeps_its_checkpoints(mixture, text, config, recor
 def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(text, config, record, tmp_path):
     def make():
         torch.manual_seed(5)
-        family = installed().models.get("decoder")
-        shape = {
-            "vocabulary": text.tokenizer.vocabulary,
-            "context": 8,
-            "width": 16,
-            "layers": 2,
-            "heads": 2,
-        }
-        experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "router_bias_update_rate": 0.01}
-        return family.build(family.configure(shape | experts | {"n_shared_experts": 1}))
+        further = {"router_bias_update_rate": 0.01, "n_shared_experts": 1}
+        model = ModelConfig(**SHAPE, experts_per_token=1, routing="deepseek_v3", model_options=further)
+        family, made = configured(model, text.model_fields)
+        return family.build(made)
 
     model = make()
     Trainer(model, text, config, checkpoints=CheckpointFolder(tmp_path)).run(record(), StopFlag())

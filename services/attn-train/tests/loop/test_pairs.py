@@ -138,13 +138,13 @@ def test_a_model_learns_and_what_it_writes_is_measured(tmp_path):
 
 def test_pairs_are_read_from_columns_folders_and_compressed_files(tmp_path):
     (tmp_path / "pairs.tsv").write_text("a dog\tein hund\twho\na cat\teine katze\n\tleer\n" * 5, "utf-8")
-    read = dataset(tmp_path, dataset=None, path=str(tmp_path / "pairs.tsv"), tokenizer="word")
+    read = dataset(tmp_path, dataset=str(tmp_path / "pairs.tsv"), tokenizer="word")
     assert len(read.training) + len(read.validation) == 10
     for side, text in (("en", "a dog\na cat\n"), ("de", "ein hund\neine katze\n")):
         with gzip.open(tmp_path / f"train.{side}.gz", "wt") as file:
             file.write(text)
         (tmp_path / f"val.{side}").write_text(text)
-    read = dataset(tmp_path, dataset=None, path=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
+    read = dataset(tmp_path, dataset=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
     assert (len(read.training), list(read.texts)) == (2, [("ein hund", "a dog"), ("eine katze", "a cat")])
 
 
@@ -178,14 +178,14 @@ def test_what_cannot_be_read_is_named(tmp_path, content, data, error, said):
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(error, match=said):
-        dataset(tmp_path, **{"name": None, "path": str(path), "tokenizer": "word"} | data)
+        dataset(tmp_path, **{"dataset": str(path), "tokenizer": "word"} | data)
 
 
 def test_sides_of_unequal_length_and_unknown_names_are_named(tmp_path):
     (tmp_path / "train.en").write_text("a\nb\n")
     (tmp_path / "train.de").write_text("a\n")
     with pytest.raises(InvalidValue, match="as many lines"):
-        dataset(tmp_path, dataset=None, path=str(tmp_path), languages="en-de")
+        dataset(tmp_path, dataset=str(tmp_path), languages="en-de")
     with pytest.raises(UnknownName, match="dictionary"):
         dataset(tmp_path, dataset="dictionery")
 

@@ -75,7 +75,7 @@ def tag_spec(path, steps, **fields):
         model=ModelConfig.of("tagger", FIELDS | fields),
         data=DataConfig(dataset=str(path)),
         optimizer=OptimizerConfig(
-            steps=steps, batch_size=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=5
+            steps=steps, batch_size=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup_steps=min(5, steps)
         ),
     )
 

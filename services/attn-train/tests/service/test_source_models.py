@@ -94,7 +94,7 @@ async def test_a_decoder_takes_nothing_of_a_source(server, wire_config, submit):
     for change in (
         lambda config: setattr(config.optimizer, "label_smoothing", 0.1),
         lambda config: setattr(config.evaluation, "bleu_sentences", 3),
-        lambda config: set_fields(config.model, {"embedding": 8}),
+        lambda config: config.model.model_options.update({"hidden_size": 8}),
     ):
         config = pb.TrainingConfig.FromString(wire_config.SerializeToString())
         change(config)

@@ -20,7 +20,7 @@ from attn_train.tasks.masked_language_modeling import MaskedTextDataset
 from attn_train.tasks.seq2seq import BYTE_PAIRS, WORD, is_byte_pairs, is_learned_tokenizer
 
 TEXT, PAIRS, MASKED, TAGS, IMAGES = "text", "pairs", "masked", "tags", "images"
-"""What is learned from: `ModelFamily.learns`."""
+"""Kinds of data, as in `ModelFamily.learns`."""
 
 
 def known_texts() -> list[str]:
@@ -29,14 +29,14 @@ def known_texts() -> list[str]:
 
 
 def require_known_text(name: str) -> None:
-    """Raises UnknownName with near names unless there is a data set `name`, or a rule that makes one."""
+    """Raise `UnknownName` with near names unless `name` is a text or a synthetic task."""
     known = sorted([*known_texts(), *TASKS])
     if name not in known:
         raise UnknownName.of("data set", name, known)
 
 
 def data_kind_of(model: ModelConfig) -> str:
-    """What the model's family learns from, as `ModelFamily.learns` says it, or "pairs" where it reads a source."""
+    """The kind of data of the model's family, `ModelFamily.learns`; "pairs" for encoder-decoders."""
     if model.is_encoder_decoder:
         return PAIRS
     return next((family.learns for family in installed().models if family.name == model.family), TEXT)
@@ -70,7 +70,7 @@ def tokenizer_of(config: DataConfig, home: Path) -> str:
 
 
 def default_tokenizer(config: DataConfig) -> str:
-    """The tokenizer of pairs; words where a rule made them, else byte pairs."""
+    """The tokenizer of pairs: words for synthetic tasks, else byte pairs, if none is given."""
     if config.tokenizer != CHARACTER:
         return config.tokenizer
     return WORD if config.name in {*TASKS, CAPTIONS} else BYTE_PAIRS

@@ -1,4 +1,4 @@
-"""Pairs of source and target: a rule's, a sample's, or those of files."""
+"""Pairs of source and target: synthetic, from a sample, or from files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_pairs(config: DataConfig, model: ModelConfig, tokenizer: str) -> PairDa
 
 
 def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
-    """The pairs that a rule makes, at most so many; 0 is all."""
+    """The pairs of a synthetic task, at most `most` of them; 0 is all."""
     return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
 
 

@@ -96,7 +96,7 @@ def _sentence(rows: Sequence[Sequence[str]], where: str) -> Sentence:
 
 
 UNTAGGED = "_"
-"""What the format says of a tag that nobody gave; such words are not learned from."""
+"""The format's mark for a missing tag; such words are ignored."""
 
 
 def load_tags(config: DataConfig, context: int, tokenizer: str) -> TaggedDataset:

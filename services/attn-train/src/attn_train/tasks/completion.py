@@ -53,7 +53,7 @@ class CompletionDataset(TokenDataset):
 
 
 def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest: int) -> CompletionDataset:
-    """The tokens, a word each, of "source = target" of at most `longest` tokens; the fraction `validation` apart.
+    """The pairs as texts "source = target" of at most `longest` tokens, one a word; the fraction `validation` is kept.
 
     Raises `InvalidValue` where none is left.
     """

@@ -16,7 +16,7 @@ from attn_train.tasks.base import VALIDATION_SEED, OnBatch, derived
 
 WHITE = 255
 AT_ONCE = 256
-"""Images that are named together when training is over."""
+"""Batch size of the final accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class ImageClassificationTask:
         return classification_metrics(model, kept, on_batch).get("loss")
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of all images kept for validation that are named rightly."""
+        """Accuracy over all validation images."""
         found = classification_metrics(model, self._images.validation, on_batch)
         return {"images_right": found["right"]} if found else {}
 
@@ -101,7 +101,7 @@ def normalize_pixels(images: Tensor) -> Tensor:
 def classification_metrics(
     model: nn.Module, found: LabelledImages, on_batch: OnBatch = lambda: None
 ) -> dict[str, float]:
-    """The mean loss, in nats an image, and the share that is named rightly; none of no images. Keeps its mode."""
+    """Mean loss, in nats per image, and accuracy; empty without images. The model keeps its training mode."""
     if not len(found.labels):
         return {}
     training, device = model.training, next(model.parameters()).device

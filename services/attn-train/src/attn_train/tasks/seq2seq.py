@@ -1,4 +1,4 @@
-"""Sequence-to-sequence learning: writing a target from its source."""
+"""Sequence-to-sequence learning: generating a target from its source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def translate(
     on_batch: OnBatch = lambda: None,
     most: int | None = None,
 ) -> list[str]:
-    """The greedy translation of each source, by the engine that serves; the model is left in the mode it was in.
+    """The greedy translation of each source by attn-engine; the model keeps its training mode.
 
     At most `most` tokens each, by default what its context holds; sources longer than the model reads give "".
     """
@@ -64,7 +64,7 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 TextPair = tuple[str, str]
 """A source and its target."""
 TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
-"""Source tokens with the one that ends them, and target tokens from the one that begins to the one that ends them."""
+"""Token ids of a source with EOS, and of a target from the decoder start token to EOS."""
 
 WORD, BYTE_PAIRS = "word", "byte_pairs"
 VOCABULARY = 8000

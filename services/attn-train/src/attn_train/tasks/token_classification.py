@@ -84,7 +84,7 @@ class TokenClassificationTask:
         return self._mean(model, lambda batch: self.loss(model, batch), batches, on_batch)
 
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
-        """The share of all words kept for validation that are tagged rightly."""
+        """Accuracy over all validation words."""
         right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
         return {} if right is None else {"tags_right": right}
 
@@ -105,7 +105,7 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    """The share of the words of a batch that are tagged rightly."""
+    """Accuracy over the words of a batch."""
     goals = batch[-1]
     right: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
     return right
