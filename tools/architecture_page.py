@@ -17,10 +17,10 @@ PAGE = workspace.ROOT / "docs" / "architecture.md"
 
 
 def packages() -> Iterator[str]:
-    """What each package, but plugins, imports of ours: a line of a table each, those that need least first."""
+    """What each package, but plugins, needs of ours: a line of a table each, those that need least first."""
     tree = workspace.packages()
     shown = [name for name, package in tree.items() if not package.is_plugin]
-    yield "| package | imports of ours | torch |"
+    yield "| package | needs of ours | torch |"
     yield "|---|---|---|"
     for name in sorted(shown, key=lambda name: (len(workspace.closure({name}, tree)), name)):
         needs = ", ".join(sorted(workspace.local_names(tree[name].needs, tree))) or "nothing"
