@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
-from attn_variants.recurrences.recurrent import recurrent
+from attn_variants.mechanisms.recurrence_scan import recurrent
 from timing import copied_per_second, seconds
 from torch import Tensor
 

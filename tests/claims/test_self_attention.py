@@ -11,7 +11,7 @@ from attn_core import AttentionSpec, Heads, Operands, configure, installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_variants.compute import plain
-from attn_variants.distribution.softmax import softmax
+from attn_variants.distributions import softmax
 from torch import Tensor
 
 WIDTH = 16

@@ -11,6 +11,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.families.registry import decoder_adapter
 from attn_models.loading import load_model, save_model
+from attn_testing.checkpoints import require_same_parameters
 from attn_testing.memory import DictionaryStore
 
 transformers = pytest.importorskip("transformers")
@@ -152,11 +153,13 @@ def test_padding_on_the_left_and_right_changes_no_logits_of_transformers_that_ou
 
 
 def test_it_is_written_so_that_transformers_computes_the_same(peer, tmp_path):
-    save_model(tmp_path / "ours", loaded(peer, tmp_path / "theirs"), layout="qwen3_next")
+    model = loaded(peer, tmp_path / "theirs")
+    save_model(tmp_path / "ours", model, layout="qwen3_next")
+    require_same_parameters(load_model(tmp_path / "ours").model, model)
     again = modeling.Qwen3NextForCausalLM.from_pretrained(tmp_path / "ours").eval()
     tokens = torch.randint(61, (2, 11))
     with torch.no_grad():
-        assert torch.equal(again(tokens).logits, peer(tokens).logits)
+        torch.testing.assert_close(again(tokens).logits, peer(tokens).logits)
 
 
 def test_its_maps_are_those_of_transformers_in_the_layers_that_have_them_there(tmp_path):
@@ -165,7 +168,7 @@ def test_its_maps_are_those_of_transformers_in_the_layers_that_have_them_there(t
     peer.set_attn_implementation("eager")
     with torch.no_grad():
         theirs = peer(tokens[None], output_attentions=True).attentions
-    torch.testing.assert_close(model.attention_maps(tokens, [3])[3], theirs[-1][0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(model.attention_maps(tokens, [3])[3], theirs[-1][0], rtol=0, atol=4e-6)
 
 
 def requests():

@@ -4,8 +4,7 @@ from attn_core import AttentionSpec, Heads, Operands
 from attn_core.distributions import Distribution
 from attn_core.errors import InvalidValue
 from attn_variants.compute import plain
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distributions import softmax, sparsemax
 
 
 def projection(scores):

@@ -6,8 +6,7 @@ from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
 from attn_core.modifiers import Alibi
 from attn_core.scores import ScaledDot
 from attn_variants.compute import plain, torch_sdpa
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distributions import softmax, sparsemax
 
 ONE_HEAD = Heads(query=1, key_value=1, key_size=3, value_size=3)
 QUERY = [[1, 0, 2], [2, 2, 2], [2, 1, 3]]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from attn_core import Shape, configure, installed, state_bytes
-from attn_variants.mechanisms.recurrences.linear_layers import EPSILON, features
+from attn_variants.mechanisms.linear_layers import EPSILON, features
 
 
 def by_pairs(layer, rows):

@@ -13,7 +13,7 @@ from attn_kernels_triton.recurrence import tiles
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
 from attn_testing import DictionaryStore
 from attn_testing.serving import ragged
-from attn_variants.mechanisms.recurrences.scan import recurrent
+from attn_variants.mechanisms.recurrence_scan import recurrent
 from bounds import require_close
 from torch import Tensor
 

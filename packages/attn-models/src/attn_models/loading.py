@@ -132,7 +132,9 @@ def load_model(
 ) -> LoadedModel:
     """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
 
-    Weights already of that type stay in the file and are paged in when they are used. `verify` says how the
+    Weights already of that type stay in the file and are paged in when they are used. They are those of the file bit
+    for bit; what the model computes agrees with the model that was saved to rounding, as libraries of matrix products
+    choose their loops by the addresses of tensors, which differ. `verify` says how the
     folder is checked against its manifest, if it has one. `weights`, one of `WEIGHT_CHOICES`, packs the
     weights of linear layers for serving; `dtype` is what everything else is computed in (see `quantize_model`). `auto`
     packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `unpacked`.

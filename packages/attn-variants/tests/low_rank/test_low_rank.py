@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.low_rank.layers import LowRank, basis
+from attn_variants.mechanisms.low_rank_layers import LowRank, basis
 
 
 def rows(*shape):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.low_rank.layers import pseudoinverse
+from attn_variants.mechanisms.low_rank_layers import pseudoinverse
 
 WIDTH, HEADS = 12, 3
 
@@ -23,7 +23,7 @@ def test_with_a_landmark_for_every_token_it_is_softmax_attention(build, agrees):
 
 
 def test_landmarks_are_means_of_equal_stretches_of_the_real_tokens(build):
-    from attn_variants.mechanisms.low_rank.layers import means, stretches
+    from attn_variants.mechanisms.low_rank_layers import means, stretches
     from attn_variants.mechanisms.whole_sequence_layer import ranks
 
     rows = torch.arange(8.0, dtype=torch.float64)[None, None, :, None]

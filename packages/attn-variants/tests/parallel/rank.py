@@ -14,8 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from attn_core import AttentionSpec, Causal, Heads, Operands
-from attn_variants.parallel.deals import Contiguous, Striped
-from attn_variants.parallel.group import ring_attend_here, ulysses_attend_here
+from attn_variants.context_parallel import Contiguous, Striped, ring_attend_here, ulysses_attend_here
 
 
 def ours(spec, ranks, group):

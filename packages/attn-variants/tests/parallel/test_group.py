@@ -10,8 +10,7 @@ import pytest
 import torch
 from attn_core import AttentionSpec, Causal, Heads, Operands
 from attn_variants.compute import plain
-from attn_variants.parallel.deals import Contiguous, Striped
-from attn_variants.parallel.ring import ring_attend
+from attn_variants.context_parallel import Contiguous, Striped, ring_attend
 
 RANKS, TOKENS = 2, 12
 DEALS = {"contiguous": Contiguous(RANKS), "striped": Striped(RANKS), "ulysses": Contiguous(RANKS)}

@@ -11,9 +11,7 @@ from attn_core.masks import GlobalTokens, PerHead
 from attn_core.modifiers import Alibi, RelativeBias, RelativeValues, SoftCap
 from attn_variants.compute import plain
 from attn_variants.compute.merging import merged, partial
-from attn_variants.parallel.deals import Contiguous, Striped
-from attn_variants.parallel.ring import attend_parts, pairs_by_step, ring_attend
-from attn_variants.parallel.ulysses import ulysses_attend
+from attn_variants.context_parallel import Contiguous, Striped, attend_parts, pairs_by_step, ring_attend, ulysses_attend
 
 TOKENS = 24
 HEADS = Heads(query=4, key_value=2, key_size=6, value_size=5)

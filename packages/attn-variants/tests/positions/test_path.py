@@ -9,7 +9,7 @@ import pytest
 import torch
 from attn_core import Heads, Rotary
 from attn_core.errors import Incompatible, InvalidValue
-from attn_variants.places.householder import Paths, path_scores
+from attn_variants.mechanisms.path_layer import Paths, path_scores
 from torch.nn.functional import silu
 
 TOKENS = 11

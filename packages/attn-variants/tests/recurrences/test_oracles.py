@@ -8,8 +8,8 @@ import torch
 from attn_core import configure, installed
 from attn_core.kernels.plans import RecurrencePlan
 from attn_core.kernels.recurrence import Steps
-from attn_variants.mechanisms.recurrences import performer_layer as favor
-from attn_variants.mechanisms.recurrences.scan import chunked, effective_weights
+from attn_variants.mechanisms import linear_layers as favor
+from attn_variants.mechanisms.recurrence_scan import chunked, effective_weights
 
 pytestmark = pytest.mark.oracle
 
@@ -58,7 +58,7 @@ def test_linear_attention_without_its_features(agrees, steps):
 
 
 def test_retention(agrees, steps):
-    from attn_variants.mechanisms.recurrences.decay_layers import log_retention
+    from attn_variants.mechanisms.recurrence_layers import log_retention
 
     decay = log_retention(HEADS, steps.key)[None, None].expand(1, TOKENS, -1, 1)
     ours = chunked(steps._replace(query=steps.query * KEY**-0.5, decay=decay), None, 16)[0]

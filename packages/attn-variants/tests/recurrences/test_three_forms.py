@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attn_core.kernels.recurrence import Steps
-from attn_variants.mechanisms.recurrences.scan import (
+from attn_variants.mechanisms.recurrence_scan import (
     by_doubling,
     chunked,
     effective_weights,

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from attn_variants.distribution.local import around
+from attn_variants.distributions import around
 
 WIDTH = 8
 

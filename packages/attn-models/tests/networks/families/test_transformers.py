@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from attn_models.loading import load_model, save_model
+from attn_testing.checkpoints import require_same_parameters
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.oracle
@@ -255,10 +256,11 @@ def test_transformers_reads_what_is_written_in_its_layout(peer, tmp_path):
     peer.save_pretrained(tmp_path / "theirs")
     loaded = load_model(tmp_path / "theirs")
     save_model(tmp_path / "ours", loaded.model, layout=peer.config.model_type)
+    require_same_parameters(load_model(tmp_path / "ours").model, loaded.model)
     again = type(peer).from_pretrained(tmp_path / "ours").eval()
     tokens = torch.randint(61, (2, 11))
     with torch.no_grad():
-        assert torch.equal(again(tokens).logits, peer(tokens).logits)
+        torch.testing.assert_close(again(tokens).logits, peer(tokens).logits)
 
 
 def test_the_attention_maps_are_those_of_transformers(peer, tmp_path):
@@ -269,7 +271,7 @@ def test_the_attention_maps_are_those_of_transformers(peer, tmp_path):
     with torch.no_grad():
         theirs = peer(tokens[None], output_attentions=True).attentions
     for layer in (0, 1):
-        torch.testing.assert_close(maps[layer], theirs[layer][0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(maps[layer], theirs[layer][0], rtol=0, atol=4e-6)
 
 
 def test_rotary_bases_are_read_from_both_generations_of_configs(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn_variants.compute.modifiers import modify
 from attn_variants.compute.plain import pairs_of
-from attn_variants.score.compute import scores
+from attn_variants.scores import scores
 
 
 class Partial(NamedTuple):

@@ -14,7 +14,7 @@ from attn_variants.compute.modifiers import modify
 from attn_variants.compute.operands import nothing
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.relative import relative_values
-from attn_variants.score.compute import scores
+from attn_variants.scores import scores
 
 
 def attend(spec: AttentionSpec, operands: Operands) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from attn_variants.compute.modifiers import added, alibi_bias
 from attn_variants.compute.operands import allowed_pairs, nothing
 from attn_variants.compute.relative import relative_bias
-from attn_variants.score.compute import scale_of
+from attn_variants.scores import scale_of
 from attn_variants.tensor_masks import TensorBias
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, Tiles
 from attn_variants.compute.operands import nothing
-from attn_variants.score.compute import scale_of
+from attn_variants.scores import scale_of
 
 
 def attend(spec: AttentionSpec, operands: Operands) -> Tensor:

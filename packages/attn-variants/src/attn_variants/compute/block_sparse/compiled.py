@@ -17,7 +17,7 @@ from torch import Tensor
 from attn_variants.compute.block_sparse.attend import as_given, heads_of, laid_out, of_one_length
 from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, gradients, outputs, wider
-from attn_variants.score.compute import scale_of
+from attn_variants.scores import scale_of
 
 MASKS: dict[str, Mask] = {}
 """The masks that graphs of this process name."""
