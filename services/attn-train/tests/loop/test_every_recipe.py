@@ -64,7 +64,7 @@ def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, recor
     report = record()
     assert Trainer(model, material, spec).run(report, StopFlag()) is None
     assert report.losses[2] > 0
-    assert any(not torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert any((before[name] != parameter).any() for name, parameter in model.named_parameters())
     assert (material.save(files / "model", model) / "config.json").is_file()
 
 
