@@ -11,7 +11,7 @@ from attn_client.sampling import ChatMessage, Prompt, Sampling, Sourced
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
 from attn_engine import Event, Finish, RequestUsage, ScoredToken
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 
 SPELLINGS_KEPT = 65536
 OTHER_NAMES = {"ignore_eos": "ignore_end", "top_logprobs": "alternatives"}

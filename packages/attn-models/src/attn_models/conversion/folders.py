@@ -8,11 +8,11 @@ from pathlib import Path
 
 from attn_core.errors import Incompatible, InvalidValue
 
+from attn_models.adapters.native import NativeAdapter
 from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads
 from attn_models.conversion.latent import latent_attention
 from attn_models.decoder.decoder import Decoder
 from attn_models.evaluation import text_loss
-from attn_models.families.native import NativeAdapter
 from attn_models.loading import LoadedModel, load_model, save_model
 from attn_models.sources.progress import Report, silent
 from attn_models.weights import read_folder

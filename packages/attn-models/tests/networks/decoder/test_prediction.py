@@ -145,7 +145,7 @@ def test_a_depth_that_no_sequence_has_is_refused(depth, tiny):
 
 @pytest.mark.parametrize("layout", ["llama", "gpt2", "deepseek_v2"])
 def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
-    from attn_models.families.registry import decoder_adapter
+    from attn_models.adapters.registry import decoder_adapter
 
     fields = DEEPSEEK | {"context": 64, "layers": 2, "heads": 4, "prediction_depth": 1}
     if layout == "llama":

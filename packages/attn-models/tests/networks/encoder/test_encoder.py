@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.bert import BertAdapter
+from attn_models.adapters.state_dict import stored_tensors
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.folders import save_encoder
-from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.families.bert import BertAdapter
-from attn_models.families.state_dict import stored_tensors
+from attn_models.loading.encoders import save_encoder
+from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from attn_testing.checkpoints import require_same_model

@@ -8,8 +8,8 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.encoder.folders import load_masked, load_tagger, save_masked, save_tagger
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.encoders import load_masked, load_tagger, save_masked, save_tagger
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.tokenizers.learned import with_mask
 from attn_testing.checkpoints import require_same_model

@@ -7,11 +7,12 @@ import json
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.state_dict import init_empty_weights
+from attn_models.adapters.vit import VitAdapter
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import VisionConfig
-from attn_models.encoder.vit import ImageClassifier, VisionTransformer, load_image_classifier
-from attn_models.families.state_dict import init_empty_weights
-from attn_models.families.vit import VitAdapter
+from attn_models.encoder.vit import VisionTransformer
+from attn_models.loading.encoders import ImageClassifier, load_image_classifier
 from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
