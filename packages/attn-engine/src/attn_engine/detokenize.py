@@ -16,7 +16,7 @@ LONGEST_CHARACTER = 3
 
 
 class Detokenizer:
-    """Turns tokens, as they come, into pieces of text that together are the text of all of them."""
+    """CosSin tokens, as they come, into pieces of text that together are the text of all of them."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer

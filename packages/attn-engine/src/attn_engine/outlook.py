@@ -20,7 +20,7 @@ class Outlook:
 
     def __init__(self, forward: Forward, hidden: Tensor, ends: Sequence[tuple[Growing, int]]) -> None:
         plain = [place for place, (sequence, _) in enumerate(ends) if not sequence.sampling.needs_logits]
-        tokens = forward.likeliest(hidden, [ends[place][1] for place in plain]) if plain else None
+        tokens = forward.greedy_tokens(hidden, [ends[place][1] for place in plain]) if plain else None
         self.tokens = dict(zip(plain, tokens, strict=True)) if tokens is not None else {}
         """The likeliest tokens, -1 where there is none, of places that have no logits."""
         self.others = [place for place in range(len(ends)) if place not in self.tokens]

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
-from attn_core.models import FindsLikeliest, LanguageModel, SourceModel
+from attn_core.models import GreedyHead, LanguageModel, SourceModel
 from attn_core.stores import StateStore
 from torch import Tensor
 
@@ -32,7 +32,7 @@ class Forward:
         self.model = model
         self.store = store
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
-        self._finds = model if isinstance(model, FindsLikeliest) else None
+        self._finds = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_source = any(isinstance(spec, Source) for spec in states)
@@ -70,10 +70,10 @@ class Forward:
         """Logits [rows, vocabulary] of these rows of hidden [tokens, width]."""
         return self.model.logits(self._chosen(hidden, rows))
 
-    def likeliest(self, hidden: Tensor, rows: Sequence[int]) -> list[int] | None:
+    def greedy_tokens(self, hidden: Tensor, rows: Sequence[int]) -> list[int] | None:
         """The likeliest token after each of these rows of hidden [tokens, width], -1 where there is none; None where
         only logits can tell."""
-        found = None if self._finds is None else self._finds.likeliest(self._chosen(hidden, rows))
+        found = None if self._finds is None else self._finds.greedy_tokens(self._chosen(hidden, rows))
         return None if found is None else cast("list[int]", found.tolist())
 
     def _chosen(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from attn_core import AttentionSpec, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Mask
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.modifiers import RelativeValues, SoftCap
 from torch import Tensor
@@ -59,13 +59,13 @@ class Striped(Deal):
         return torch.arange(count) * self.ranks + rank
 
 
-def ring_attend(spec: AttentionSpec, operands: Operands, deal: Deal) -> Tensor:
+def ring_attend(spec: AttentionSpec, operands: AttentionInputs, deal: Deal) -> Tensor:
     """The output [batch, token, heads, value_size] of whole sequences as the ranks of a ring find it, in one process.
 
     Gradients flow through it. Raises `Incompatible` for a spec whose parts cannot be merged, `InvalidValue` for tokens
     that cannot be dealt equally.
     """
-    spec = over_all(spec, operands.key.shape[1], padded=operands.keep is not None)
+    spec = over_all(spec, operands.key.shape[1], padded=operands.key_padding_mask is not None)
     held = handed_out(operands, deal)
     outs = [
         attend_parts(spec, (meeting(own, held[source]) for source in sources(rank, deal.ranks)))
@@ -74,7 +74,7 @@ def ring_attend(spec: AttentionSpec, operands: Operands, deal: Deal) -> Tensor:
     return in_order(outs, deal)
 
 
-def attend_parts(spec: AttentionSpec, parts: Iterable[Operands]) -> Tensor:
+def attend_parts(spec: AttentionSpec, parts: Iterable[AttentionInputs]) -> Tensor:
     """The output [batch, query, heads, value_size] of the same queries over keys that come part by part."""
     rest = iter(parts)
     first = next(rest, None)
@@ -89,7 +89,7 @@ def sources(rank: int, ranks: int) -> list[int]:
     return [(rank - step) % ranks for step in range(ranks)]
 
 
-def handed_out(operands: Operands, deal: Deal) -> list[Operands]:
+def handed_out(operands: AttentionInputs, deal: Deal) -> list[AttentionInputs]:
     """What each rank holds of whole sequences, with the positions."""
     dealt = [deal.places(rank, operands.key.shape[1]).to(operands.key.device) for rank in range(deal.ranks)]
     return [
@@ -100,16 +100,20 @@ def handed_out(operands: Operands, deal: Deal) -> list[Operands]:
             value=operands.value[:, places],
             query_positions=places[None],
             key_positions=places[None],
-            keep=None if operands.keep is None else operands.keep[:, places],
+            key_padding_mask=None if operands.key_padding_mask is None else operands.key_padding_mask[:, places],
         )
         for places in dealt
     ]
 
 
-def meeting(own: Operands, other: Operands) -> Operands:
+def meeting(own: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
     """The queries of one rank and the keys and values of another."""
     return dataclasses.replace(
-        own, key=other.key, value=other.value, key_positions=other.key_positions, keep=other.keep
+        own,
+        key=other.key,
+        value=other.value,
+        key_positions=other.key_positions,
+        key_padding_mask=other.key_padding_mask,
     )
 
 
@@ -152,7 +156,7 @@ def pairs_by_step(mask: Mask, deal: Deal, tokens: int) -> list[list[int]]:
 FIELDS = ("query", "key", "value")
 
 
-def ulysses_attend(spec: AttentionSpec, operands: Operands, ranks: int) -> Tensor:
+def ulysses_attend(spec: AttentionSpec, operands: AttentionInputs, ranks: int) -> Tensor:
     """The output [batch, token, heads, value_size] of whole sequences as ranks of some heads find it, in one process.
 
     Gradients flow through it. Raises `Incompatible` where heads differ by more than their projections, `InvalidValue`
@@ -160,8 +164,10 @@ def ulysses_attend(spec: AttentionSpec, operands: Operands, ranks: int) -> Tenso
     """
     few = some_heads(spec, ranks)
     held = [{name: getattr(own, name) for name in FIELDS} for own in handed_out(operands, Contiguous(ranks))]
-    outs = [plain.attend(few, Operands(keep=operands.keep, **of_heads(held, rank))) for rank in range(ranks)]
-    # Back: each rank's tokens with all heads; here the ranks' pieces lie side by side at once.
+    outs = [
+        plain.attend(few, AttentionInputs(key_padding_mask=operands.key_padding_mask, **of_heads(held, rank)))
+        for rank in range(ranks)
+    ]  # Back: each rank's tokens with all heads; here the ranks' pieces lie side by side at once.
     return torch.cat(outs, dim=2)
 
 
@@ -217,7 +223,7 @@ class Exchanged(torch.autograd.Function):
         return _swapped(gradient, ctx.group), None
 
 
-def ring_attend_here(spec: AttentionSpec, own: Operands, deal: Deal, group: dist.ProcessGroup) -> Tensor:
+def ring_attend_here(spec: AttentionSpec, own: AttentionInputs, deal: Deal, group: dist.ProcessGroup) -> Tensor:
     """The output [batch, own token, heads, value_size] of this rank's queries over the keys of all ranks.
 
     `own` holds the rows of this rank's positions, as the deal says them. Raises as `ring_attend`, and `Incompatible`
@@ -228,7 +234,7 @@ def ring_attend_here(spec: AttentionSpec, own: Operands, deal: Deal, group: dist
     spec = over_all(spec, tokens, padded=False)
     placed = dataclasses.replace(own, query_positions=deal.places(rank, tokens).to(own.query.device)[None])
 
-    def parts() -> Iterator[Operands]:
+    def parts() -> Iterator[AttentionInputs]:
         rows = torch.cat([own.key, own.value], dim=-1)
         for step in range(deal.ranks):
             key, value = rows.split([own.key.shape[-1], own.value.shape[-1]], dim=-1)  # type: ignore[no-untyped-call]
@@ -240,7 +246,7 @@ def ring_attend_here(spec: AttentionSpec, own: Operands, deal: Deal, group: dist
     return attend_parts(spec, parts())
 
 
-def ulysses_attend_here(spec: AttentionSpec, own: Operands, group: dist.ProcessGroup) -> Tensor:
+def ulysses_attend_here(spec: AttentionSpec, own: AttentionInputs, group: dist.ProcessGroup) -> Tensor:
     """The output [batch, own token, heads, value_size] of this rank's piece of the sequence, the ranks' in order.
 
     Raises as `ulysses_attend`, and `Incompatible` for padding, which does not travel.
@@ -260,8 +266,8 @@ def _tokens_for_heads(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     return torch.cat(list(pieces), dim=1)
 
 
-def _place_in(group: dist.ProcessGroup, ranks: int, own: Operands) -> int:
-    if own.keep is not None:
+def _place_in(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) -> int:
+    if own.key_padding_mask is not None:
         raise Incompatible("attention over several processes takes no padding: give sequences of one length")
     if group.size() != ranks:
         raise InvalidValue.of("ranks", ranks, f"{group.size()}, the size of the process group")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
+from attn_models.evaluation import next_token_loss
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.records import StopFlag
-from attn_train.tasks.base import next_token_loss
 from attn_train.tasks.language_modeling import LanguageModelingTask
 from attn_train.trainer import Trainer
 

@@ -136,8 +136,8 @@ class Decoder(nn.Module):
             logits = nn.functional.linear(hidden, self._unembedding())
         return capped(logits, self.config.logit_cap)
 
-    def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.models.FindsLikeliest`: a packed unembedding can tell, unless a cap makes logits equal."""
+    def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
+        """See `attn_core.models.GreedyHead`: a packed unembedding can tell, unless a cap makes logits equal."""
         if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
             return self.head.largest(hidden)
         return None
@@ -188,8 +188,8 @@ class Decoder(nn.Module):
             # The factor is rounded to the weights' type first, as Gemma's is.
             hidden = hidden * hidden.new_tensor(math.sqrt(self.config.width))
         if self.config.positions == "sinusoidal":
-            waves = sinusoidal(positions, self.config.width).to(hidden.dtype)
-            hidden = hidden * math.sqrt(self.config.width) + waves
+            sinusoids = sinusoidal(positions, self.config.width).to(hidden.dtype)
+            hidden = hidden * math.sqrt(self.config.width) + sinusoids
         if self.positions is not None:
             hidden = hidden + self.positions(positions)
         dropped: Tensor = self.dropout(hidden)

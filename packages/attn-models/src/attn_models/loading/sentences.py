@@ -66,10 +66,10 @@ class SentenceEncoder:
     def _embed(self, ids: list[Sequence[int]]) -> Tensor:
         longest = max(map(len, ids))
         tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids])
-        keep = torch.arange(longest) < torch.tensor([[len(row)] for row in ids])
-        hidden = self.model(tokens, keep)
-        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * keep[..., None]
-        mean = wide.sum(1) / keep.sum(1, keepdim=True)
+        key_padding_mask = torch.arange(longest) < torch.tensor([[len(row)] for row in ids])
+        hidden = self.model(tokens, key_padding_mask)
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * key_padding_mask[..., None]
+        mean = wide.sum(1) / key_padding_mask.sum(1, keepdim=True)
         return nn.functional.normalize(mean, dim=-1)
 
 

@@ -161,7 +161,9 @@ def test_rows_are_those_of_transformers(tmp_path, dtype, tolerance):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     model = load_sentence_encoder(tmp_path, dtype).model
     tokens = torch.randint(9, (3, 8))
-    keep = torch.arange(8) < torch.tensor([[8], [5], [1]])
+    key_padding_mask = torch.arange(8) < torch.tensor([[8], [5], [1]])
     with torch.no_grad():
-        theirs = peer(tokens, attention_mask=keep.long()).last_hidden_state
-    torch.testing.assert_close(model(tokens, keep)[keep], theirs[keep], rtol=0, atol=tolerance)
+        theirs = peer(tokens, attention_mask=key_padding_mask.long()).last_hidden_state
+    torch.testing.assert_close(
+        model(tokens, key_padding_mask)[key_padding_mask], theirs[key_padding_mask], rtol=0, atol=tolerance
+    )

@@ -65,8 +65,10 @@ def written(folder, peer):
     return folder
 
 
-def tokens_of(keep):
-    return torch.where(keep, torch.randint(2, 10, keep.shape, generator=torch.Generator().manual_seed(1)), 1)
+def tokens_of(key_padding_mask):
+    return torch.where(
+        key_padding_mask, torch.randint(2, 10, key_padding_mask.shape, generator=torch.Generator().manual_seed(1)), 1
+    )
 
 
 @pytest.mark.parametrize("fields", [LONG, LONG | {"pattern": WINDOWS}, {"mechanism": "bigbird"}], ids=str)
@@ -129,9 +131,9 @@ def test_performer_comes_nearer_to_bert_the_more_features_it_has():
 
 def test_only_real_tokens_are_numbered_where_the_config_says_so():
     model = drawn(**LONG)
-    tokens, keep = torch.randint(2, 10, (1, 9)), torch.arange(12)[None] >= 3
+    tokens, key_padding_mask = torch.randint(2, 10, (1, 9)), torch.arange(12)[None] >= 3
     padded = torch.cat([torch.ones(1, 3, dtype=torch.int64), tokens], dim=1)
-    moved = model.positions.rows(padded, keep)
+    moved = model.positions.rows(padded, key_padding_mask)
     assert torch.equal(moved[0, 3:], model.positions.rows(tokens, None)[0])
     assert torch.equal(moved[0, :3], model.positions.weight[1].expand(3, -1))
 
@@ -205,7 +207,7 @@ def test_longformer_has_the_rows_of_transformers_both_ways(places, padding, tmp_
     config = transformers.LongformerConfig(**THEIRS, attention_window=[4, 8], global_positions=list(places))
     peer = random_peer(transformers.LongformerModel(config), "float32")
     model = load_sentence_encoder(written(tmp_path / "theirs", peer)).model
-    keep = KEEPS[padding]
+    key_padding_mask = KEEPS[padding]
     chosen = torch.zeros(3, 50, dtype=torch.int64)
     chosen[:, list(places)] = 1
     save_encoder(tmp_path / "ours", model, layout="longformer")
@@ -213,9 +215,14 @@ def test_longformer_has_the_rows_of_transformers_both_ways(places, padding, tmp_
     assert back.config.attention_window == [4, 8]
     with torch.no_grad():
         for their in (peer, back):
-            arguments = {"attention_mask": keep.long(), "global_attention_mask": chosen}
-            expected = their(tokens_of(keep), **arguments).last_hidden_state
-            torch.testing.assert_close(model(tokens_of(keep), keep)[keep], expected[keep], rtol=0, atol=1e-5)
+            arguments = {"attention_mask": key_padding_mask.long(), "global_attention_mask": chosen}
+            expected = their(tokens_of(key_padding_mask), **arguments).last_hidden_state
+            torch.testing.assert_close(
+                model(tokens_of(key_padding_mask), key_padding_mask)[key_padding_mask],
+                expected[key_padding_mask],
+                rtol=0,
+                atol=1e-5,
+            )
 
 
 @pytest.mark.oracle
@@ -234,17 +241,17 @@ def test_big_bird_has_the_rows_of_transformers_both_ways(kind, padding, dtype, t
     back = transformers.BigBirdModel.from_pretrained(
         tmp_path / "ours", add_pooling_layer=False, dtype=getattr(torch, dtype), **none
     )
-    keep, tokens = KEEPS[padding], tokens_of(KEEPS[padding])
+    key_padding_mask, tokens = KEEPS[padding], tokens_of(KEEPS[padding])
     with torch.no_grad():
-        ours = model(tokens, keep)
+        ours = model(tokens, key_padding_mask)
         for their in (peer.train(), back.train()):
             for row in range(3):
                 # The last block of a text is global; to theirs this is the last of the longest text beside it.
-                length = int(keep[row].nonzero().max()) + 1
+                length = int(key_padding_mask[row].nonzero().max()) + 1
                 their.set_attention_type(kind)
                 if kind == "block_sparse":
                     give_random_blocks(their, model, length)
-                mask = keep[row : row + 1, :length]
+                mask = key_padding_mask[row : row + 1, :length]
                 expected = their(tokens[row : row + 1, :length], attention_mask=mask.long()).last_hidden_state
                 torch.testing.assert_close(ours[row, :length][mask[0]], expected[mask], rtol=0, atol=tolerance)
 

@@ -168,14 +168,14 @@ def test_a_reformer_has_the_rows_of_transformers_both_ways(axial, padding, dtype
     # Theirs reads tables of rows and columns in float32 whatever type is asked for.
     back.load_state_dict(load_file(tmp_path / "ours" / "model.safetensors"))
     assert back.config.hash_seed == 5
-    keep = KEEPS[padding]
-    tokens = torch.randint(10, keep.shape)
+    key_padding_mask = KEEPS[padding]
+    tokens = torch.randint(10, key_padding_mask.shape)
     with torch.no_grad():
-        ours = model(tokens, keep)
+        ours = model(tokens, key_padding_mask)
         for their in (peer, back):
             for row in range(3):
                 # Before their first chunk stands the last of the longest text; before ours that of the text itself.
-                length = int(keep[row].nonzero().max()) + 1
-                mask = keep[row : row + 1, :length]
+                length = int(key_padding_mask[row].nonzero().max()) + 1
+                mask = key_padding_mask[row : row + 1, :length]
                 expected = their(tokens[row : row + 1, :length], attention_mask=mask.long()).last_hidden_state
                 torch.testing.assert_close(ours[row, :length][mask[0]], expected[mask], rtol=0, atol=tolerance)

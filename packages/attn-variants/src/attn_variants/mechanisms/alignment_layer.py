@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention
 from torch import Tensor, nn
 
 from attn_variants.reinforce import SamplingAttention
@@ -19,11 +19,11 @@ class GatedAttention(InnerAttention, nn.Module):
         super().__init__()
         self.gate = gate_projection(width, heads)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Gated outputs [batch, query_len, num_heads, value_dim] of input rows [batch, query_len, hidden_size]."""
         return attend(operands) * torch.sigmoid(self.gate(rows))[..., None]
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- the gate comes after
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- the gate comes after
         """The attention weights [batch, num_heads, query_len, key_len], before the gate."""
         return attend(operands)
 
@@ -35,7 +35,7 @@ class GatedSamplingAttention(SamplingAttention):
         super().__init__(spec, expected=expected)
         self.gate = gate_projection(width, spec.heads.query)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Gated outputs [batch, query_len, num_heads, value_dim] of input rows [batch, query_len, hidden_size]."""
         return super().forward(rows, operands, attend) * torch.sigmoid(self.gate(rows))[..., None]
 

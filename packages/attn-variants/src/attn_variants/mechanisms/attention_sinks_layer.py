@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from attn_core import AttentionSpec, Fields, LayerState, Operands, RaggedBatch
+from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch
 from attn_core.batch import PagedView, Rows, SlotView
 from attn_core.masking import positions
 from torch import Tensor
 
 from attn_variants.compute.plain import attention_weights
-from attn_variants.compute.rotary import Turns, rotate, turns
+from attn_variants.compute.rotary import CosSin, cos_sin_of, rotate
 from attn_variants.plan import KernelPlan
 from attn_variants.spec_layer import SpecLayer
 from attn_variants.stepping import attend_ragged
@@ -52,12 +52,13 @@ class SinkView:
         ends = torch.tensor([self.batch.contexts[r] + self.batch.lengths[r] for r in requests], device=chosen.device)
         places = torch.arange(self.count, device=chosen.device).expand(len(chosen), -1)
         later = recent.positions >= self.count
-        keep = torch.cat([places < ends[:, None], later if recent.keep is None else later & recent.keep], dim=1)
+        later = later if recent.key_padding_mask is None else later & recent.key_padding_mask
+        key_padding_mask = torch.cat([places < ends[:, None], later], dim=1)
         fields = {
             name: torch.cat([self._first[name][chosen].to(rows.dtype), rows], dim=1)
             for name, rows in recent.fields.items()
         }
-        return Rows(fields, torch.cat([places, recent.positions], dim=1), keep)
+        return Rows(fields, torch.cat([places, recent.positions], dim=1), key_padding_mask)
 
 
 class SinkLayer(SpecLayer):
@@ -79,11 +80,11 @@ class SinkLayer(SpecLayer):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return attention_weights(self.spec, self.in_cache(self._operands(query, source, keep, borrowed)))
+        return attention_weights(self.spec, self.in_cache(self._operands(query, source, key_padding_mask, borrowed)))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
@@ -91,7 +92,7 @@ class SinkLayer(SpecLayer):
         out = attend_ragged(self, query, batch, {"kv": seen})
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
-    def in_cache(self, operands: Operands) -> Operands:
+    def in_cache(self, operands: AttentionInputs) -> AttentionInputs:
         """The operands with positions counted in the cache, where positions turn anything.
 
         Queries carry both turns, for keys of the window and for sinks, and each key the one half that it meets; so both
@@ -107,14 +108,14 @@ class SinkLayer(SpecLayer):
         key = torch.cat([operands.key.masked_fill(sink, 0.0), operands.key.masked_fill(~sink, 0.0)], dim=-1)
         return dataclasses.replace(operands, query=torch.cat([query, turned], dim=-1), key=key)
 
-    def further_turns(self, places: Tensor, like: Tensor) -> Turns:
+    def further_turns(self, places: Tensor, like: Tensor) -> CosSin:
         """The turns by so many places [batch or 1, query] of rows that are turned, and scaled, already."""
         rotary = self.spec.rotary
         if rotary is None:
             raise TypeError("positions turn nothing here")
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        found = turns(rotary, self.rotated, places, dtype)
-        return Turns(found.cosines / rotary.attention_factor, found.sines / rotary.attention_factor)
+        found = cos_sin_of(rotary, self.rotated, places, dtype)
+        return CosSin(found.cosines / rotary.attention_factor, found.sines / rotary.attention_factor)
 
-    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:
+    def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:
         return super()._attend(rows, self.in_cache(operands), plan)

@@ -39,10 +39,10 @@ class HashBuckets(nn.Module):
         self.rotations: Tensor
         self.register_buffer("rotations", drawn, persistent=False)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]; `key` is the query."""
         tokens, size = key.shape[2:]
-        order = self.sort(self.buckets(query), keep)
+        order = self.sort(self.buckets(query), key_padding_mask)
         padding = (0, 0, 0, order.chunks * self.chunk - tokens)
         rows, values = pad(key, padding), pad(value, padding)
         queries, pair_values = order.gathered(rows), order.seen(order.gathered(values))
@@ -66,10 +66,10 @@ class HashBuckets(nn.Module):
         return torch.cat([turned, -turned], dim=-1).argmax(-1)
 
     @torch.no_grad()
-    def sort(self, buckets: Tensor, keep: Tensor | None) -> Order:
+    def sort(self, buckets: Tensor, key_padding_mask: Tensor | None) -> Order:
         """The order of the tokens in each round: by bucket, then by place; padding last."""
         tokens = buckets.shape[-1]
-        real = torch.ones_like(buckets[:, 0, 0], dtype=torch.bool) if keep is None else keep
+        real = torch.ones_like(buckets[:, 0, 0], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         chunks = (tokens + self.chunk - 1) // self.chunk
         length = chunks * self.chunk
         real = pad(real, (0, length - tokens))
@@ -202,12 +202,14 @@ class Clustered(nn.Module):
         self.projection: Tensor
         self.register_buffer("projection", drawn, persistent=False)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]."""
-        group = self.groups(query, keep)
+        group = self.groups(query, key_padding_mask)
         scale = query.shape[-1] ** -0.5
-        allowed = None if keep is None else keep[:, None, None, :]
-        mean = self._sums(query, group, keep) / self._sums(torch.ones_like(query[..., :1]), group, keep).clamp(min=1)
+        allowed = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
+        mean = self._sums(query, group, key_padding_mask) / self._sums(
+            torch.ones_like(query[..., :1]), group, key_padding_mask
+        ).clamp(min=1)
         weights = softmax_over(torch.matmul(mean, key.mT) * scale, allowed)
         out = torch.matmul(weights, value)
         if self.top == 0:
@@ -216,31 +218,31 @@ class Clustered(nn.Module):
         rest = out - torch.matmul(mass[..., None, :], _rows(value, index)).squeeze(-2)
         near = index.gather(2, group[..., None].expand(*group.shape, index.shape[-1]))
         scores = torch.matmul(query[..., None, :], _rows(key, near).mT) * scale
-        own = softmax_over(scores, None if keep is None else _kept(keep, near)[..., None, :])
+        own = softmax_over(scores, None if key_padding_mask is None else _kept(key_padding_mask, near)[..., None, :])
         exact = torch.matmul(own, _rows(value, near)).squeeze(-2)
         return _at(rest, group) + _at(mass.sum(-1, keepdim=True), group) * exact
 
     @torch.no_grad()
-    def groups(self, query: Tensor, keep: Tensor | None) -> Tensor:
+    def groups(self, query: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The group of every query, [batch, heads, tokens], int64."""
         projected = torch.matmul(query, self.projection.to(query.dtype))
         codes = torch.where(projected >= 0, 1.0, -1.0).to(query.dtype)
-        _, count = ranks(keep, query)
+        _, count = ranks(key_padding_mask, query)
         first = torch.arange(self.clusters, device=query.device) * count // self.clusters
-        real = torch.ones_like(codes[:, 0, :, 0]) if keep is None else keep.to(codes.dtype)
+        real = torch.ones_like(codes[:, 0, :, 0]) if key_padding_mask is None else key_padding_mask.to(codes.dtype)
         # Real tokens in their order, then padding: the sort is stable.
         token = (1 - real).argsort(dim=-1, stable=True).gather(-1, first)
         centres = _at(codes, token[:, None].expand(-1, codes.shape[1], -1))
         for _ in range(self.iterations):
             nearest = torch.matmul(codes, centres.mT).argmax(-1)
-            sums = self._sums(codes, nearest, keep)
+            sums = self._sums(codes, nearest, key_padding_mask)
             centres = torch.where(sums == 0, centres, sums.sign())
         return torch.matmul(codes, centres.mT).argmax(-1)
 
-    def _sums(self, rows: Tensor, group: Tensor, keep: Tensor | None) -> Tensor:
+    def _sums(self, rows: Tensor, group: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Sums [batch, heads, clusters, size] of the real rows of each group."""
-        if keep is not None:
-            rows = rows.masked_fill(~keep[:, None, :, None], 0.0)
+        if key_padding_mask is not None:
+            rows = rows.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
         sums = torch.zeros(*rows.shape[:2], self.clusters, rows.shape[-1], dtype=rows.dtype, device=rows.device)
         return sums.scatter_add(2, group[..., None].expand(rows.shape), rows)
 
@@ -255,9 +257,9 @@ def _rows(rows: Tensor, index: Tensor) -> Tensor:
     return _at(rows, index.flatten(2)).reshape(*index.shape, rows.shape[-1])
 
 
-def _kept(keep: Tensor, index: Tensor) -> Tensor:
+def _kept(key_padding_mask: Tensor, index: Tensor) -> Tensor:
     """Which of the tokens at index [batch, heads, places, top] are real."""
-    return keep[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
+    return key_padding_mask[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
 
 
 class Routing(nn.Module):
@@ -277,13 +279,13 @@ class Routing(nn.Module):
         self.centroids: Tensor
         self.register_buffer("centroids", normalize(drawn, dim=-1))
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]."""
         near = [torch.matmul(self._rows_of_one(rows), self.centroids.to(rows.dtype).mT) for rows in (query, key)]
         if self.training:
-            self._follow((query, key), near, keep)
-        taken = [self._taken(similar, keep) for similar in near]
-        real = [self._real(index, keep) for index in taken]
+            self._follow((query, key), near, key_padding_mask)
+        taken = [self._taken(similar, key_padding_mask) for similar in near]
+        real = [self._real(index, key_padding_mask) for index in taken]
         queries, keys, values = (
             rows_at(rows, index) for rows, index in ((query, taken[0]), (key, taken[1]), (value, taken[1]))
         )
@@ -297,25 +299,25 @@ class Routing(nn.Module):
     def _rows_of_one(rows: Tensor) -> Tensor:
         return normalize(rows.detach(), dim=-1)
 
-    def _taken(self, near: Tensor, keep: Tensor | None) -> Tensor:
+    def _taken(self, near: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """The tokens of every cluster, [batch, heads, clusters, window], of similarities [batch, heads, tokens,
         clusters]."""
-        if keep is not None:
-            near = near.masked_fill(~keep[:, None, :, None], float("-inf"))
+        if key_padding_mask is not None:
+            near = near.masked_fill(~key_padding_mask[:, None, :, None], float("-inf"))
         return near.topk(min(self.window, near.shape[2]), dim=2).indices.mT
 
     @staticmethod
-    def _real(index: Tensor, keep: Tensor | None) -> Tensor | None:
-        if keep is None:
+    def _real(index: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        if key_padding_mask is None:
             return None
-        return keep[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
+        return key_padding_mask[:, None, None].expand(*index.shape[:3], -1).gather(-1, index)
 
     @torch.no_grad()
-    def _follow(self, rows: tuple[Tensor, Tensor], near: list[Tensor], keep: Tensor | None) -> None:
+    def _follow(self, rows: tuple[Tensor, Tensor], near: list[Tensor], key_padding_mask: Tensor | None) -> None:
         directions, similar = torch.cat([normalize(one, dim=-1) for one in rows], dim=2), torch.cat(near, dim=2)
         nearest = torch.nn.functional.one_hot(similar.argmax(-1), similar.shape[-1]).to(directions.dtype)
-        if keep is not None:
-            nearest = nearest * torch.cat([keep, keep], dim=1)[:, None, :, None]
+        if key_padding_mask is not None:
+            nearest = nearest * torch.cat([key_padding_mask, key_padding_mask], dim=1)[:, None, :, None]
         sums = torch.matmul(nearest.mT, directions).sum(0)
         moved = self.decay * self.centroids + (1 - self.decay) * normalize(sums, dim=-1).to(self.centroids.dtype)
         met = nearest.sum((0, 2)) > 0
@@ -354,12 +356,12 @@ class SortedBlocks(nn.Module):
         self.iterations = iterations
         self.temperature = temperature
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]."""
         tokens = query.shape[2]
         blocks = (tokens + self.block - 1) // self.block
         spare = blocks * self.block - tokens
-        real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if keep is None else keep
+        real = torch.ones_like(query[:, 0, :, 0], dtype=torch.bool) if key_padding_mask is None else key_padding_mask
         real = pad(real, (0, spare)).reshape(-1, blocks, self.block)
         queries, keys, values = (self._blocks(rows, real, spare) for rows in (query, key, value))
         mix = self.mixture(queries, keys, real)

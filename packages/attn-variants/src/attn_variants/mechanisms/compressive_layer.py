@@ -66,13 +66,13 @@ class CompressiveLayer(nn.Module):
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, token, width] -> [batch, token, width].
 
-        `keep` [batch, token], bool, True where a token is real.
+        `key_padding_mask` [batch, token], bool, True where a token is real.
         """
         refuse_source(source)
-        real = query.new_ones(query.shape[:2]) if keep is None else keep.to(query.dtype)
+        real = query.new_ones(query.shape[:2]) if key_padding_mask is None else key_padding_mask.to(query.dtype)
         asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         if query.shape[1] > self.past.segment:
             return self._out(self._by_segments(query, real, (asked, key, value)), query)
@@ -95,7 +95,7 @@ class CompressiveLayer(nn.Module):
             far, numbers, kept = self._extended(mine, query[piece], context)
             near, places = state["kv"].rows([span.request]), batch.positions[piece, None]
             seen = self.past.near(places, near.positions)
-            seen = seen if near.keep is None else seen & near.keep
+            seen = seen if near.key_padding_mask is None else seen & near.key_padding_mask
             allowed = torch.cat([self.past.far(places, numbers), seen], dim=-1)
             keys, values = (torch.cat([far[name], near.fields[name][0]])[None] for name in ("key", "value"))
             out.append(attend(asked[None, piece], keys, values, allowed[None])[0])

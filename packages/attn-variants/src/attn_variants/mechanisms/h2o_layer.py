@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Fields, Heads, LayerState, Operands, RaggedBatch
+from attn_core import AttentionInputs, AttentionSpec, Fields, Heads, LayerState, RaggedBatch
 from attn_core.masking import of_query_heads, shares, wide
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -15,7 +15,7 @@ from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.plain import pairs_of
 from attn_variants.plan import KernelPlan
 from attn_variants.spec_layer import SpecLayer
-from attn_variants.stepping import turns_of
+from attn_variants.stepping import cos_sin_of_batch
 
 TILE = 64
 """Queries of whole sequences whose weights are in memory at once."""
@@ -51,21 +51,21 @@ def by_group(heads: Heads, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def last_queries(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, budget: Budget) -> Tensor:
+def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, budget: Budget) -> Tensor:
     """The last query that meets each key, int64 [batch, key_value_heads, token]; the number of tokens where all do.
 
     `query` [batch, heads, token, size], times the scale, and `key` [batch, key_value_heads, token, size] are those of
-    whole sequences; `keep` [batch, token], bool. Padding drives out nothing. Tokens that fit into the budget gain all
-    at once; those behind are passed one by one, for what one drives out the next does not meet.
+    whole sequences; `key_padding_mask` [batch, token], bool. Padding drives out nothing. Tokens that fit into the
+    budget gain all at once; those behind are passed one by one, for what one drives out the next does not meet.
     """
     tokens = key.shape[2]
     last = torch.full(key.shape[:3], tokens, device=key.device)
     if tokens <= budget.rows:
         return last
-    real = key.new_ones(key.shape[0], tokens).bool() if keep is None else keep
+    real = key.new_ones(key.shape[0], tokens).bool() if key_padding_mask is None else key_padding_mask
     places = (real.long().cumsum(1) - 1)[:, None]
     here = torch.arange(tokens, device=key.device)
-    gained = gained_within(heads, query[:, :, : budget.rows], key, keep, last)
+    gained = gained_within(heads, query[:, :, : budget.rows], key, key_padding_mask, last)
     along = of_query_heads(heads, key).transpose(-1, -2)
     for start in range(budget.rows, tokens, TILE):
         scores = query[:, :, start : start + TILE] @ along
@@ -80,26 +80,28 @@ def last_queries(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, 
     return last
 
 
-def gained_within(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor) -> Tensor:
+def gained_within(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor) -> Tensor:
     """What every key [batch, key_value_heads, key] gains, float32, by the first queries, before any is driven out."""
     gained = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
     for start in range(0, query.shape[2], TILE):
         some = query[:, :, start : start + TILE]
-        weights = kept_weights(heads, some, key, keep, last, start)
-        if keep is not None:
-            weights = weights * keep[:, None, start : start + some.shape[2], None]
+        weights = kept_weights(heads, some, key, key_padding_mask, last, start)
+        if key_padding_mask is not None:
+            weights = weights * key_padding_mask[:, None, start : start + some.shape[2], None]
         gained = gained + by_group(heads, weights.sum(2))
     return gained
 
 
-def kept_weights(heads: Heads, query: Tensor, key: Tensor, keep: Tensor | None, last: Tensor, first: int = 0) -> Tensor:
+def kept_weights(
+    heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor, first: int = 0
+) -> Tensor:
     """Weights [batch, heads, query, key] over what is kept, of queries [batch, heads, query, size] from the place
     `first` on; the others as of `last_queries`."""
     here = torch.arange(key.shape[2], device=key.device)
     places = here[first : first + query.shape[2], None]
     seen = (here <= places) & (places <= last[:, :, None])
-    if keep is not None:
-        seen = seen & keep[:, None, None]
+    if key_padding_mask is not None:
+        seen = seen & key_padding_mask[:, None, None]
     return shares(query @ of_query_heads(heads, key).transpose(-1, -2), of_query_heads(heads, seen))
 
 
@@ -133,16 +135,16 @@ class HeavyLayer(SpecLayer):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        pairs = pairs_of(self.spec, self._operands(query, source, keep, borrowed))
+        pairs = pairs_of(self.spec, self._operands(query, source, key_padding_mask, borrowed))
         return kept_weights(self.spec.heads, *self.scaled(pairs), self.last_queries(pairs))
 
     def scaled(self, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor | None]:
         """Queries times the scale, keys, and which are real."""
-        return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.keep
+        return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.key_padding_mask
 
     def last_queries(self, pairs: Pairs) -> Tensor:
         """The last query that meets each key, [batch, key_value_heads, token]."""
@@ -154,7 +156,7 @@ class HeavyLayer(SpecLayer):
         Reads and replaces the state "kept": "key" and "value" [requests, key_value_heads, rows, size], "gained" and
         "place" [requests, key_value_heads, rows], in no order; rows past the number of tokens mean nothing.
         """
-        new = Newest(*self.project(query, turns_of(self, query, batch)), batch.positions)
+        new = Newest(*self.project(query, cos_sin_of_batch(self, query, batch)), batch.positions)
         held = state["kept"].read()
         if batch.decoding:
             out, held = self.meet(new, held)
@@ -192,13 +194,13 @@ class HeavyLayer(SpecLayer):
         found = (wide(query)[:, :, None] * query.shape[-1] ** -0.5) @ along.transpose(-1, -2)
         return shares(found[:, :, 0], present)
 
-    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
+    def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:  # noqa: ARG002 -- no kernel can
         pairs = pairs_of(self.spec, operands)
-        query, key, keep = self.scaled(pairs)
+        query, key, key_padding_mask = self.scaled(pairs)
         value, last = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2)), self.last_queries(pairs)
 
         def tile(some: Tensor, first: int) -> Tensor:
-            return kept_weights(self.spec.heads, some, key, keep, last, first) @ value
+            return kept_weights(self.spec.heads, some, key, key_padding_mask, last, first) @ value
 
         # Weights are made again for the gradient, so that no more than a tile of them is there at once.
         again = query.shape[2] > TILE and torch.is_grad_enabled()

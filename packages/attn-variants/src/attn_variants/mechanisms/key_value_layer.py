@@ -31,10 +31,10 @@ class KeyValueLayer(nn.Module):
         self.vector = drawn(count, size)
         self.output = nn.Linear(count * size, width, bias=bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, token, width] -> [batch, token, width].
 
-        `keep` [batch, token], bool, True where a token is real; the others give zeros.
+        `key_padding_mask` [batch, token], bool, True where a token is real; the others give zeros.
         """
         refuse_source(source)
         if query.shape[1] == 0:
@@ -43,17 +43,17 @@ class KeyValueLayer(nn.Module):
         near = windows(self._of_heads(key, self.of_past), self.window).transpose(2, 3)
         scores = self._scores(self._of_heads(key, self.of_own)[:, :, :, None], near)
         # Whatever lies before the first token is padding.
-        real = key.new_ones(key.shape[:2]) if keep is None else keep.to(key.dtype)
+        real = key.new_ones(key.shape[:2]) if key_padding_mask is None else key_padding_mask.to(key.dtype)
         allowed = windows(real[:, :, None], self.window)[..., 0] > 0
         read = shares(scores, allowed[:, :, None])[:, :, :, None] @ windows(value, self.window).transpose(2, 3)
-        return self._out(read[:, :, :, 0], last, query, keep)
+        return self._out(read[:, :, :, 0], last, query, key_padding_mask)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Weights [batch, heads, token, token]; a token without a past has none."""
         refuse_source(source)
         key, _, _ = self._parts(query)
         places = counted(query)
-        return self._shares(key, key, self._near(places, places, keep)).transpose(1, 2)
+        return self._shares(key, key, self._near(places, places, key_padding_mask)).transpose(1, 2)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, width] of many requests; returns [tokens, width]. Extends the state "kv"."""
@@ -68,7 +68,7 @@ class KeyValueLayer(nn.Module):
             held = state["kv"].rows(requests)
             own = key[piece].reshape(len(requests), -1, self.heads, self.size)
             places = batch.positions[piece].reshape(len(requests), -1)
-            allowed = self._near(places, held.positions, held.keep)
+            allowed = self._near(places, held.positions, held.key_padding_mask)
             weights = self._shares(own, wide(held.fields["key"]), allowed).transpose(1, 2)
             read = weights @ wide(held.fields["value"]).transpose(1, 2)
             out.append(read.transpose(1, 2).flatten(0, 1))
@@ -79,11 +79,11 @@ class KeyValueLayer(nn.Module):
         parts = torch.unflatten(wide(self.split(rows)), -1, (-1, self.heads, self.size)).unbind(-3)
         return parts[0], parts[1], parts[-1]
 
-    def _near(self, places: Tensor, keys: Tensor, keep: Tensor | None) -> Tensor:
+    def _near(self, places: Tensor, keys: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Bool [batch or 1, query, key]: which keys at positions [batch, key] are real and within the window."""
         back = places[:, :, None] - keys[:, None]
         near = (back > 0) & (back <= self.window)
-        return near if keep is None else near & keep[:, None]
+        return near if key_padding_mask is None else near & key_padding_mask[:, None]
 
     def _shares(self, own: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
         """Weights [batch, query, heads, key] of keys [batch, query and key, heads, size]."""
@@ -100,10 +100,10 @@ class KeyValueLayer(nn.Module):
         """[..., heads, size] of rows [..., heads, size] and a weight per head."""
         return (rows[..., None, :] @ weight.to(rows.dtype))[..., 0, :]
 
-    def _out(self, read: Tensor, last: Tensor, inputs: Tensor, keep: Tensor | None) -> Tensor:
+    def _out(self, read: Tensor, last: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         rows = torch.tanh(self._of_heads(read, self.of_read) + self._of_heads(last, self.of_last))
         rows = rows.flatten(-2).to(inputs.dtype)
-        out: Tensor = self.output(rows if keep is None else rows * keep[..., None])
+        out: Tensor = self.output(rows if key_padding_mask is None else rows * key_padding_mask[..., None])
         return out
 
 

@@ -6,19 +6,19 @@ import dataclasses
 from typing import Protocol
 
 import torch
-from attn_core import AttentionSpec, Fields, Full, LayerState, Operands, RaggedBatch
+from attn_core import AttentionInputs, AttentionSpec, Fields, Full, LayerState, RaggedBatch
 from attn_core.batch import PagedView, Rows
 from torch import Tensor, nn
 
 from attn_variants.compute.norm import RmsNorm
 from attn_variants.compute.plain import attention_weights
-from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
 from attn_variants.dropping import dropping
 from attn_variants.mechanisms.latent import LatentShape
 from attn_variants.mechanisms.layer_utils import refuse_source
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
-from attn_variants.stepping import batch_turns, parted
+from attn_variants.stepping import batch_cos_sin, parted
 
 
 class OverLatents(Protocol):
@@ -106,25 +106,26 @@ class LatentAttentionLayer(nn.Module):
         # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
         self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        return self._out(self.attend_expanded(dropping(self._operands(query, source, keep), self)))
+        return self._out(self.attend_expanded(dropping(self._operands(query, source, key_padding_mask), self)))
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return attention_weights(self.expanded_spec, self._operands(query, source, keep))
+        return attention_weights(self.expanded_spec, self._operands(query, source, key_padding_mask))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
 
         Appends "latent" [tokens, latent], normed, and "rotary_key" [tokens, rotated], turned, to the state "latent".
         """
-        turns = batch_turns(self.rotary, self.rotated, query, batch)
-        rows = self.queries(query, turns)
-        latent, turned = self.memory(query, turns)
+        cos_sin = batch_cos_sin(self.rotary, self.rotated, query, batch)
+        rows = self.queries(query, cos_sin)
+        latent, turned = self.memory(query, cos_sin)
         fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
         reached = None if self._paged is None else self._paged.reach(query, state["latent"])
         if reached is not None:
@@ -138,7 +139,7 @@ class LatentAttentionLayer(nn.Module):
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
         """Outputs [requests, query, heads, value] of queries at `positions`, absorbed; None is one, the newest."""
         memory = remembered.fields["latent"], remembered.fields["rotary_key"]
-        operands = dataclasses.replace(self.absorb(query, memory), keep=remembered.keep)
+        operands = dataclasses.replace(self.absorb(query, memory), key_padding_mask=remembered.key_padding_mask)
         if positions is None:
             return self.give_values(self._newest.run(operands))
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
@@ -155,34 +156,34 @@ class LatentAttentionLayer(nn.Module):
             )
         return out
 
-    def queries(self, rows: Tensor, turns: Turns) -> Tensor:
+    def queries(self, rows: Tensor, cos_sin: CosSin) -> Tensor:
         """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, width]."""
         if self.sizes.query_latent is None:
             projected = self.query(rows)
         else:
             projected = self.query_up(self.query_norm(self.query_down(rows)))
         nope, turned = self._parts(projected.unflatten(-1, (self.sizes.heads, self.sizes.key)))
-        return torch.cat([nope, rotate(turned, turns, interleaved=self.rotary.interleaved)], dim=-1)
+        return torch.cat([nope, rotate(turned, cos_sin, interleaved=self.rotary.interleaved)], dim=-1)
 
-    def memory(self, rows: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+    def memory(self, rows: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
         """What is remembered of rows [..., tokens, width]: normed latents [..., tokens, latent] and turned rotary keys
         [..., tokens, rotated]."""
-        turned = rotate(self.rotary_key(rows)[..., None, :], turns, interleaved=self.rotary.interleaved)
+        turned = rotate(self.rotary_key(rows)[..., None, :], cos_sin, interleaved=self.rotary.interleaved)
         return self.latent_norm(self.latent(rows)), turned.squeeze(-2)
 
-    def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> Operands:
+    def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
         """Queries [batch, tokens, heads, key] over the keys and values of every head."""
         latent, turned = memory
         key = self.key_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.nope))
         shared = turned[..., None, :].expand(*key.shape[:-1], self.sizes.rotated)
         value = self.value_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.value))
-        return Operands(query=query, key=torch.cat([key, shared], dim=-1), value=value)
+        return AttentionInputs(query=query, key=torch.cat([key, shared], dim=-1), value=value)
 
-    def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> Operands:
+    def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
         """Queries that carry the matrices of keys, [batch, query, heads, latent + rotated], over remembered rows."""
         latent, turned = memory
         row = torch.cat([latent, turned], dim=-1)[..., None, :]
-        return Operands(query=self.carry(query), key=row, value=latent[..., None, :])
+        return AttentionInputs(query=self.carry(query), key=row, value=latent[..., None, :])
 
     def carry(self, query: Tensor) -> Tensor:
         """Queries [..., heads, latent + rotated] that carry the matrices of keys, of queries [..., heads, key]."""
@@ -190,11 +191,11 @@ class LatentAttentionLayer(nn.Module):
         into = self.key_up.weight.view(self.sizes.heads, self.sizes.nope, self.sizes.latent)
         return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
 
-    def attend_expanded(self, operands: Operands) -> Tensor:
+    def attend_expanded(self, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value] over expanded keys and values."""
         return self._expanded.run(operands)
 
-    def attend_absorbed(self, operands: Operands) -> Tensor:
+    def attend_absorbed(self, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value] over remembered rows."""
         return self.give_values(self._absorbed.run(operands))
 
@@ -207,11 +208,13 @@ class LatentAttentionLayer(nn.Module):
         """Without positions [..., nope], and to be turned or turned [..., rotated]."""
         return query[..., : self.sizes.nope], query[..., self.sizes.nope :]
 
-    def _operands(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Operands:
+    def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
         refuse_source(source)
-        turns = turns_to(self.rotary, self.rotated, query.shape[-2], query)
-        operands = self.expand(self.queries(query, turns), self.memory(query, turns))
-        return Operands(query=operands.query, key=operands.key, value=operands.value, keep=keep)
+        cos_sin = cos_sin_to(self.rotary, self.rotated, query.shape[-2], query)
+        operands = self.expand(self.queries(query, cos_sin), self.memory(query, cos_sin))
+        return AttentionInputs(
+            query=operands.query, key=operands.key, value=operands.value, key_padding_mask=key_padding_mask
+        )
 
     def _out(self, out: Tensor) -> Tensor:
         projected: Tensor = self.output(out.flatten(-2))
@@ -247,26 +250,27 @@ class FactorisedLayer(nn.Module):
         self._plan = KernelPlan(self.spec, name)
         self._newest = KernelPlan(dataclasses.replace(self.spec, mask=Full()), name)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        return self._out(self._plan.run(dropping(self._operands(query, source, keep), self)))
+        return self._out(self._plan.run(dropping(self._operands(query, source, key_padding_mask), self)))
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return attention_weights(self.spec, self._operands(query, source, keep))
+        return attention_weights(self.spec, self._operands(query, source, key_padding_mask))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
 
         Appends "latent" [tokens, latent] to the state "latent".
         """
-        turns = batch_turns(self.spec.rotary, self.rotated, query, batch) if self.spec.rotary else None
+        cos_sin = batch_cos_sin(self.spec.rotary, self.rotated, query, batch) if self.spec.rotary else None
         fresh = state["latent"].append({"latent": self.down(query)})
         return self._out(
-            attend_new(self, self._turned(self._heads(self.query(query)), turns), fresh, batch, state["latent"])
+            attend_new(self, self._turned(self._heads(self.query(query)), cos_sin), fresh, batch, state["latent"])
         )
 
     def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
@@ -277,32 +281,32 @@ class FactorisedLayer(nn.Module):
     def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
         """Outputs [requests, query, heads, value] of queries at `positions`; None is one query, the newest."""
         latent = remembered.fields["latent"].to(query.dtype)
-        turns = self._turns(int(remembered.positions.max()) + 1, latent)
-        operands = self._met(query, latent, turns.at(remembered.positions) if turns else None)
-        operands = dataclasses.replace(operands, keep=remembered.keep)
+        cos_sin = self._turns(int(remembered.positions.max()) + 1, latent)
+        operands = self._met(query, latent, cos_sin.at(remembered.positions) if cos_sin else None)
+        operands = dataclasses.replace(operands, key_padding_mask=remembered.key_padding_mask)
         if positions is None:
             return self._newest.run(operands)
         located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
         return self._plan.run(located)
 
-    def _operands(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Operands:
+    def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
         refuse_source(source)
-        turns = self._turns(query.shape[-2], query)
-        operands = self._met(self._turned(self._heads(self.query(query)), turns), self.down(query), turns)
-        return dataclasses.replace(operands, keep=keep)
+        cos_sin = self._turns(query.shape[-2], query)
+        operands = self._met(self._turned(self._heads(self.query(query)), cos_sin), self.down(query), cos_sin)
+        return dataclasses.replace(operands, key_padding_mask=key_padding_mask)
 
-    def _met(self, query: Tensor, latent: Tensor, turns: Turns | None) -> Operands:
+    def _met(self, query: Tensor, latent: Tensor, cos_sin: CosSin | None) -> AttentionInputs:
         """Queries [batch, query, heads, key] over the keys and values of latents [batch, key, latent]."""
-        key = self._turned(self._heads(self.key(latent)), turns)
-        return Operands(query=query, key=key, value=self._heads(self.value(latent)))
+        key = self._turned(self._heads(self.key(latent)), cos_sin)
+        return AttentionInputs(query=query, key=key, value=self._heads(self.value(latent)))
 
-    def _turns(self, length: int, like: Tensor) -> Turns | None:
-        return turns_to(self.spec.rotary, self.rotated, length, like) if self.spec.rotary else None
+    def _turns(self, length: int, like: Tensor) -> CosSin | None:
+        return cos_sin_to(self.spec.rotary, self.rotated, length, like) if self.spec.rotary else None
 
-    def _turned(self, rows: Tensor, turns: Turns | None) -> Tensor:
-        if turns is None or self.spec.rotary is None:
+    def _turned(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
+        if cos_sin is None or self.spec.rotary is None:
             return rows
-        return rotate(rows, turns, interleaved=self.spec.rotary.interleaved)
+        return rotate(rows, cos_sin, interleaved=self.spec.rotary.interleaved)
 
     def _heads(self, rows: Tensor) -> Tensor:
         return torch.unflatten(rows, -1, (self.spec.heads.query, -1))

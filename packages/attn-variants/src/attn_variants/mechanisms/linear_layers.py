@@ -67,9 +67,9 @@ class LinearAttentionLayer(RecurrenceLayer):
         """Sums over all earlier tokens, or over all where the order is ignored."""
         return super().attend(steps, computed) if self.causal else bidirectional(*steps[:3])
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
-        steps, _ = self.read(query, source, keep)
+        steps, _ = self.read(query, source, key_padding_mask)
         pairs = steps.query.transpose(1, 2) @ steps.key.permute(0, 2, 3, 1)
         pairs = pairs.tril() if self.causal else pairs
         return pairs / (pairs.sum(-1, keepdim=True) + EPSILON)
@@ -94,32 +94,33 @@ class EfficientLayer(nn.Module):
         self.value = fresh_linear(width, out, bias=bias)
         self.output = fresh_linear(out, width, bias=bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
         refuse_source(source)
-        channels, tokens = self._shares(query, keep)
+        channels, tokens = self._shares(query, key_padding_mask)
         value = wide(self._heads(self.value(query)))
         context = torch.matmul(tokens.transpose(-1, -2), value)
         out = torch.matmul(channels, context).transpose(1, 2)
         projected: Tensor = self.output(out.flatten(-2).to(query.dtype))
         return projected
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads; never made to attend."""
         refuse_source(source)
-        channels, tokens = self._shares(query, keep)
+        channels, tokens = self._shares(query, key_padding_mask)
         return torch.matmul(channels, tokens.transpose(-1, -2))
 
-    def _shares(self, rows: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _shares(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Shares of the channels in each query, and of the tokens in each channel, [batch, heads, tokens, key_size]."""
         channels = wide(self._heads(self.query(rows))).softmax(-1)
         key = wide(self._heads(self.key(rows)))
-        if keep is None:
+        if key_padding_mask is None:
             return channels, key.softmax(-2)
-        real = keep[:, None, :, None]
+        real = key_padding_mask[:, None, :, None]
         # Where no token is real, the scores are left as they are, so that nothing becomes no number.
         shares = torch.where(real | ~real.any(-2, keepdim=True), key, -torch.inf).softmax(-2)
         return channels, torch.where(real, shares, 0)
@@ -292,9 +293,9 @@ class ReluFeatureLayer(RandomFeatureLayer):
         query, key = (relu(wide(rows) @ directions) + self.epsilon for rows in (inputs.query, inputs.key))
         return Steps(query, key, with_ones(inputs.value, key))
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
-        steps, _ = self.read(query, source, keep)
+        steps, _ = self.read(query, source, key_padding_mask)
         return shares(pairs(steps.query, steps.key, causal=self.causal))
 
 
@@ -307,12 +308,13 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         query, key = (log_features(wide(rows), projection) for rows in (inputs.query, inputs.key))
         return Steps(query_features(query, self.epsilon), key, with_ones(inputs.value, key))
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        parts = self._masked(query, source, keep)
+        parts = self._masked(query, source, key_padding_mask)
         if not self.causal:
             sums = full_sums(*parts, self.epsilon)
         elif query.shape[1]:
@@ -321,9 +323,9 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
             sums = parts[2]
         return self.finish(sums, query)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
-        parts = self._masked(query, source, keep)
+        parts = self._masked(query, source, key_padding_mask)
         return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -357,10 +359,12 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         """Sums over earlier keys; see `causal_sums`."""
         return causal_sums(parts, before, plan=self.plan, chunk=chunk, epsilon=self.epsilon)
 
-    def _masked(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _masked(
+        self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Features of queries, log features of keys, -inf where padded, and values, zero there."""
         steps, _ = self.read(rows, source, None)
-        if keep is None:
+        if key_padding_mask is None:
             return steps.query, steps.key, steps.value
-        real = keep[..., None, None]
+        real = key_padding_mask[..., None, None]
         return steps.query, torch.where(real, steps.key, -torch.inf), torch.where(real, steps.value, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import AttentionSpec, Full, InnerAttention, Operands
+from attn_core import AttentionInputs, AttentionSpec, Full, InnerAttention
 from attn_core.mechanism import Attend
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ class GlobalRows(nn.Module, InnerAttention):
                 nn.init.zeros_(linear.bias)
         self._plan = KernelPlan(self.spec)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size] for rows [batch, query, width]."""
         local = attend(operands)
         places = self.places(rows)
@@ -46,7 +46,7 @@ class GlobalRows(nn.Module, InnerAttention):
         seen = self._plan.run(self.global_operands(rows, operands, places))
         return local.index_copy(1, torch.tensor(places, device=rows.device), seen.to(local.dtype))
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Weights [batch, heads, query, key]; those of global rows are over the global projections."""
         local = attend(operands)
         places = self.places(rows)
@@ -59,13 +59,13 @@ class GlobalRows(nn.Module, InnerAttention):
         """The global positions that the sequence has."""
         return [position for position in self.positions if position < rows.shape[1]]
 
-    def global_operands(self, rows: Tensor, operands: Operands, places: list[int]) -> Operands:
+    def global_operands(self, rows: Tensor, operands: AttentionInputs, places: list[int]) -> AttentionInputs:
         """Global queries [batch, global, heads, size] over global keys and values of all rows."""
         heads = self.spec.heads
-        return Operands(
+        return AttentionInputs(
             query=self.query(rows[:, places]).unflatten(-1, (heads.query, heads.key_size)),
             key=self.key(rows).unflatten(-1, (heads.key_value, heads.key_size)),
             value=self.value(rows).unflatten(-1, (heads.key_value, heads.value_size)),
-            keep=operands.keep,
+            key_padding_mask=operands.key_padding_mask,
             dropout=operands.dropout and dataclasses.replace(operands.dropout, offset=GLOBAL),
         )

@@ -28,13 +28,13 @@ class LengthProjection(nn.Module):
         for weight in self.parameters():
             nn.init.uniform_(weight, -(rank**-0.5), rank**-0.5)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]; raises `InvalidValue` for more tokens than `length`."""
         tokens = key.shape[2]
         if tokens > self.length:
             raise InvalidValue.of("query", f"{tokens} tokens", f"at most {self.length}, for which it is built")
-        if keep is not None:
-            key, value = (rows.masked_fill(~keep[:, None, :, None], 0.0) for rows in (key, value))
+        if key_padding_mask is not None:
+            key, value = (rows.masked_fill(~key_padding_mask[:, None, :, None], 0.0) for rows in (key, value))
         into_key = self.key_weight[:, :tokens].to(key.dtype).transpose(-1, -2)
         into_value = into_key
         if self.value_weight is not None:
@@ -58,18 +58,20 @@ class Landmarks(nn.Module):
         if self.kernel is not None:
             nn.init.kaiming_uniform_(self.kernel, a=5**0.5)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]."""
-        place, count = ranks(keep, query)
+        place, count = ranks(key_padding_mask, query)
         of = (place.clamp(min=0) * self.landmarks) // count.clamp(min=1)
-        if keep is not None:
-            query, key, value = (rows.masked_fill(~keep[:, None, :, None], 0.0) for rows in (query, key, value))
+        if key_padding_mask is not None:
+            query, key, value = (
+                rows.masked_fill(~key_padding_mask[:, None, :, None], 0.0) for rows in (query, key, value)
+            )
         query = query * query.shape[-1] ** -0.5
-        sizes = stretches(of, keep, self.landmarks)
+        sizes = stretches(of, key_padding_mask, self.landmarks)
         marks = [means(rows, of, sizes) for rows in (query, key)]
         seen = (sizes > 0)[:, None, None, :]
         rows_seen = seen.transpose(-1, -2)
-        real = None if keep is None else keep[:, None, None, :]
+        real = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
         left = softmax_over(torch.matmul(query, marks[1].transpose(-1, -2)), seen)
         middle = softmax_over(torch.matmul(marks[0], marks[1].transpose(-1, -2)), seen & rows_seen)
         right = softmax_over(
@@ -83,9 +85,9 @@ class Landmarks(nn.Module):
         return out
 
 
-def stretches(of: Tensor, keep: Tensor | None, landmarks: int) -> Tensor:
+def stretches(of: Tensor, key_padding_mask: Tensor | None, landmarks: int) -> Tensor:
     """How many real tokens each landmark stands for, [batch, landmarks]; `of` [batch, tokens] names their landmarks."""
-    real = torch.ones_like(of) if keep is None else keep.to(of.dtype)
+    real = torch.ones_like(of) if key_padding_mask is None else key_padding_mask.to(of.dtype)
     return torch.zeros(of.shape[0], landmarks, dtype=of.dtype, device=of.device).scatter_add(1, of, real)
 
 
@@ -120,13 +122,13 @@ class LowRank(nn.Module):
         super().__init__()
         self.rank = rank
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Outputs [batch, heads, tokens, size]."""
-        if keep is not None:
-            key, value = (rows.masked_fill(~keep[:, None, :, None], 0.0) for rows in (key, value))
+        if key_padding_mask is not None:
+            key, value = (rows.masked_fill(~key_padding_mask[:, None, :, None], 0.0) for rows in (key, value))
         keys, values = basis(key, self.rank), basis(value, self.rank)
         scores = torch.matmul(torch.matmul(query, keys), torch.matmul(key, keys).transpose(-1, -2))
-        allowed = None if keep is None else keep[:, None, None, :]
+        allowed = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
         weights = softmax_over(scores * query.shape[-1] ** -0.5, allowed)
         return torch.matmul(torch.matmul(weights, torch.matmul(value, values)), values.transpose(-1, -2))
 

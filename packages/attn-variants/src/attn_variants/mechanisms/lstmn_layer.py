@@ -51,25 +51,25 @@ class LstmnLayer(nn.Module):
         self.vector = drawn(count, size)
         self.output = nn.Linear(count * size, width, bias=bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Hidden states of whole sequences [batch, token, width], projected to [batch, token, width].
 
-        A padded token, `keep` [batch, token] False, leaves no trace and gives zeros.
+        A padded token, `key_padding_mask` [batch, token] False, leaves no trace and gives zeros.
         """
         refuse_source(source)
         if query.shape[1] == 0:
             return query.clone()
-        written = self._run(query, self._empty(query), self._zeros(query), keep)
-        return self._out(written.hidden, query, keep)
+        written = self._run(query, self._empty(query), self._zeros(query), key_padding_mask)
+        return self._out(written.hidden, query, key_padding_mask)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Weights [batch, heads, token, token]: zero from the token itself on."""
         refuse_source(source)
         length = query.shape[1]
-        written = self._run(query, self._empty(query), self._zeros(query), keep)
+        written = self._run(query, self._empty(query), self._zeros(query), key_padding_mask)
         rows = [nn.functional.pad(row, (0, length - row.shape[-1])) for row in written.weights]
         weights = torch.stack(rows, dim=2)
-        return weights if keep is None else weights * keep[:, None, :, None]
+        return weights if key_padding_mask is None else weights * key_padding_mask[:, None, :, None]
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, width] of many requests; returns [tokens, width].
@@ -104,14 +104,14 @@ class LstmnLayer(nn.Module):
             return self._empty(like[:1].expand(len(requests), -1))
         held: Rows = state["tapes"].rows(requests)
         allowed = held.positions < torch.tensor(contexts, device=like.device)[:, None]
-        allowed = allowed if held.keep is None else allowed & held.keep
+        allowed = allowed if held.key_padding_mask is None else allowed & held.key_padding_mask
         # What is not allowed may be anything, also what is no number.
         hidden, memory = (
             wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in ("hidden", "memory")
         )
         return Tape(hidden, memory, allowed)
 
-    def _run(self, rows: Tensor, tape: Tape, summary: Tensor, keep: Tensor | None) -> Written:
+    def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> Written:
         """Tokens [batch, token, width] one after the other behind a tape."""
         batch, length, _ = rows.shape
         gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
@@ -129,7 +129,7 @@ class LstmnLayer(nn.Module):
                 read = (share[:, :, None] @ pairs)[:, :, 0]
             found, held = read.chunk(2, dim=-1)
             new_hidden, new_memory = cell(gates[:, token] + self._of_heads(found, self.recurrent), held)
-            real = rows.new_ones(batch, dtype=torch.bool) if keep is None else keep[:, token]
+            real = rows.new_ones(batch, dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, token]
             summary = torch.where(real[:, None, None], found, summary)
             hidden.append(new_hidden)
             memory.append(new_memory)
@@ -154,9 +154,9 @@ class LstmnLayer(nn.Module):
     def _zeros(self, like: Tensor) -> Tensor:
         return wide(like).new_zeros(like.shape[0], self.heads, self.size)
 
-    def _out(self, hidden: Tensor, inputs: Tensor, keep: Tensor | None) -> Tensor:
+    def _out(self, hidden: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         rows = hidden.flatten(-2).to(inputs.dtype)
-        out: Tensor = self.output(rows if keep is None else rows * keep[..., None])
+        out: Tensor = self.output(rows if key_padding_mask is None else rows * key_padding_mask[..., None])
         return out
 
 

@@ -77,18 +77,18 @@ class NtmLayer(nn.Module):
         self.output = nn.Linear(2 * inner, width, bias=bias)
         self.start = nn.Parameter(torch.randn(slots, self.size) * self.size**-0.5)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Run over whole sequences [batch, token, width] -> [batch, token, width].
 
-        A padded token, `keep` [batch, token] False, changes nothing and gives zeros.
+        A padded token, `key_padding_mask` [batch, token] False, changes nothing and gives zeros.
         """
         refuse_source(source)
         if query.shape[1] == 0:
             return query.clone()
         nothing = wide(query).new_zeros(query.shape[0], self.heads, self.slots)
         machine = self._started(nothing[:, 0, :, None].expand(-1, -1, self.size), nothing, nothing, self._unread(query))
-        out, _ = self._run(query, machine, keep)
-        return self._out(out, query, keep)
+        out, _ = self._run(query, machine, key_padding_mask)
+        return self._out(out, query, key_padding_mask)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """The new rows [tokens, width] of many requests; returns [tokens, width]. Replaces the state "machine".
@@ -124,15 +124,15 @@ class NtmLayer(nn.Module):
     def _unread(self, like: Tensor) -> Tensor:
         return wide(like).new_zeros(like.shape[0], self.heads, self.size)
 
-    def _run(self, rows: Tensor, machine: Machine, keep: Tensor | None) -> tuple[Tensor, Machine]:
+    def _run(self, rows: Tensor, machine: Machine, key_padding_mask: Tensor | None) -> tuple[Tensor, Machine]:
         """Controller's and read rows [batch, token, 2 heads size] of tokens in their order, and the machine then."""
         out = []
         for token in range(rows.shape[1]):
             seen = torch.cat([rows[:, token], machine.read.flatten(1).to(rows.dtype)], dim=-1)
             control = torch.tanh(self.controller(seen))
             after = self._turned(control, machine)
-            if keep is not None:
-                real = keep[:, token, None, None]
+            if key_padding_mask is not None:
+                real = key_padding_mask[:, token, None, None]
                 after = Machine(*(torch.where(real, new, old) for new, old in zip(after, machine, strict=True)))
             machine = after
             out.append(torch.cat([wide(control), machine.read.flatten(1)], dim=-1))
@@ -155,7 +155,7 @@ class NtmLayer(nn.Module):
         moved = shifted(interpolated(content, before, torch.sigmoid(gate[..., 0])), torch.softmax(shifts, dim=-1))
         return sharpened(moved, 1 + softplus(power[..., 0]))
 
-    def _out(self, rows: Tensor, inputs: Tensor, keep: Tensor | None) -> Tensor:
+    def _out(self, rows: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         rows = rows.to(inputs.dtype)
-        out: Tensor = self.output(rows if keep is None else rows * keep[..., None])
+        out: Tensor = self.output(rows if key_padding_mask is None else rows * key_padding_mask[..., None])
         return out

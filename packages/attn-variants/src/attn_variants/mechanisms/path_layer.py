@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from attn_core import Attend, AttentionSpec, Fields, Heads, InnerAttention, Operands
+from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, Heads, InnerAttention
 from attn_core.masking import LOWEST, allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -82,13 +82,13 @@ class Passages:
 
     `keys` [batch, heads, token, size] have met the reflections up to the end of their block, `passing` [batch, heads,
     size, size] is the product of all of them. `values` are [batch, heads, token, value_size] of the whole sequence and
-    `keep` [batch, token] says which tokens are real, None where all are.
+    `key_padding_mask` [batch, token] says which tokens are real, None where all are.
     """
 
     keys: tuple[Tensor, ...]
     passing: tuple[Tensor, ...]
     values: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
 
     def attend(self, query: Tensor, own: Tensor, number: int) -> Tensor:
         """Outputs [batch, heads, token, value_size] of the queries of one block.
@@ -105,21 +105,21 @@ class Passages:
                 query = query @ self.passing[earlier]
         scores = torch.cat(columns[::-1], -1)
         keys = scores.shape[-1]
-        if self.keep is None:
+        if self.key_padding_mask is None:
             return scores.softmax(-1) @ self.values[:, :, :keys]
         seen = pad(~ahead, (keys - own.shape[-1], 0), value=True)
-        return shares(scores, self.keep[:, None, None, :keys] & seen) @ self.values[:, :, :keys]
+        return shares(scores, self.key_padding_mask[:, None, None, :keys] & seen) @ self.values[:, :, :keys]
 
 
 def path_attention(
-    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Paths, keep: Tensor | None, block: int
+    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Paths, key_padding_mask: Tensor | None, block: int
 ) -> Tensor:
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
-    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size]; `keep`
-    [batch, token] or None. A query goes back through its own block of so many tokens, and then block by block, each of
-    which turns it by one product (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass computes a block
-    of queries again, so that memory grows with the length alone.
+    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size];
+    `key_padding_mask` [batch, token] or None. A query goes back through its own block of so many tokens, and then block
+    by block, each of which turns it by one product (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass
+    computes a block of queries again, so that memory grows with the length alone.
     """
     query, key, value = rows
     tokens = query.shape[2]
@@ -138,7 +138,7 @@ def path_attention(
         of_query_heads(heads, met_keys).unbind(2),
         of_query_heads(heads, passing).unbind(2),
         of_query_heads(heads, pad(value, (0, 0, 0, missing))),
-        None if keep is None else pad(keep, (0, missing)),
+        None if key_padding_mask is None else pad(key_padding_mask, (0, missing)),
     )
     blocks = zip((query - met @ query_turns).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
     again = query.shape[2] > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -171,24 +171,24 @@ class Reflections(InnerAttention, nn.Module):
         direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
         return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
-        placed = operands.query_positions is not None or operands.key_positions is not None
-        if not placed and operands.query.shape[1] == operands.key.shape[1]:
+        has_positions = operands.query_positions is not None or operands.key_positions is not None
+        if not has_positions and operands.query.shape[1] == operands.key.shape[1]:
             return self.whole(operands)
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value
         return out.transpose(1, 2).to(operands.value.dtype)
 
-    def whole(self, operands: Operands) -> Tensor:
+    def whole(self, operands: AttentionInputs) -> Tensor:
         """The outputs of whole sequences, without the scores of all pairs in memory."""
         query, key, value = (wide(part).transpose(1, 2) for part in (operands.query, operands.key, operands.value))
         scaled = query * self.spec.heads.key_size**-0.5, key, value
         block = min(self.block, max(1, key.shape[2]))
-        out = path_attention(self.spec.heads, scaled, self.paths(operands), operands.keep, block)
+        out = path_attention(self.spec.heads, scaled, self.paths(operands), operands.key_padding_mask, block)
         return out.transpose(1, 2).to(operands.value.dtype)
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
         """Weights [batch, heads, query, key]."""
         heads = self.spec.heads
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
@@ -197,12 +197,12 @@ class Reflections(InnerAttention, nn.Module):
         scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], block)
         return shares(scores, allowed_pairs(self.spec.mask, operands))
 
-    def paths(self, operands: Operands) -> Paths:
+    def paths(self, operands: AttentionInputs) -> Paths:
         """The reflections of all remembered tokens, which stand at positions 0, 1, ...; padding reflects nothing."""
         direction, strength = wide(operands.fields["direction"]), wide(operands.fields["strength"])
-        if operands.keep is not None:
-            direction = direction.masked_fill(~operands.keep[:, :, None, None], 0.0)
-            strength = strength.masked_fill(~operands.keep[:, :, None], 0.0)
+        if operands.key_padding_mask is not None:
+            direction = direction.masked_fill(~operands.key_padding_mask[:, :, None, None], 0.0)
+            strength = strength.masked_fill(~operands.key_padding_mask[:, :, None], 0.0)
         convolved = self.convolution(direction.flatten(-2), None)[0]
         turned = unit(by_heads(convolved, self.spec.heads.key_value))
         return Paths(turned.transpose(1, 2), strength.to(turned.dtype).transpose(1, 2))

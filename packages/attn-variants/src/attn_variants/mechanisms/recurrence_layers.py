@@ -14,7 +14,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu, softplus
 
-from attn_variants.compute.rotary import rotate, rotated_size, turns
+from attn_variants.compute.rotary import cos_sin_of, rotate, rotated_size
 from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, multiplied_in, refuse_source, rms_normed, unit
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
@@ -90,30 +90,31 @@ class RecurrenceLayer(nn.Module):
         projected: Tensor = self.output(out.flatten(-2).to(rows.dtype))
         return projected
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        steps, _ = self.read(query, source, keep)
+        steps, _ = self.read(query, source, key_padding_mask)
         return self.finish(self.attend(steps, multiplied_in(query)), query)
 
     def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
         """What whole sequences read, [batch, tokens, heads, value_size]; `computed` as of `RecurrencePlan.handed`."""
         return self.plan.run(steps, None, self.chunk, computed)[0]
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads.
 
         They may be negative and need not sum to one; norms and gates that follow are not in them.
         """
-        return effective_weights(self.read(query, source, keep)[0])
+        return effective_weights(self.read(query, source, key_padding_mask)[0])
 
-    def read(self, rows: Tensor, source: Tensor | None, keep: Tensor | None) -> tuple[Steps, Tensor | None]:
+    def read(self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> tuple[Steps, Tensor | None]:
         """The steps of whole sequences; raises `InvalidValue` where a source is given."""
         refuse_source(source)
         positions = torch.arange(rows.shape[1], device=rows.device)[None]
-        return self._steps(rows, positions, keep, None)
+        return self._steps(rows, positions, key_padding_mask, None)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
@@ -157,16 +158,16 @@ class RecurrenceLayer(nn.Module):
         return torch.cat(pieces), _kept(torch.cat(memories), left)
 
     def _steps(
-        self, rows: Tensor, positions: Tensor, keep: Tensor | None, tail: Tensor | None
+        self, rows: Tensor, positions: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None
     ) -> tuple[Steps, Tensor | None]:
         query, key, value = self.query(rows), self.key(rows), self.value(rows)
         if self.convolution is not None:
             mixed = wide(torch.cat([query, key, value], dim=-1))
-            mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
+            mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
             mixed, tail = self.convolution(mixed, tail)
             query, key, value = mixed.split([query.shape[-1], key.shape[-1], value.shape[-1]], dim=-1)
         query, key, value = (by_heads(part, self.heads.query) for part in (query, key, value))
-        return self.steps(Inputs(rows, query, key, value, positions)).kept(keep), tail
+        return self.steps(Inputs(rows, query, key, value, positions)).kept(key_padding_mask), tail
 
 
 def _kept(memory: Tensor, tail: Tensor | None) -> dict[str, Tensor]:
@@ -208,8 +209,8 @@ class RetentionLayer(RecurrenceLayer):
         query, key = inputs.query, inputs.key
         if self.rotary is not None:
             kind = torch.float64 if query.dtype == torch.float64 else torch.float32
-            turn = turns(self.rotary, self.rotated, inputs.positions, kind)
-            query, key = (rotate(rows, turn, interleaved=self.rotary.interleaved) for rows in (query, key))
+            cos_sin = cos_sin_of(self.rotary, self.rotated, inputs.positions, kind)
+            query, key = (rotate(rows, cos_sin, interleaved=self.rotary.interleaved) for rows in (query, key))
         query, key, value = wide(query), wide(key) * self.heads.key_size**-0.5, wide(inputs.value)
         return Steps(query, key, value, self._decay(key)[None, None].expand(1, key.shape[1], -1, -1))
 

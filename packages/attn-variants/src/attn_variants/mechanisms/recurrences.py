@@ -36,7 +36,7 @@ class Update(NamedTuple):
     """How a memory is updated: what fades on its own, and whether what a key held is corrected (the delta rule)."""
 
     decay: Decay = "none"
-    corrects: bool = False
+    delta_rule: bool = False
 
 
 def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
@@ -49,7 +49,7 @@ def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
     chunks = -(-tokens // chunk)
     pairs = _pair_flops(update, key, chunk)
     out = 2 * chunk * chunk * value + 2 * chunk * key * value
-    if not update.corrects:
+    if not update.delta_rule:
         return heads.query * chunks * (pairs + out + 2 * chunk * key * value)
     each = 2 * pairs + out + 2 * chunk * key * (value + key) + 2 * chunk * key * value
     between = (chunks - 1) * 2 * key * key * value
@@ -58,7 +58,7 @@ def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
 
 def least_flops(heads: Heads, update: Update, tokens: int) -> int:
     """FLOPs of one token after the other: one product to write, one to read, and by the delta rule one to look up."""
-    products = 3 if update.corrects else 2
+    products = 3 if update.delta_rule else 2
     return tokens * products * 2 * heads.query * heads.key_size * heads.value_size
 
 
@@ -158,7 +158,7 @@ class Recurrence(ComputedMechanism):
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
         """What kernels are asked to compute."""
         update = self.update_of(config)
-        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, corrects=update.corrects)
+        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, delta_rule=update.delta_rule)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""
@@ -381,7 +381,7 @@ class DeltaNet(Recurrence):
         r"S_t = (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},"
         r"\quad \beta_t = \sigma(w_\beta^\top x_t),\quad y_t = W_O\,\mathrm{norm}(o_t)"
     )
-    update = Update(corrects=True)
+    update = Update(delta_rule=True)
     Config = ConvolvedConfig
 
     def build(self, config: MechanismConfig) -> Any:
@@ -419,7 +419,7 @@ class KimiDeltaAttention(Recurrence):
         r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(W_2 W_1 x_t + b)\right),\quad"
         r" y_t = W_O\left(\sigma(W_4 W_3 x_t) \odot \mathrm{norm}(o_t)\right)"
     )
-    update = Update(decay="channel", corrects=True)
+    update = Update(decay="channel", delta_rule=True)
     Config = ConvolvedConfig
 
     def build(self, config: MechanismConfig) -> Any:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import cast
 
 import torch
-from attn_core import Fields, LayerState, Operands, RaggedBatch
+from attn_core import AttentionInputs, Fields, LayerState, RaggedBatch
 from attn_core.kernels.linear import Pack
 from attn_core.masking import positions as positions_of
 from attn_core.modifiers import DependencyTree
@@ -21,7 +21,7 @@ from attn_variants.spec_layer import SpecLayer
 SHORTEST_TABLE = 256
 
 
-def waves_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
+def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
     """PE [..., size] of positions [...] from 0, int64, in the type of `like`."""
     if torch.compiler.is_compiling() or positions.numel() == 0:
         return sinusoidal(positions, size).to(like.dtype)
@@ -52,11 +52,11 @@ class PlacedLayer(SpecLayer):
         self,
         query: Tensor,
         fields: Fields,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         positions: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Operands:
-        """Operands of queries and fields without positions, with them; arguments as of `SpecLayer.operands`."""
-        plain = super().operands(query, fields, keep, positions)
+    ) -> AttentionInputs:
+        """AttentionInputs of queries and fields without positions, with them; arguments as of `SpecLayer.operands`."""
+        plain = super().operands(query, fields, key_padding_mask, positions)
         at_query, at_key = positions_of(plain)
         key = self._placed(plain.key, at_key)
         return dataclasses.replace(
@@ -68,7 +68,7 @@ class PlacedLayer(SpecLayer):
         """Rows [batch, row, heads, size] that have these vectors [batch or 1, row, 1, size]."""
 
     def _placed(self, rows: Tensor, at: Tensor) -> Tensor:
-        return self.place(rows, waves_at(at, rows.shape[-1], rows)[:, :, None])
+        return self.place(rows, sinusoidal_at(at, rows.shape[-1], rows)[:, :, None])
 
 
 class AddedPlaces(PlacedLayer):
@@ -106,11 +106,11 @@ class DepthLayer(nn.Module):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attend over whole sequences [batch, tokens, width]; arguments as of `SpecLayer.forward`."""
-        out: Tensor = self.attention(self._counted(query), source, keep=keep, borrowed=borrowed)
+        out: Tensor = self.attention(self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed)
         return out
 
     def weights(
@@ -118,11 +118,13 @@ class DepthLayer(nn.Module):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        return self.attention.weights(self._counted(query), source, keep=keep, borrowed=borrowed)
+        return self.attention.weights(
+            self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+        )
 
     def lend(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width]."""
@@ -135,8 +137,8 @@ class DepthLayer(nn.Module):
     def placed(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows [..., tokens, width] at positions [tokens] with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
-        sequence = self.sequential(waves_at(positions, self.width, rows))
-        return rows + torch.tanh(sequence + self.structural(waves_at(depths, self.width, rows)))
+        sequence = self.sequential(sinusoidal_at(positions, self.width, rows))
+        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.width, rows)))
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving."""

@@ -205,14 +205,19 @@ def collate(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]
     sources = [torch.tensor(source) for source, _ in pairs]
     targets = [torch.tensor(target) for _, target in pairs]
     source = pad_sequence(sources, batch_first=True)
-    keep = torch.arange(source.shape[1]) < torch.tensor([len(rows) for rows in sources])[:, None]
+    key_padding_mask = torch.arange(source.shape[1]) < torch.tensor([len(rows) for rows in sources])[:, None]
     inputs = pad_sequence([rows[:-1] for rows in targets], batch_first=True)
-    return source, keep, inputs, pad_sequence([rows[1:] for rows in targets], batch_first=True, padding_value=PADDED)
+    return (
+        source,
+        key_padding_mask,
+        inputs,
+        pad_sequence([rows[1:] for rows in targets], batch_first=True, padding_value=PADDED),
+    )
 
 
 def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
-    source, keep, inputs, targets = batch
-    logits = model(inputs, source, keep)
+    source, key_padding_mask, inputs, targets = batch
+    logits = model(inputs, source, key_padding_mask)
     return functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=PADDED, label_smoothing=smoothing
     )

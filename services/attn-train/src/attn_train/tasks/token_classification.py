@@ -99,9 +99,9 @@ def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, 
         [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths")
     )
     padded = pad_sequence(tokens, batch_first=True)
-    keep = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
+    key_padding_mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
     goals = pad_sequence(classes, batch_first=True, padding_value=PADDED)
-    return padded, keep, pad_sequence(depths, batch_first=True), goals
+    return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
 
 
 def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_core import Heads, Operands, Shape
-from attn_core.cost import ChosenPairs
+from attn_core import AttentionInputs, Heads, Shape
+from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import KernelRefused
 from attn_core.kernels.base import DEFAULTS, Anything
-from attn_core.kernels.plans import ChosenPlan
-from attn_core.kernels.selected import Choices, ChosenKernel, KeyBlocks
+from attn_core.kernels.plans import SelectedBlocksPlan
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksKernel
 
 sizes = st.integers(1, 12)
 
@@ -19,7 +19,7 @@ sizes = st.integers(1, 12)
 @given(block=sizes, top=sizes, batch=st.integers(1, 3), keys=st.integers(0, 60), data=st.data())
 def test_pairs_of_chosen_blocks_are_those_counted_query_by_query(block, top, batch, keys, data):
     queries = data.draw(st.integers(0, keys))
-    pairs, shape = ChosenPairs(block=block, top=top), Shape(batch=batch, query=queries, key=keys)
+    pairs, shape = SelectedBlockPairs(block=block, top=top), Shape(batch=batch, query=queries, key=keys)
     places = range(keys - queries, keys)
     assert pairs.past(shape) == batch * sum(place // block for place in places)
     earlier = [min(top - 1, place // block) for place in places]
@@ -34,7 +34,7 @@ def test_pairs_of_chosen_blocks_are_those_counted_query_by_query(block, top, bat
     assert pairs.allowed(shape) <= pairs.met(shape)
 
 
-class Anywhere(ChosenKernel):
+class Anywhere(SelectedBlocksKernel):
     name = "anywhere"
     summary = "accepts everything"
     accepts = {field: Anything() for field in DEFAULTS}
@@ -61,9 +61,9 @@ def rows(*shape, requires_grad=False):
 
 
 def read(plan, gradients=False, queries=6, **given):
-    choices = Choices(rows(1, 1, queries, 1, 4), rows(1, 1, queries, 2), rows(1, queries))
+    choices = SelectedBlocks(rows(1, 1, queries, 1, 4), rows(1, 1, queries, 2), rows(1, queries))
     blocks = KeyBlocks(rows(1, 1, 2, 3, 4, requires_grad=gradients), rows(1, 1, 2, 3, 4), rows(1, 2, 3))
-    operands = Operands(query=rows(1, queries, 1, 4), key=rows(1, 6, 1, 4), value=rows(1, 6, 1, 4), **given)
+    operands = AttentionInputs(query=rows(1, queries, 1, 4), key=rows(1, 6, 1, 4), value=rows(1, 6, 1, 4), **given)
     return plan.read(choices, blocks, operands)
 
 
@@ -72,7 +72,7 @@ def plan(monkeypatch):
     def of(*kernels):
         registry = SimpleNamespace(kernels=kernels)
         monkeypatch.setattr("attn_core.kernels.plans.installed", lambda: registry)
-        return ChosenPlan(Heads(query=1, key_value=1, key_size=4, value_size=4))
+        return SelectedBlocksPlan(Heads(query=1, key_value=1, key_size=4, value_size=4))
 
     return of
 
@@ -82,7 +82,7 @@ def test_the_cheapest_kernel_that_accepts_the_call_reads_chosen_blocks(plan):
     assert read(both) == "plainest"
     assert read(both, gradients=True) == "anywhere"
     assert read(both, queries=2) == "anywhere"
-    assert read(both, keep=rows(1, 6)) == "anywhere"
+    assert read(both, key_padding_mask=rows(1, 6)) == "anywhere"
     assert read(both, key_positions=rows(1, 6)) == "anywhere"
 
 

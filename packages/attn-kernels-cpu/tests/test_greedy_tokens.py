@@ -1,11 +1,11 @@
-"""Packed models find likeliest tokens without logits, and engines make of them what logits would have made."""
+"""Varlen models find likeliest tokens without logits, and engines make of them what logits would have made."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from attn_core import installed
-from attn_core.models import FindsLikeliest
+from attn_core.models import GreedyHead
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
@@ -43,22 +43,22 @@ def completions(model):
 @pytest.mark.parametrize("weights", FORMATS)
 def test_likeliest_tokens_are_those_of_the_logits(weights):
     model, hidden = packed(weights), torch.randn(20, 64)
-    assert isinstance(model, FindsLikeliest)
-    assert model.likeliest(hidden).tolist() == model.logits(hidden).argmax(-1).tolist()
+    assert isinstance(model, GreedyHead)
+    assert model.greedy_tokens(hidden).tolist() == model.logits(hidden).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("weights", FORMATS)
 def test_an_engine_gives_the_tokens_that_logits_give(weights):
     model = packed(weights)
     expected = packed(weights)
-    expected.likeliest = lambda hidden: None
+    expected.greedy_tokens = lambda hidden: None
     assert completions(model) == completions(expected)
 
 
 def test_capped_logits_and_plain_weights_are_looked_at_themselves():
     """A cap makes logits equal that are not: their first is another."""
-    assert packed("float32", logit_cap=1.0).likeliest(torch.randn(2, 64)) is None
-    assert Decoder(DecoderConfig.from_plain(SIZES)).likeliest(torch.randn(2, 64)) is None
+    assert packed("float32", logit_cap=1.0).greedy_tokens(torch.randn(2, 64)) is None
+    assert Decoder(DecoderConfig.from_plain(SIZES)).greedy_tokens(torch.randn(2, 64)) is None
 
 
 def test_a_packed_translator_finds_its_tokens_too():
@@ -66,6 +66,6 @@ def test_a_packed_translator_finds_its_tokens_too():
     family = installed().models.get("transformer")
     model = family.build(family.configure(SIZES | {"source_context": 32, "hidden": 96})).eval()
     hidden = torch.randn(9, 64)
-    assert model.likeliest(hidden) is None
+    assert model.greedy_tokens(hidden) is None
     quantize_model(model, "int8")
-    assert model.likeliest(hidden).tolist() == model.logits(hidden).argmax(-1).tolist()
+    assert model.greedy_tokens(hidden).tolist() == model.logits(hidden).argmax(-1).tolist()

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Window
 from attn_core.distributions import SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue
-from attn_core.kernels.attend import Packed, texts
+from attn_core.kernels.attend import Varlen, texts
 from attn_core.masks import Segments, Strided
 from attn_core.modifiers import Alibi, RelativeBias, SoftCap, T5Bias
 from attn_kernels_triton.attention.attend import attend, attend_with_lse
@@ -17,17 +17,17 @@ from bounds import require_close, roundings_of
 from calls import Call, results, wide
 
 BRAIN = torch.bfloat16
-SAME = Packed.of((40, 1, 0, 33, 7))
-APART = Packed((5, 0, 33, 1, 20, 3), (40, 9, 33, 60, 7, 0))
+SAME = Varlen.of((40, 1, 0, 33, 7))
+APART = Varlen((5, 0, 33, 1, 20, 3), (40, 9, 33, 60, 7, 0))
 """Queries fewer than keys, none, as many, one, more, and some without any key."""
 
 
-def text_by_text(spec: AttentionSpec, operands: Operands) -> torch.Tensor:
+def text_by_text(spec: AttentionSpec, operands: AttentionInputs) -> torch.Tensor:
     """The definition: each text alone."""
     return torch.cat([alone(spec, text) for text in texts(operands)], 1)
 
 
-def alone(spec: AttentionSpec, text: Operands) -> torch.Tensor:
+def alone(spec: AttentionSpec, text: AttentionInputs) -> torch.Tensor:
     """One text, queries of which may stand before all keys."""
     queries, keys = text.query.shape[1], text.key.shape[1]
     if not keys or not queries:
@@ -36,9 +36,9 @@ def alone(spec: AttentionSpec, text: Operands) -> torch.Tensor:
     return oracle.attend(spec, dataclasses.replace(text, query_positions=places))
 
 
-def packed_call(packed: Packed, mask=None, **parts) -> tuple[Call, Operands]:
-    call = Call(mask or Causal(), sum(packed.queries), sum(packed.keys), **parts)
-    return call, call.operands(packed=packed)
+def packed_call(varlen: Varlen, mask=None, **parts) -> tuple[Call, AttentionInputs]:
+    call = Call(mask or Causal(), sum(varlen.queries), sum(varlen.keys), **parts)
+    return call, call.operands(varlen=varlen)
 
 
 CALLS = {
@@ -55,8 +55,8 @@ CALLS = {
     "softmax one, two rows": packed_call(SAME, distribution=SoftmaxOne(), batch=2),
     "sizes that are no powers of two": packed_call(SAME, sizes=(20, 24), heads=(4, 2)),
     "a mask that is no band": packed_call(SAME, Causal() & Strided(3)),
-    "one text": packed_call(Packed.of((50,))),
-    "tokens that are texts": packed_call(Packed.of((1,) * 37)),
+    "one text": packed_call(Varlen.of((50,))),
+    "tokens that are texts": packed_call(Varlen.of((1,) * 37)),
 }
 
 
@@ -69,9 +69,9 @@ def test_packed_texts_are_attended_as_each_alone(name):
 
 
 def test_a_text_computes_the_same_to_the_bit_in_any_company():
-    call, operands = packed_call(Packed.of((33, 40, 20)), dtype=BRAIN)
+    call, operands = packed_call(Varlen.of((33, 40, 20)), dtype=BRAIN)
     alone = dataclasses.replace(
-        operands, **{name: getattr(operands, name)[:, 33:73] for name in ("query", "key", "value")}, packed=None
+        operands, **{name: getattr(operands, name)[:, 33:73] for name in ("query", "key", "value")}, varlen=None
     )
     together, single = results(attend, call.spec, operands), results(attend, call.spec, alone)
     assert torch.equal(together["output"][:, 33:73], single["output"])
@@ -79,8 +79,8 @@ def test_a_text_computes_the_same_to_the_bit_in_any_company():
 
 def test_padded_keys_of_packed_texts_are_seen_by_nobody():
     call, operands = packed_call(SAME)
-    keep = (torch.arange(call.keys) % 7 != 3)[None]
-    operands = dataclasses.replace(operands, keep=keep)
+    key_padding_mask = (torch.arange(call.keys) % 7 != 3)[None]
+    operands = dataclasses.replace(operands, key_padding_mask=key_padding_mask)
     exact, plain = results(text_by_text, call.spec, wide(operands)), results(text_by_text, call.spec, operands)
     for what, found in results(attend, call.spec, operands).items():
         require_close(found, plain[what], exact[what], what, roundings_of(what))
@@ -98,19 +98,19 @@ def test_masks_of_segments_are_computed_as_packed_texts(lengths, queries, keys):
 
 
 def test_halves_of_the_keys_of_each_text_merge_by_their_lse():
-    packed = Packed((5, 9, 3), (40, 33, 2))
-    call, operands = packed_call(packed, Full())
+    varlen = Varlen((5, 9, 3), (40, 33, 2))
+    call, operands = packed_call(varlen, Full())
     whole, lse = attend_with_lse(call.spec, operands)
     sums, outs = [], []
     for half in (0, 1):
-        kept = [range(length)[half::2] for length in packed.keys]
+        kept = [range(length)[half::2] for length in varlen.keys]
         firsts = [0, 40, 73]
         numbers = torch.tensor([first + key for first, keys in zip(firsts, kept, strict=True) for key in keys])
         part = dataclasses.replace(
             operands,
             key=operands.key[:, numbers],
             value=operands.value[:, numbers],
-            packed=Packed(packed.queries, tuple(map(len, kept))),
+            varlen=Varlen(varlen.queries, tuple(map(len, kept))),
         )
         out, sum_ = attend_with_lse(call.spec, part)
         outs.append(out)
@@ -123,8 +123,8 @@ def test_halves_of_the_keys_of_each_text_merge_by_their_lse():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"packed": Packed.of((40, 40))}, "packed.queries"),
-        ({"packed": Packed((81,), (80,))}, "packed.keys"),
+        ({"varlen": Varlen.of((40, 40))}, "varlen.queries"),
+        ({"varlen": Varlen((81,), (80,))}, "varlen.keys"),
         ({"query_positions": torch.arange(81)[None]}, "positions"),
     ],
 )
@@ -137,4 +137,4 @@ def test_texts_that_are_not_all_rows_are_refused(change, said):
 @pytest.mark.parametrize("given", [((1,), (1, 2)), ((-1,), (3,))])
 def test_texts_of_no_length_are_refused(given):
     with pytest.raises(InvalidValue, match=r"^packed"):
-        Packed(*given)
+        Varlen(*given)
