@@ -139,7 +139,7 @@ def explain_command(
         found = verdicts(mechanism, config, call)
         if varlen and all(row["verdict"] != "runs" for row in found):
             typer.echo(
-                "no kernel here computes concatenated documents in one call: each is computed alone, see without --varlen",
+                "no kernel here computes documents together: each is computed alone, see without --varlen",
                 err=True,
             )
     elif training or padded or varlen or dropout:
