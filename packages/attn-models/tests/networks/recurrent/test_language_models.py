@@ -17,7 +17,7 @@ from torch import nn
 BASE = {"vocabulary": 13, "context": 24, "width": 6}
 MODELS = {
     "key-value-predict": ("key_value_lm", {"embedding": 5, "options": {"window": 3}}),
-    "key-value": ("key_value_lm", {"embedding": 5, "lstm_layers": 2, "heads": 2, "mechanism": "key_value"}),
+    "key-value": ("key_value_lm", {"embedding": 5, "num_lstm_layers": 2, "heads": 2, "mechanism": "key_value"}),
     "softmax over an LSTM": ("key_value_lm", {"embedding": 6, "mechanism": "mha", "heads": 2}),
     "replayed": ("key_value_lm", {"embedding": 4, "mechanism": "running_mean"}),
     "lstmn": ("lstmn_lm", {"layers": 2}),
