@@ -115,6 +115,20 @@ def tests(session: nox.Session) -> None:
     run_in("dev", session, "python", "-m", "pytest", *(session.posargs or everything))
 
 
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def quick(session: nox.Session) -> None:
+    """While you work, in under three minutes: lint, who imports whom, and some tests of every package.
+
+    What the tests leave out for want of time they count as skipped; `nox -s quick -- packages/attn-core` spends all of
+    the time on one package.
+    """
+    run_in("dev", session, "ruff", "check")
+    run_in("dev", session, "ruff", "format", "--check")
+    run_in("dev", session, "lint-imports")
+    tests = ["--quick", "90", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q"]
+    run_in("dev", session, "python", "-m", "pytest", *tests, *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
     """Mypy, strict, over the sources of every package."""

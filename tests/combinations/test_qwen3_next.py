@@ -236,7 +236,7 @@ def test_what_is_not_computed_or_contradicts_itself_is_refused_by_name(change, n
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"shared_gate": False}, "without a gate"),
+        ({"shared_expert_gate": False}, "without a gate"),
         ({"routing": "deepseek_v2"}, "routing 'deepseek_v2'"),
         ({"norm_eps": 1e-2}, "'gated'"),
         ({"key_value_heads": 4}, None),
@@ -262,9 +262,9 @@ def test_a_decoder_that_its_layout_cannot_say_is_refused(change, named):
 def test_a_config_of_the_first_generation_is_read():
     beside = {"rope_theta": 3e4, "partial_rotary_factor": 0.5, "full_attention_interval": 2}
     read = decoder_adapter("qwen3_next").configure(TINY | beside)
-    assert (read.rotary_base, read.rotary_fraction) == (3e4, 0.5)
+    assert (read.rope_theta, read.partial_rotary_factor) == (3e4, 0.5)
     assert [read.choice(layer).mechanism for layer in range(4)] == ["gated_deltanet", "gated"] * 2
-    assert decoder_adapter("qwen3_next").configure(TINY).rotary_fraction == 0.25
+    assert decoder_adapter("qwen3_next").configure(TINY).partial_rotary_factor == 0.25
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])

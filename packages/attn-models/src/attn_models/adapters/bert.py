@@ -83,7 +83,7 @@ class BertAdapter(EncoderAdapter):
             **sizes,
             **self.places(values),
             pattern=self.attentions(values, sizes["layers"]),
-            segments=values.get("type_vocab_size", 2),
+            type_vocab_size=values.get("type_vocab_size", 2),
             feed_forward=ACTIVATIONS[values.get("hidden_act", self.activation)],
             norm_eps=values.get("layer_norm_eps", 1e-12),
         )
@@ -96,7 +96,7 @@ class BertAdapter(EncoderAdapter):
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
             **self.described_places(config),
             **self.described_attentions(config),
-            "type_vocab_size": config.segments,
+            "type_vocab_size": config.type_vocab_size,
             "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
         }

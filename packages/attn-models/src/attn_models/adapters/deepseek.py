@@ -123,9 +123,7 @@ EXPERTS = (
     "n_group",
     "topk_group",
 )
-DENSE = {
-    name: value for name, value in FIXED.items() if name not in {"experts", "rotary_interleaved", "prediction_depth"}
-}
+DENSE = {name: value for name, value in FIXED.items() if name not in {"experts", "rope_interleave", "prediction_depth"}}
 
 
 class DeepseekAdapter(LlamaAdapter):
@@ -143,7 +141,7 @@ class DeepseekAdapter(LlamaAdapter):
         "rope_interleave",
         "num_nextn_predict_layers",
     }
-    fixed = DENSE | {"bias": False, "rotary_fraction": 1.0}
+    fixed = DENSE | {"bias": False, "partial_rotary_factor": 1.0}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of their config."""
@@ -166,9 +164,9 @@ class DeepseekAdapter(LlamaAdapter):
             | {
                 "query_latent": values["q_lora_rank"],
                 "norm_eps": LATENT_EPS,
-                "score_factor": _score_factor(values, plain.rotary_scaling),
+                "score_factor": _score_factor(values, plain.rope_scaling),
             },
-            rotary_interleaved=self.interleaved(values),
+            rope_interleave=self.interleaved(values),
             **self._experts(values, plain.layers),
         )
 
@@ -184,7 +182,7 @@ class DeepseekAdapter(LlamaAdapter):
             "hidden_act": "silu",
             "rope_parameters": self._ropes(config, options["score_factor"]),
             "attention_bias": False,
-            "first_k_dense_replace": config.layers if config.experts is None else config.dense_layers,
+            "first_k_dense_replace": config.layers if config.experts is None else config.first_k_dense_replace,
             **({} if config.mixture is None else self._described(config.mixture, config)),
         }
 
@@ -200,7 +198,7 @@ class DeepseekAdapter(LlamaAdapter):
         """To how many groups of experts a token is held; nothing where all are one group."""
         if values.get("n_group") in (None, 1):
             return {}
-        return {"expert_groups": values.get("n_group"), "groups_per_token": values.get("topk_group")}
+        return {"n_group": values.get("n_group"), "topk_group": values.get("topk_group")}
 
     def _experts(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         dense = required_count(values, "first_k_dense_replace", 0, least=0)
@@ -209,10 +207,10 @@ class DeepseekAdapter(LlamaAdapter):
         return {
             "experts": needed(values, "n_routed_experts"),
             "experts_per_token": needed(values, "num_experts_per_tok"),
-            "shared_experts": values.get("n_shared_experts") or None,
-            "expert_hidden": needed(values, "moe_intermediate_size"),
-            "routed_scale": values.get("routed_scaling_factor", 1.0),
-            "dense_layers": dense,
+            "n_shared_experts": values.get("n_shared_experts") or None,
+            "moe_intermediate_size": needed(values, "moe_intermediate_size"),
+            "routed_scaling_factor": values.get("routed_scaling_factor", 1.0),
+            "first_k_dense_replace": dense,
             "routing": self.routing,
             **self.groups(values),
         }
@@ -228,7 +226,7 @@ class DeepseekAdapter(LlamaAdapter):
             "moe_intermediate_size": experts.hidden,
             "routed_scaling_factor": float(experts.scale),
             "n_group": experts.groups,
-            "topk_group": experts.groups_per_token,
+            "topk_group": experts.topk_group,
         }
 
     def _options(self, config: DecoderConfig) -> dict[str, Any]:
@@ -245,8 +243,8 @@ class DeepseekAdapter(LlamaAdapter):
         return options
 
     def _ropes(self, config: DecoderConfig, score_factor: float) -> dict[str, Any]:
-        scaling = config.rotary_scaling
-        described = rope_parameters(Rope(base=config.rotary_base, scaling=scaling))
+        scaling = config.rope_scaling
+        described = rope_parameters(Rope(base=config.rope_theta, scaling=scaling))
         described.pop("partial_rotary_factor")
         if score_factor == 1:
             return described
@@ -264,7 +262,7 @@ class DeepseekV2Adapter(DeepseekAdapter):
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
-    fixed = DeepseekAdapter.fixed | {"rotary_interleaved": True, "prediction_depth": 0}
+    fixed = DeepseekAdapter.fixed | {"rope_interleave": True, "prediction_depth": 0}
     said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rope_interleave": (True, None),
         "scoring_func": ("softmax", None),
@@ -274,7 +272,7 @@ class DeepseekV2Adapter(DeepseekAdapter):
 
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV2Config."""
-        grouped = config.expert_groups is not None
+        grouped = config.n_group is not None
         method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
         return super().describe(config) | method | {"norm_topk_prob": False}
 
@@ -298,7 +296,7 @@ class DeepseekV3Adapter(DeepseekAdapter):
     def describe(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV3Config."""
         return super().describe(config) | {
-            "rope_interleave": config.rotary_interleaved,
+            "rope_interleave": config.rope_interleave,
             "norm_topk_prob": True,
             "num_nextn_predict_layers": config.prediction_depth,
         }

@@ -71,10 +71,10 @@ FIXED = {
     "norm_place": "both",
     "feed_forward": "geglu_tanh",
     "positions": "rotary",
-    "rotary_interleaved": False,
-    "rotary_fraction": 1.0,
-    "rotary_scaling": None,
-    "scaled_embedding": True,
+    "rope_interleave": False,
+    "partial_rotary_factor": 1.0,
+    "rope_scaling": None,
+    "scale_embedding": True,
     "experts": None,
     "prediction_depth": 0,
 }
@@ -119,11 +119,11 @@ class Gemma2Adapter(LlamaAdapter):
             plain,
             feed_forward="geglu_tanh",
             norm_place="both",
-            scaled_embedding=True,
-            logit_cap=self._cap(values, "final_logit_softcapping"),
+            scale_embedding=True,
+            final_logit_softcapping=self._cap(values, "final_logit_softcapping"),
             mechanism=MECHANISM,
-            rotary_base=ropes[FULL].base,
-            rotary_scaling=None,
+            rope_theta=ropes[FULL].base,
+            rope_scaling=None,
             options={},
             pattern=tuple(self._choice(values, kind, ropes) for kind in self._layer_types(values)),
         )
@@ -148,7 +148,9 @@ class Gemma2Adapter(LlamaAdapter):
             "attention_bias": config.bias,
             "query_pre_attn_scalar": sizes["head_dim"] if scale is None else self._scalar(scale),
             "attn_logit_softcapping": None if cap is None else float(cap),
-            "final_logit_softcapping": None if config.logit_cap is None else float(config.logit_cap),
+            "final_logit_softcapping": None
+            if config.final_logit_softcapping is None
+            else float(config.final_logit_softcapping),
             "sliding_window": windows.pop() if windows else None,
             "layer_types": kinds,
             "rope_parameters": self.describe_ropes(dict(turns), config),
@@ -170,7 +172,7 @@ class Gemma2Adapter(LlamaAdapter):
         """The rotary positions of each kind of layer, as a config.json says them."""
         if len(set(turns.values())) > 1:
             raise Incompatible(f"layers with rotary positions of their own cannot be said in a {self.model_type}")
-        return rope_parameters(Rope(base=config.rotary_base))
+        return rope_parameters(Rope(base=config.rope_theta))
 
     def norm_eps(self, eps: float) -> float | None:  # noqa: ARG002  (Gemma 3's norms have the model's)
         """The eps of the norms of queries and keys; None where there are none."""
@@ -231,7 +233,7 @@ class Gemma3Adapter(Gemma2Adapter):
         """An object a kind of layer."""
         described = {}
         for kind in (FULL, SLIDING):
-            base = turns[kind].base if turns.get(kind) else config.rotary_base
+            base = turns[kind].base if turns.get(kind) else config.rope_theta
             scaling = next((c.options.get("scaling") for c in config.pattern if _is(c, kind)), None)
             described[kind] = rope_parameters(Rope(base=base, scaling=scaling))
             described[kind].pop("partial_rotary_factor")

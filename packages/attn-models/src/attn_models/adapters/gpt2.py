@@ -27,7 +27,7 @@ MATRICES = {
 }
 LEAVES = ("weight", "bias")
 PREFIX = "transformer."
-PLAIN = {"scaled_embedding": False, "logit_cap": None, "experts": None, "prediction_depth": 0}
+PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "experts": None, "prediction_depth": 0}
 FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
 OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
 READS = frozenset(

@@ -135,7 +135,7 @@ def rope_parameters(rope: Rope) -> dict[str, Any]:
         return plain
     kind = rope.scaling["kind"]
     if kind not in KEYS:
-        raise InvalidValue.of("rotary_scaling.kind", kind, ", ".join(KEYS))
+        raise InvalidValue.of("rope_scaling.kind", kind, ", ".join(KEYS))
     return plain | {"rope_type": kind, **{KEYS[kind][f]: v for f, v in rope.scaling.items() if f != "kind"}}
 
 
@@ -190,5 +190,5 @@ def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) 
 def hf_rope_parameters(config: DecoderConfig) -> dict[str, Any]:
     """The rotary positions that every layer is given, as version 5 says them."""
     return rope_parameters(
-        Rope(base=config.rotary_base, fraction=config.rotary_fraction, scaling=config.rotary_scaling)
+        Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
     )

@@ -59,7 +59,7 @@ class Qwen3Adapter(LlamaAdapter):
 
 NAMES = {name: theirs for name, theirs in BLOCK.items() if not name.startswith("attention.")} | {
     "feed_forward.router.score": "mlp.gate",
-    "feed_forward.shared_gate": "mlp.shared_expert_gate",
+    "feed_forward.shared_expert_gate": "mlp.shared_expert_gate",
 }
 DELTA_NAMES = {
     "attention.rate": "linear_attn.A_log",
@@ -273,10 +273,10 @@ def _experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         "experts": values["num_experts"],
         "experts_per_token": needed(values, "num_experts_per_tok"),
         "routing": ROUTING[bool(values["norm_topk_prob"])],
-        "shared_experts": shared // hidden,
-        "shared_gate": True,
-        "expert_hidden": hidden,
-        "dense_layers": len(dense),
+        "n_shared_experts": shared // hidden,
+        "shared_expert_gate": True,
+        "moe_intermediate_size": hidden,
+        "first_k_dense_replace": len(dense),
     }
 
 
@@ -294,5 +294,5 @@ def _described_experts(experts: Experts | None, config: DecoderConfig, layout: s
         "shared_expert_intermediate_size": experts.shared * experts.hidden,
         "norm_topk_prob": config.routing == ROUTING[True],
         "decoder_sparse_step": 1,
-        "mlp_only_layers": list(range(config.dense_layers)),
+        "mlp_only_layers": list(range(config.first_k_dense_replace)),
     }

@@ -100,8 +100,8 @@ class ReformerAdapter(EncoderAdapter):
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
             layers=len(kinds),
             pattern=tuple(_choice(values, kind, layer) for layer, kind in enumerate(kinds)),
-            axes=_pair(values, "axial_pos_shape") if axial else None,
-            axis_widths=_pair(values, "axial_pos_embds_dim") if axial else None,
+            axial_pos_shape=_pair(values, "axial_pos_shape") if axial else None,
+            axial_pos_embds_dim=_pair(values, "axial_pos_embds_dim") if axial else None,
             feed_forward=ACTIVATIONS[values.get("hidden_act", "relu")],
             norm_eps=values.get("layer_norm_eps", 1e-12),
         )
@@ -129,8 +129,12 @@ class ReformerAdapter(EncoderAdapter):
             "local_attn_chunk_length": chosen[0].chunk,
             **({"num_buckets": hashed[0].buckets, "num_hashes": hashed[0].rounds} if hashed else {}),
             "hash_seed": _hash_seed(config, chosen),
-            "axial_pos_embds": config.axes is not None,
-            **({"axial_pos_shape": config.axes, "axial_pos_embds_dim": config.axis_widths} if config.axes else {}),
+            "axial_pos_embds": config.axial_pos_shape is not None,
+            **(
+                {"axial_pos_shape": config.axial_pos_shape, "axial_pos_embds_dim": config.axial_pos_embds_dim}
+                if config.axial_pos_shape
+                else {}
+            ),
             "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
             "is_decoder": False,

@@ -100,7 +100,7 @@ def test_a_missing_key_means_what_it_means_to_transformers(layout):
     values = {key: getattr(theirs, key) for key in (*needed, "num_attention_heads")}
     ours = decoder_adapter(layout).configure(values)
     assert ours.key_value_heads == theirs.num_key_value_heads == 8
-    assert ours.rotary_base == theirs.rope_parameters["rope_theta"]
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.options.get("window") == theirs.sliding_window
 
 

@@ -16,7 +16,7 @@ LLAMA = {
     "max_position_embeddings": 64,
 }
 EXPERTS = {"experts": 4, "experts_per_token": 2}
-GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scaled_embedding": True}
+GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scale_embedding": True}
 GPT = {"norm": "layer", "feed_forward": "gelu", "positions": "learned", "bias": True}
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 DEEPSEEK = LLAMA | {
@@ -32,9 +32,9 @@ DEEPSEEK = LLAMA | {
 LATENT = {
     "mechanism": "mla",
     "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6},
-    "rotary_interleaved": True,
+    "rope_interleave": True,
 }
-SPARSE = {"experts": 8, "experts_per_token": 2, "shared_experts": 1}
+SPARSE = {"experts": 8, "experts_per_token": 2, "n_shared_experts": 1}
 PLAIN = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
@@ -76,7 +76,7 @@ def test_a_missing_key_is_named(layout, key):
         ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads"),
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank: is missing"),
-        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "expert_groups: 3"),
+        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "n_group: 3"),
         ("deepseek_v3", {"num_experts_per_tok": 9}, "experts_per_token: 9"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -121,9 +121,9 @@ def test_a_config_survives_its_own_layout(layout):
         ("qwen3", EXPERTS | {"mechanism": "gemma"}, "experts 4"),
         ("gemma2", EXPERTS | GEMMA, "experts 4"),
         ("deepseek_v3", {}, "'mha' cannot be said"),
-        ("deepseek_v2", LATENT | {"rotary_interleaved": False}, "rotary_interleaved"),
+        ("deepseek_v2", LATENT | {"rope_interleave": False}, "rope_interleave"),
         ("deepseek_v2", LATENT | SPARSE | {"routing": "deepseek_v3"}, "routing 'deepseek_v3'"),
-        ("deepseek_v3", LATENT | SPARSE | {"routing": "deepseek_v3", "shared_experts": None}, "without shared"),
+        ("deepseek_v3", LATENT | SPARSE | {"routing": "deepseek_v3", "n_shared_experts": None}, "without shared"),
         ("deepseek_v3", LATENT | {"pattern": ["mha", "mla"]}, "differ in attention"),
         ("deepseek_v3", LATENT | {"options": {"norm_eps": 1e-3}}, "eps 0.001"),
         ("deepseek_v3", LATENT | {"options": {"score_factor": 2.0}}, "score_factor of 2"),
