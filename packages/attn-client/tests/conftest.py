@@ -45,7 +45,7 @@ class WordModel(InferenceServiceServicer):
 
     async def start(self) -> None: ...
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
     def check(self, request: Any) -> list[str]:
         self.requests.append(request)
@@ -125,7 +125,7 @@ class Shelf(ModelServiceServicer):
 
     async def start(self) -> None: ...
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
     async def ListModels(self, request: Any, context: Any) -> model_pb2.ListModelsResponse:
         page, following = page_of(list(self.models.values()), request)
@@ -161,7 +161,7 @@ class JobBook(TrainingServiceServicer):
 
     async def start(self) -> None: ...
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
     def job(self) -> training_pb2.TrainingJob:
         job = training_pb2.TrainingJob(id="job-1", state=self.state, step=self.steps, spec=self.spec, attempt=1)
@@ -218,7 +218,7 @@ class Running:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
 
     def open(self, settings: GatewaySettings | None = None) -> str:
-        self.context = serving([self.words, self.shelf, self.book, CatalogGrpc()], settings, grace=0.2)
+        self.context = serving([self.words, self.shelf, self.book, CatalogGrpc()], settings, shutdown_timeout=0.2)
         return str(self.run(self.context.__aenter__()).address)
 
     def shut(self) -> None:

@@ -15,9 +15,7 @@ MAX_TOKENS = 1024
 """Tokens of a prompt for attention maps, whose size grows with the square."""
 
 
-def compute_maps(
-    loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: PromptTokenizer
-) -> list[AttentionMap]:
+def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: PromptTokenizer) -> list[AttentionMap]:
     """The float32 weights of the layers and heads asked for; cross-attention of an encoder-decoder model.
 
     Raises `InvalidValue` for a token, layer or head that does not exist, too long a prompt, or an encoder prompt that is

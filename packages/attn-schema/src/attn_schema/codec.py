@@ -54,6 +54,7 @@ class _Codec:
     default: Any
     presence: bool
     skips_default: bool
+    holds_none: bool
     allowed: str
     read: Callable[[Any], Any]
     write: Callable[[Any, Any], None]
@@ -100,7 +101,9 @@ def from_message(noun: type[Noun], message: Message) -> Noun:
 def _fill(message: Message, value: msgspec.Struct) -> None:
     for codec in _codecs(type(value)):
         item = getattr(value, codec.name)
-        if item is None or item is msgspec.UNSET or (codec.skips_default and item == codec.default):
+        if item is msgspec.UNSET or (codec.skips_default and item == codec.default):
+            continue
+        if item is None and not codec.holds_none:
             continue
         try:
             codec.write(message, item)
@@ -123,6 +126,7 @@ def _codec(info: FieldInfo, field: Any) -> _Codec:
         default=info.default,
         presence=field.has_presence,
         skips_default=field.has_presence and not info.required,
+        holds_none=field.message_type is not None and field.message_type.full_name in JSON_MESSAGES,
         allowed=RANGES.get(field.cpp_type, "a value the field can hold"),
         read=read,
         write=write,

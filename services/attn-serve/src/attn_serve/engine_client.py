@@ -35,8 +35,8 @@ class Backend(Protocol):
         """The answer of a method of `attn_host.ModelHost`."""
         ...
 
-    async def stop(self, timeout: float) -> None:
-        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then free everything."""
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
         ...
 
 
@@ -85,9 +85,9 @@ class EngineClient:
         """How busy the model is."""
         return cast("EngineStats", await self.backend.call("stats"))
 
-    async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - given to the host, which lets running tasks finish
-        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then free everything."""
-        await self.backend.stop(timeout)
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
+        await self.backend.stop(shutdown_timeout)
 
     async def _score(self, task: TextTask) -> SequenceScore:
         tokens: list[Token] = []

