@@ -18,8 +18,8 @@ MAX_TOKENS = 1024
 def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: PromptTokenizer) -> list[AttentionMap]:
     """The float32 weights of the layers and heads asked for; cross-attention of an encoder-decoder model.
 
-    Raises `InvalidValue` for a token, layer or head that does not exist, too long a prompt, or an encoder prompt that is
-    missing or too much; `Incompatible` for a mechanism without weights.
+    Raises `InvalidValue` for a token, layer or head that does not exist, too long a prompt, or an encoder prompt that
+    is missing or too much; `Incompatible` for a mechanism without weights.
     """
     ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
     mechanisms, count = loaded.mechanisms, getattr(loaded.config, "heads", 0)

@@ -45,7 +45,7 @@ class ClusterSettings:
     object_store_bytes: int = 256 * 2**20
     home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 class Cluster:

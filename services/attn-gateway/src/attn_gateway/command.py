@@ -41,6 +41,7 @@ def serve_command(
     """
     tenants = read_tokens(server.token_file) if server.token_file else {}
     tokens = tuple(tenants)
+    tls = TlsFiles(certificate=server.tls_cert, key=server.tls_key) if server.tls_cert and server.tls_key else None
     settings = ServeSettings(
         gateway=GatewaySettings(
             host=server.host,

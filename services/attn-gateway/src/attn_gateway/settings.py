@@ -27,7 +27,8 @@ class GatewaySettings:
     """Where the gateway listens and whom it lets in; raises `InvalidValue` for one that anybody can reach.
 
     Sizes are in bytes, times in seconds. `port` 0 picks a free one. `token` is the bearer token callers must give,
-    or one of `other_tokens`: callers of another token are another tenant, with a weight in fair queueing and a prefix cache of their own.
+    or one of `other_tokens`: callers of another token are another tenant, with a weight in fair queueing and a
+    prefix cache of their own.
     `insecure` allows other hosts than loopback without token and TLS.
     """
 

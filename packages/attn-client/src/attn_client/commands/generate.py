@@ -28,7 +28,7 @@ WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model i
 
 
 @with_flags
-def generate_command(  # noqa: PLR0913 - a command has the options it has
+def generate_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PLR0913 - a command has the options it has
     *,
     words: Annotated[list[str] | None, typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)] = None,
     model: ModelHere = None,
@@ -50,9 +50,10 @@ def generate_command(  # noqa: PLR0913 - a command has the options it has
 ) -> None:
     """Generate text: with a server's model, or with `--model` one that runs here; the text appears as it is generated.
 
-    The options of engines are for a model that runs here. Examples: `attn generate smollm2-135m-instruct --chat "Where
-    is Paris?"` asks a server, `attn generate --model smollm2-135m-instruct "Once"` needs none. With `--regex "(yes|no)"`
-    the text matches that expression, with `--json-schema person.json` it is JSON of that form.
+    The options of engines are for a model that runs here. With `--regex "(yes|no)"` the text matches that
+    expression, with `--json-schema person.json` it is JSON of that form. Examples: `attn generate
+    smollm2-135m-instruct --chat "Where is Paris?"` asks a server, `attn generate --model smollm2-135m-instruct "Once"`
+    needs none.
     """
     name, prompt = _asked(words or [], model, encoder_prompt)
     text = sys.stdin.read() if prompt == "-" else prompt

@@ -17,7 +17,7 @@ Option = typer.Option
 
 
 @with_flags
-def map_command(  # noqa: PLR0913 - a command has the options it has
+def map_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PLR0913 - a command has the options it has
     *,
     model: Annotated[str, typer.Argument(help="Name of a served model.")],
     text: Annotated[str, typer.Argument(help="Sentence to look at; - reads standard input.")],

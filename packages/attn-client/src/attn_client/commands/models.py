@@ -65,6 +65,11 @@ def unload_command(
     typer.echo(f"{name} is unloaded")
 
 
+def _absolute(model: str) -> str:
+    """A folder as an absolute path; a name as it is."""
+    return str(Path(model).resolve()) if model and Path(model).is_dir() else model
+
+
 def _row(model: ModelInfo) -> dict[str, str]:
     return {
         "name": model.name,
