@@ -33,7 +33,7 @@ from attn_schema.inference import (
     TopLogprob,
     Usage,
 )
-from attn_schema.sampling import EarlyStopping, SamplingParams, StructuredOutput
+from attn_schema.sampling import EarlyStopping, SamplingParams, ScoringParams, StructuredOutput
 from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
 from attn_schema.settings import ConnectionOptions, ServerConfig
 
@@ -64,6 +64,7 @@ __all__ = [
     "Prompt",
     "PromptLike",
     "SamplingParams",
+    "ScoringParams",
     "Schema",
     "ScoreRequest",
     "SequenceScore",

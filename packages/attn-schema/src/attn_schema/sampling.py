@@ -221,4 +221,16 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
                 raise InvalidValue.of(name, value, "left out with num_beams, as beam search does not sample")
 
 
+class ScoringParams(Checked, frozen=True, kw_only=True):
+    """Asks for the log probabilities of the prompt's tokens; nothing is generated."""
+
+    top_logprobs: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_TOP_LOGPROBS,
+            description="Returns the log probabilities of this many most likely tokens at each position as well.",
+        ),
+    ] = 0  # fmt: skip
+
+
 _DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))

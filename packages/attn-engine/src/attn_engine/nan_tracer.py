@@ -1,7 +1,7 @@
-"""Where in a model a computation went wrong.
+"""Finds the layer in which a computation failed or gave numbers that are not finite.
 
-A model is any module, so nothing is asked of it: which states it touches says in which layer it is, and hooks on its
-modules see the first numbers that are not finite.
+It works for any module: the states a model touches say which layer runs, and hooks on its modules see the first numbers
+that are not finite.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from torch import Tensor, nn
 NOT_FINITE = "it gives numbers that are not finite"
 
 
-class Witness:
-    """Watches what a model computes while it is entered, in the thread that entered it.
+class NanTracer:
+    """Context manager that observes the modules of a model, in the thread that entered it.
 
-    Of a state with rows in memory only the rows are shown, so that layers are computed one after the other.
+    States do not offer their rows in place, so that kernels which write several layers at once are not used.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -38,9 +38,9 @@ class Witness:
         self._before: str | None = None
         self._clean = False
         self.failure: LayerFailed | None = None
-        """What was not finite first."""
+        """The first layer that gave numbers that are not finite."""
 
-    def __enter__(self) -> Witness:
+    def __enter__(self) -> NanTracer:
         for name, module in self._module.named_modules():
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._enter(name)))
             self._hooks.append(module.register_forward_hook(lambda *seen, name=name: self._leave(name, *seen)))
@@ -51,38 +51,39 @@ class Witness:
             hook.remove()
         self._hooks.clear()
 
-    def watched(self, state: ModelState) -> ModelState:
-        """The same views, which tell when they are asked for."""
-        return _Touched({layer: self._of_layer(layer, views) for layer, views in state.items()}, self._ask)
+    def observed(self, state: ModelState) -> ModelState:
+        """The state, with views that note which layer asks for them."""
+        return _ObservedMapping({layer: self._of_layer(layer, views) for layer, views in state.items()}, self._ask)
 
     def blame(self, error: Exception) -> LayerFailed | None:
-        """The error that names the layer in which another was raised; None before the first layer."""
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return self._failed(self._inside[-1] if self._inside else None, self._asked, said)
+        """An error that names the layer in which `error` was raised; None before the first layer."""
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return self._failed(self._inside[-1] if self._inside else None, self._asked, what)
 
-    def look(self, hidden: Tensor) -> None:
-        """Note numbers in the last hidden rows that are not finite, where no module has shown them."""
+    def check_output(self, hidden: Tensor) -> None:
+        """Note numbers in the last hidden states that are not finite, if no module has given any."""
         if self.failure is None and not _finite(hidden):
             self.failure = self._failed(None, self._touched, NOT_FINITE)
 
     def _of_layer(self, layer: str, views: LayerState) -> LayerState:
-        def remember(fields: Fields) -> None:
-            self._remember(layer, fields)
+        def written(fields: Fields) -> None:
+            self._written(layer, fields)
 
-        return _Touched({name: _Shown(view, remember) for name, view in views.items()}, lambda _: self._touch(layer))
+        observed = {name: _ObservedView(view, written) for name, view in views.items()}
+        return _ObservedMapping(observed, lambda _: self._touch(layer))
 
     def _ask(self, layer: str) -> None:
         self._asked = layer
 
     def _touch(self, layer: str) -> None:
-        # A layer that was only asked for may not have begun: what it is given can still come from the one before.
+        # A layer whose state was only looked up may not have begun: its input can still come from the one before.
         if layer != self._touched:
-            # What it remembers first comes from the layer before, unless a module has shown that all was well since.
+            # What it writes first comes from the layer before, unless a module has given finite numbers since.
             self._before = layer if self._clean or self._touched is None else self._touched
             self._clean = False
         self._asked = self._touched = layer
 
-    def _remember(self, layer: str, fields: Fields) -> None:
+    def _written(self, layer: str, fields: Fields) -> None:
         if all(_finite(rows) for rows in fields.values()):
             self._before = layer
         elif self.failure is None:
@@ -114,16 +115,16 @@ class Witness:
         return LayerFailed.of(layer or str(module), self._mechanisms.get(layer or ""), what)
 
 
-class _Touched(Mapping[str, Any]):
-    """A mapping that tells which key was asked for last."""
+class _ObservedMapping(Mapping[str, Any]):
+    """A mapping that reports the keys it is asked for."""
 
-    def __init__(self, found: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    def __init__(self, found: Mapping[str, Any], report: Callable[[str], None]) -> None:
         self._found = found
-        self._tell = tell
+        self._report = report
 
     def __getitem__(self, key: str) -> Any:
         value = self._found[key]
-        self._tell(key)
+        self._report(key)
         return value
 
     def __iter__(self) -> Iterator[str]:
@@ -133,26 +134,26 @@ class _Touched(Mapping[str, Any]):
         return len(self._found)
 
 
-class _Shown:
-    """A view that tells what it is given, and whose rows are not reached in memory."""
+class _ObservedView:
+    """A view that reports what is written, and does not offer its rows in place."""
 
-    def __init__(self, view: Any, tell: Callable[[Fields], None]) -> None:
+    def __init__(self, view: Any, report: Callable[[Fields], None]) -> None:
         self._view = view
-        self._tell = tell
+        self._report = report
 
     def append(self, fields: Fields) -> Fields:
-        """Remember rows of tokens."""
-        self._tell(fields)
-        shown: Fields = self._view.append(fields)
-        return shown
+        """Append rows of tokens."""
+        self._report(fields)
+        rows: Fields = self._view.append(fields)
+        return rows
 
     def write(self, fields: Fields) -> None:
         """Replace states of fixed size."""
-        self._tell(fields)
+        self._report(fields)
         self._view.write(fields)
 
     def in_place(self) -> None:
-        """Nothing: a kernel that writes several layers at once would hide which of them failed."""
+        """None: a kernel that writes several layers at once would hide which of them failed."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._view, name)
