@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attn_client import AsyncClient, ClientSettings, Sampling
 from attn_serve.engines import InProcessEngine
-from attn_serve.requests import EngineSettings, Generation, PromptInput
+from attn_serve.requests import EngineConfig, Generation, PromptInput
 
 NEW_TOKENS = 128
 STREAMS = 16
@@ -70,7 +70,7 @@ async def unary_ms(call: object) -> float:
 
 async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]:
     """All figures; the two sides take turns, so that a slow minute is slow for both."""
-    engine = InProcessEngine(folder, EngineSettings())
+    engine = InProcessEngine(folder, EngineConfig())
     await engine.start()
     near, far = [], []
     async with AsyncClient(ClientSettings(address=address)) as client:

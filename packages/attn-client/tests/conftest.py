@@ -58,14 +58,14 @@ class WordModel(InferenceServiceServicer):
         if len(words) > 5:
             raise errors.ContextLengthExceeded.of(len(words), 3, 8)
         try:
-            for choice in range(1, request.sampling.completions):
+            for choice in range(1, request.sampling.n):
                 text = f"{choice}: {words[0]}"
                 reason = inference_pb2.FINISH_REASON_STOP
                 yield inference_pb2.GenerateResponse(text=text, choice=choice, finish_reason=reason, stop="!")
             for number in range(request.sampling.max_new_tokens or 10_000):
                 text = words[number % len(words)]
                 token = common_pb2.Token(id=number, text=text, logprob=-0.5)
-                token.alternatives.add(id=number, text=text, logprob=-0.5)
+                token.top_logprobs.add(id=number, text=text, logprob=-0.5)
                 yield inference_pb2.GenerateResponse(tokens=[token], text=f"{text} ")
                 await asyncio.sleep(0.002)
             usage = common_pb2.Usage(prompt_tokens=len(words), cached_tokens=1, completion_tokens=number + 1)
@@ -105,11 +105,11 @@ class WordModel(InferenceServiceServicer):
         tensor = common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=data)
         for layer in request.layers or [0, 1]:
             yield inference_pb2.AttentionMapsResponse(
-                layer=layer, heads=heads, weights=tensor, query_tokens=words, key_tokens=words, mechanism="mean"
+                layer=layer, heads=heads, attention_weights=tensor, query_tokens=words, key_tokens=words, mechanism="mean"
             )
 
-    async def GetLoad(self, request: Any, context: Any) -> inference_pb2.GetLoadResponse:
-        return inference_pb2.GetLoadResponse(running=1, waiting=2, state_tokens_used=3, state_tokens_total=4)
+    async def GetEngineStats(self, request: Any, context: Any) -> inference_pb2.GetEngineStatsResponse:
+        return inference_pb2.GetEngineStatsResponse(running=1, waiting=2, kv_tokens_used=3, kv_tokens_total=4)
 
 
 class Shelf(ModelServiceServicer):
@@ -118,7 +118,7 @@ class Shelf(ModelServiceServicer):
     names = ("attn.v1.ModelService",)
 
     def __init__(self) -> None:
-        self.models = {f"m{number:03}": model_pb2.Model(name=f"m{number:03}") for number in range(150)}
+        self.models = {f"m{number:03}": model_pb2.ModelInfo(name=f"m{number:03}") for number in range(150)}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_ModelServiceServicer_to_server(self, server)
@@ -134,7 +134,7 @@ class Shelf(ModelServiceServicer):
     async def LoadModel(self, request: Any, context: Any) -> model_pb2.LoadModelResponse:
         if request.name in self.models:
             raise errors.AlreadyExists(f"{request.name} is loaded from another source")
-        model = model_pb2.Model(name=request.name, source=request.source, state=model_pb2.MODEL_STATE_SERVING)
+        model = model_pb2.ModelInfo(name=request.name, source=request.source, state=model_pb2.MODEL_STATE_SERVING)
         model.dtype = request.engine.dtype
         self.models[request.name] = model
         return model_pb2.LoadModelResponse(model=model)

@@ -24,7 +24,7 @@ def test_a_completion_arrives_in_pieces(client: Client) -> None:
     chunks = list(client.generate("words", "one two three", Sampling(max_new_tokens=4, top_logprobs=1)))
     assert "".join(chunk.text for chunk in chunks) == "one two three one "
     assert [token.logprob for chunk in chunks for token in chunk.tokens] == [-0.5] * 4
-    assert chunks[0].tokens[0].alternatives[0].text == "one"
+    assert chunks[0].tokens[0].top_logprobs[0].text == "one"
     assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * 4
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     assert chunks[-1].usage is not None
@@ -107,7 +107,7 @@ def test_scores_tokens_and_load(client: Client) -> None:
     assert [[token.logprob for token in score.tokens] for score in scores] == [[None, -1.0, -2.0], [None]]
     assert [score.sum_logprob for score in scores] == [-3.0, 0.0]
     assert [token.text for token in client.tokenize("words", "a  b").tokens] == ["a", "b"]
-    assert client.load("words").state_tokens_total == 4
+    assert client.load("words").kv_tokens_total == 4
 
 
 def test_texts_become_vectors_in_their_order(client: Client) -> None:
@@ -133,7 +133,7 @@ def test_attention_maps_have_the_shape_they_say(client: Client) -> None:
     maps = client.attention_maps("words", "a b c", layers=[1, 4], heads=[2, 5])
     assert [drawn.layer for drawn in maps] == [1, 4]
     assert maps[0].heads == (2, 5)
-    assert maps[0].weights.shape == (2, 3, 3)
+    assert maps[0].attention_weights.shape == (2, 3, 3)
     assert maps[0].weights.tolist()[1] == [[1, 0, 0], [0.5, 0.5, 0], pytest.approx([1 / 3] * 3)]
     assert maps[0].query_tokens == ("a", "b", "c")
 

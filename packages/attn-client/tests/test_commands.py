@@ -99,7 +99,7 @@ def test_generate_prints_each_of_several_completions_whole(shell: Shell, server:
     code, out, _ = shell.run("generate", "words", "one two", "-n", "3", "--completions", "2", "--typical-p", "0.5")
     assert (code, out) == (0, "--- 1\n1: one\n--- 0\none two one \n")
     sampling = server.words.requests[-1].sampling
-    assert (sampling.completions, sampling.typical_p) == (2, 0.5)
+    assert (sampling.n, sampling.typical_p) == (2, 0.5)
 
 
 def test_generate_asks_for_a_beam_search(shell: Shell, server: Any) -> None:

@@ -45,14 +45,14 @@ def test_a_folder_does_as_well_as_a_name(client, home):
 
 
 def test_completions_of_one_prompt_are_those_of_their_seeds(client):
-    both = client.complete_all("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=4, completions=2))
+    both = client.complete_all("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=4, n=2))
     alone = [client.complete("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=s)) for s in (4, 5)]
     assert [completion.tokens for completion in both] == [completion.tokens for completion in alone]
     assert {completion.usage.completion_tokens for completion in both} == {12}
 
 
 def test_a_beam_search_finds_nothing_less_likely_than_the_greedy_completion(client):
-    found = client.complete_all("writer", "to be", Sampling(max_new_tokens=8, completions=2, beams=Beams(width=3)))
+    found = client.complete_all("writer", "to be", Sampling(max_new_tokens=8, n=2, beams=Beams(width=3)))
     likeliest = client.complete("writer", "to be", Sampling(max_new_tokens=8, top_logprobs=0, ignore_eos=True))
     assert found[0].score >= found[1].score
     assert found[0].score >= sum(token.logprob for token in likeliest.tokens) / 8 - 1e-5
@@ -73,11 +73,11 @@ def test_what_turns_have_in_common_is_computed_once(client):
 
 
 def test_sampling_is_as_asked(client):
-    told = Sampling(max_new_tokens=6, grammar=Grammar(regex="(yes|no)"))
+    told = Sampling(max_new_tokens=6, structured_output=Grammar(regex="(yes|no)"))
     assert client.complete("writer", "is it", told).text in {"yes", "no"}
     chosen = client.complete("writer", "is it", Sampling(max_new_tokens=3, top_logprobs=2))
-    assert all(len(token.alternatives) == 2 for token in chosen.tokens)
-    assert chosen.tokens[0].alternatives[0].id == chosen.tokens[0].id
+    assert all(len(token.top_logprobs) == 2 for token in chosen.tokens)
+    assert chosen.tokens[0].top_logprobs[0].id == chosen.tokens[0].id
     warm = [client.complete("writer", "is", Sampling(max_new_tokens=9, temperature=2, seed=s)).text for s in (1, 1, 2)]
     assert warm[0] == warm[1] != warm[2]
 
@@ -113,7 +113,7 @@ def test_threads_share_a_client(client):
         ("writer", "ä", Sampling(), InvalidValue, "text"),
         ("writer", [999], Sampling(), InvalidValue, "token_ids"),
         ("writer", "a", Sampling(temperature=-1), InvalidValue, "temperature"),
-        ("writer", "a", Sampling(grammar=Grammar(regex="a", lark="b")), InvalidValue, "exactly one"),
+        ("writer", "a", Sampling(structured_output=Grammar(regex="a", lark="b")), InvalidValue, "exactly one"),
         ("writer", "a", Sampling(max_new_tokens=128), ContextLengthExceeded, "128"),
         ("writer", [ChatMessage("user", "a")], Sampling(), UserError, "chat template"),
         ("talker", [ChatMessage("user", "a"), 3], Sampling(), InvalidValue, "ChatMessages"),

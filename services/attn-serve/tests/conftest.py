@@ -23,7 +23,7 @@ from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from attn_serve.engines import EngineClient, InProcessEngine
 from attn_serve.fleet import Fleet
-from attn_serve.requests import EngineSettings
+from attn_schema import EngineConfig
 from attn_serve.servicers.inference import InferenceServicer
 from attn_serve.servicers.model import ModelServicer
 
@@ -89,13 +89,13 @@ class LocalInference:
         add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
 
     async def start(self) -> None:
-        await self.fleet.load("tiny", "", EngineSettings(threads=1))
+        await self.fleet.load("tiny", "", EngineConfig(num_threads=1))
 
     async def stop(self, grace: float) -> None:
         await self.fleet.stop(grace)
 
     @staticmethod
-    def _make(name: str, folder: Path, settings: EngineSettings) -> EngineClient:
+    def _make(name: str, folder: Path, settings: EngineConfig) -> EngineClient:
         return InProcessEngine(folder, settings)
 
 

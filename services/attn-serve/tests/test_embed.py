@@ -18,14 +18,14 @@ from asking_inference import ask, begun, complete, drained, refused
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn.v1.model_pb2 import EngineOptions, GetModelRequest, LoadModelRequest, UnloadModelRequest
+from attn.v1.model_pb2 import EngineConfig, GetModelRequest, LoadModelRequest, UnloadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
 from attn_models.encoder.sentences import BATCH, load_sentence_encoder
 from attn_serve.answers import EmbeddingsAnswer
 from attn_serve.embedding import Embedding
 from attn_serve.encoder_host import EncoderHost
-from attn_serve.requests import EngineSettings, TextsWanted
+from attn_serve.requests import EngineConfig, TextsWanted
 
 NAME = "tiny-bert"
 TEXTS = ["abc", "d", "bad cab", "abc"]
@@ -51,7 +51,7 @@ async def encoder(stub: InferenceServiceStub, models: ModelServiceStub) -> Infer
 
 @pytest.fixture
 def host(home: Path) -> EncoderHost:
-    return EncoderHost(home / "models" / NAME, EngineSettings(threads=1))
+    return EncoderHost(home / "models" / NAME, EngineConfig(num_threads=1))
 
 
 async def test_texts_become_the_vectors_of_the_encoder_in_their_order(
@@ -63,7 +63,7 @@ async def test_texts_become_the_vectors_of_the_encoder_in_their_order(
     np.testing.assert_array_equal(found, load_sentence_encoder(home / "models" / NAME).embed(TEXTS).numpy())
     tokens = [await encoder.Tokenize(wire.TokenizeRequest(model=NAME, prompt=common_pb2.Prompt(text=t))) for t in TEXTS]
     assert answer.usage.prompt_tokens == sum(len(each.tokens) for each in tokens)
-    load = await encoder.GetLoad(wire.GetLoadRequest(model=NAME))
+    load = await encoder.GetEngineStats(wire.GetEngineStatsRequest(model=NAME))
     assert (load.running, load.computed_tokens) == (0, answer.usage.prompt_tokens)
 
 
@@ -98,7 +98,7 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
     encoder: InferenceServiceStub, models: ModelServiceStub
 ) -> None:
     model = (await models.GetModel(GetModelRequest(name=NAME))).model
-    assert (model.architecture, model.context_length, model.layers, model.chat) == ("encoder", 12, 1, False)
+    assert (model.architecture, model.max_seq_len, model.layers, model.chat) == ("encoder", 12, 1, False)
     prompt = common_pb2.Prompt(text="abc")
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
         await complete(encoder, ask("abc", model=NAME))
@@ -113,7 +113,7 @@ async def test_an_encoder_refuses_settings_that_it_cannot_keep(
     models: ModelServiceStub, field: str, value: str
 ) -> None:
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "int8" if field == "weights" else "encoder"):
-        await models.LoadModel(LoadModelRequest(name=NAME, engine=EngineOptions(**{field: value})))
+        await models.LoadModel(LoadModelRequest(name=NAME, engine=EngineConfig(**{field: value})))
 
 
 async def test_an_unloaded_encoder_is_gone(encoder: InferenceServiceStub, models: ModelServiceStub) -> None:
@@ -123,14 +123,14 @@ async def test_an_unloaded_encoder_is_gone(encoder: InferenceServiceStub, models
 
 
 def test_vectors_of_sixteen_bit_weights_have_length_one_too(home: Path) -> None:
-    host = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, dtype="bfloat16"))
+    host = EncoderHost(home / "models" / NAME, EngineConfig(num_threads=1, dtype="bfloat16"))
     answer = host.embed(wanted(*TEXTS)).result()
     found = torch.from_numpy(np.frombuffer(answer.vectors, "<f4").reshape(answer.shape).copy())
     torch.testing.assert_close(found.norm(dim=-1), torch.ones(len(TEXTS)), rtol=0, atol=1e-6)
 
 
 def test_an_encoder_is_served_with_the_weights_that_are_asked_for(home: Path, host: EncoderHost) -> None:
-    packed = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, weights="int8"))
+    packed = EncoderHost(home / "models" / NAME, EngineConfig(num_threads=1, weights="int8"))
     assert (packed.info.weights, host.info.weights) == ("int8", "unpacked")
     assert packed.info.parameters == host.info.parameters
     near, exact = (np.frombuffer(each.embed(wanted(*TEXTS)).result().vectors, "<f4") for each in (packed, host))

@@ -14,9 +14,9 @@ import pytest_asyncio
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
 from attn_serve.engines import EngineClient, InProcessEngine, RayEngine
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, Scored, TextsWanted
+from attn_serve.requests import EngineConfig, Generation, MapsWanted, PromptInput, Scored, TextsWanted
 
-ONE_THREAD = EngineSettings(threads=1)
+ONE_THREAD = EngineConfig(num_threads=1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -109,10 +109,10 @@ class TestRayEngine:
         await chunks.aclose()  # type: ignore[attr-defined]
         for _ in range(100):
             load = await engine.load()
-            if load.running == load.state_tokens_used == 0:
+            if load.running == load.kv_tokens_used == 0:
                 break
             await asyncio.sleep(0.02)
-        assert (load.running, load.state_tokens_used) == (0, 0)
+        assert (load.running, load.kv_tokens_used) == (0, 0)
         assert load.generated_tokens < 240
         await engine.stop(0)
 

@@ -11,16 +11,16 @@ from asking_inference import begun, drained, refused
 from attn.v1 import common_pb2
 from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn.v1.model_pb2 import EngineOptions, LoadModelRequest
+from attn.v1.model_pb2 import EngineConfig, LoadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_serve.answers import Chunk
 from attn_serve.host import EngineHost
-from attn_serve.requests import EngineSettings, PromptInput, Scored
+from attn_serve.requests import EngineConfig, PromptInput, Scored
 
 NAME = "narrow"
 LENGTH = 200
 MANY = 60
-LOAD = wire.GetLoadRequest(model=NAME)
+LOAD = wire.GetEngineStatsRequest(model=NAME)
 
 
 def prompts(count: int, length: int = LENGTH) -> wire.ScoreRequest:
@@ -34,7 +34,7 @@ def token(of: str) -> tuple[tuple[str, str]]:
 @pytest.fixture
 async def narrow(stub: InferenceServiceStub, models: ModelServiceStub) -> InferenceServiceStub:
     """A model that reads 32 tokens a step, so that many prompts take many steps."""
-    await models.LoadModel(LoadModelRequest(name=NAME, source="tiny", engine=EngineOptions(max_batch_tokens=32)))
+    await models.LoadModel(LoadModelRequest(name=NAME, source="tiny", engine=EngineConfig(max_batch_tokens=32)))
     return stub
 
 
@@ -46,7 +46,7 @@ async def test_a_tenant_with_one_prompt_does_not_wait_for_the_many_of_another(
     many = asyncio.ensure_future(narrow.Score(prompts(MANY), metadata=token("ann")))
     await begun(narrow, NAME)
     (score,) = (await narrow.Score(prompts(1, 20), metadata=token(second))).scores
-    waiting = (await narrow.GetLoad(LOAD)).waiting
+    waiting = (await narrow.GetEngineStats(LOAD)).waiting
     assert len(score.tokens) == 20
     assert (waiting > MANY // 2) == overtakes
     many.cancel()
@@ -66,7 +66,7 @@ async def test_scores_end_with_their_caller(narrow: InferenceServiceStub, cancel
         async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             await call
     load = await drained(narrow, NAME)
-    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+    assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
     assert load.computed_tokens < MANY * LENGTH
     assert len((await narrow.Score(prompts(1))).scores[0].tokens) == LENGTH
 
@@ -78,7 +78,7 @@ async def test_one_prompt_that_is_refused_ends_the_others(narrow: InferenceServi
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "1000"):
         await narrow.Score(request)
     load = await drained(narrow, NAME)
-    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+    assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
     assert load.computed_tokens < MANY * LENGTH
 
 
@@ -87,7 +87,7 @@ async def test_the_engine_itself_keeps_the_deadline_of_a_score(home: Path) -> No
     loop, told = asyncio.get_running_loop(), asyncio.Queue[list[Chunk]]()
     host = EngineHost(
         home / "models" / "tiny",
-        EngineSettings(threads=1),
+        EngineConfig(num_threads=1),
         lambda chunks: loop.call_soon_threadsafe(told.put_nowait, chunks) and None,
     )
     host.submit(Scored(id="late", prompt=PromptInput(text="x"), seconds=0))

@@ -10,7 +10,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_gateway.call import tenant_named, tenant_of
 from attn_serve.answers import Chunk
 from attn_serve.host import EngineHost
-from attn_serve.requests import EngineSettings, Generation, PromptInput
+from attn_serve.requests import EngineConfig, Generation, PromptInput
 
 
 async def cached(stub: InferenceServiceStub, text: str, token: str | None) -> int:
@@ -36,7 +36,7 @@ async def test_tenants_are_served_by_their_shares(home: Path) -> None:
     told: queue.SimpleQueue[list[Chunk]] = queue.SimpleQueue()
     names = {word: tenant_named(word) for word in ("ann", "bob")}
     shares = {names["ann"]: 3.0}
-    settings = EngineSettings(threads=1, max_sequences=1, max_batch_tokens=16, cache="paged", shares=shares)
+    settings = EngineConfig(num_threads=1, max_num_seqs=1, max_batch_tokens=16, kv_cache="paged", shares=shares)
     host = EngineHost(home / "models" / "tiny", settings, told.put)
     host.submit(Generation(id="first", prompt=PromptInput(text="x"), sampling={"max_new_tokens": 200}))
     for number in range(24):

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from attn_core import installed
 from attn_core.errors import InvalidValue
-from attn_engine import Engine, EngineLoop, Request, RequestOutput
+from attn_engine import EngineLoop, Request, RequestOutput, build_engine
 from attn_models.loading import LoadedModel, load_model
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 
 from attn_host.attention_maps import compute_maps
 from attn_host.host import Deliver, ModelHost, TextTask
-from attn_host.loading import draft_model, kv_cache_size, quantization_of, stored_as, use_kernel
+from attn_host.loading import load_draft_model, quantization_of, stored_as, use_kernel
 from attn_host.tokenization import PromptTokenizer
 
 
@@ -34,13 +33,10 @@ class EngineHost(ModelHost):
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         use_kernel(model, config.kernel)
-        self._deliver = deliver
         self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.source_context is not None)
-        family = installed().caches.get(config.kv_cache)
-        store = family.create(model.state_specs(), kv_cache_size(model, family, config))
-        engine = Engine(model, store, tokenizer, config, draft=draft_model(self._loaded, family, config))
-        self._note = engine.tree_unsupported_reason
-        self._loop = EngineLoop(engine, self._listen)
+        engine = build_engine(model, tokenizer, config, draft_model=load_draft_model(self._loaded, config))
+        self._note = engine.note
+        self._loop = EngineLoop(engine, deliver)
 
     @property
     def info(self) -> ModelInfo:
@@ -96,6 +92,3 @@ class EngineHost(ModelHost):
         """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
         self._loop.drain(timeout)
         self._loop.stop()
-
-    def _listen(self, outputs: Sequence[RequestOutput]) -> None:
-        self._deliver(outputs)
