@@ -105,7 +105,12 @@ class WordModel(InferenceServiceServicer):
         tensor = common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=data)
         for layer in request.layers or [0, 1]:
             yield inference_pb2.AttentionMapsResponse(
-                layer=layer, heads=heads, attention_weights=tensor, query_tokens=words, key_tokens=words, mechanism="mean"
+                layer=layer,
+                heads=heads,
+                attention_weights=tensor,
+                query_tokens=words,
+                key_tokens=words,
+                mechanism="mean",
             )
 
     async def GetEngineStats(self, request: Any, context: Any) -> inference_pb2.GetEngineStatsResponse:

@@ -25,7 +25,9 @@ async def complete(stub: InferenceServiceStub, request: inference_pb2.GenerateRe
     return [token.id async for message in stub.Generate(request) for token in message.tokens]
 
 
-async def drained(stub: InferenceServiceStub, model: str = "tiny", seconds: float = 5) -> inference_pb2.GetEngineStatsResponse:
+async def drained(
+    stub: InferenceServiceStub, model: str = "tiny", seconds: float = 5
+) -> inference_pb2.GetEngineStatsResponse:
     """The load once nothing runs and nothing is held, or as it is after `seconds`."""
     end = time.monotonic() + seconds
     while True:

@@ -154,15 +154,15 @@ async def test_completions_of_one_prompt_are_those_of_requests_alone(stub: Infer
 
 
 async def test_too_many_completions_and_an_impossible_share_are_refused(stub: InferenceServiceStub) -> None:
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "completions", "65"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "n: 65", "64"):
         await complete(stub, ask(n=65))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "typical_p"):
         await complete(stub, ask(typical_p=0.0))
 
 
 async def test_a_beam_search_tells_its_completions_the_best_first(stub: InferenceServiceStub) -> None:
-    beams = inference_pb2.BeamSearch(width=4, length_penalty=0.5, stopping=inference_pb2.BEAM_STOPPING_FULL)
-    request = ask(max_new_tokens=6, n=3, beams=beams, top_logprobs=0)
+    beams = {"num_beams": 4, "length_penalty": 0.5, "early_stopping": inference_pb2.EARLY_STOPPING_TRUE}
+    request = ask(max_new_tokens=6, n=3, top_logprobs=0, **beams)
     messages = [message async for message in stub.Generate(request)]
     assert [message.index for message in messages] == [0, 1, 2]
     scores = [message.score for message in messages]
@@ -176,13 +176,13 @@ async def test_a_beam_search_tells_its_completions_the_best_first(stub: Inferenc
 
 
 async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub) -> None:
-    for given in ({"temperature": 0.5}, {"seed": 1}, {"completions": 5}):
+    for given in ({"temperature": 0.5}, {"seed": 1}, {"n": 5}):
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, *given):
-            await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4), **given))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "beams.width"):
-        await complete(stub, ask(beams=inference_pb2.BeamSearch()))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "stopping", "9"):
-        await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4, stopping=9)))
+            await complete(stub, ask(num_beams=4, **given))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_beams", "1 to 64"):
+        await complete(stub, ask(num_beams=65))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "early_stopping", "9"):
+        await complete(stub, ask(num_beams=4, early_stopping=9))
 
 
 async def test_guesses_change_no_token_and_are_counted(stub: InferenceServiceStub) -> None:
@@ -197,11 +197,10 @@ async def test_guesses_change_no_token_and_are_counted(stub: InferenceServiceStu
 
 
 async def test_beams_end_at_stop_strings_and_follow_a_grammar(stub: InferenceServiceStub) -> None:
-    beams = inference_pb2.BeamSearch(width=3)
     grammar = inference_pb2.StructuredOutput(regex="(yes|no|never) to be")
-    messages = [m async for m in stub.Generate(ask(max_new_tokens=20, beams=beams, structured_output=grammar, n=3))]
+    messages = [m async for m in stub.Generate(ask(max_new_tokens=20, num_beams=3, structured_output=grammar, n=3))]
     assert {message.text for message in messages} == {"yes to be", "no to be", "never to be"}
-    request = ask(max_new_tokens=20, beams=beams, structured_output=grammar, stop=[" t"])
+    request = ask(max_new_tokens=20, num_beams=3, structured_output=grammar, stop=[" t"])
     (message,) = [message async for message in stub.Generate(request)]
-    assert (message.finish_reason, message.stop) == (inference_pb2.FINISH_REASON_STOP, " t")
+    assert (message.finish_reason, message.stop_reason) == (inference_pb2.FINISH_REASON_STOP, " t")
     assert message.text in {"yes", "no", "never"}

@@ -26,7 +26,9 @@ async def test_a_draft_changes_no_token_and_its_guesses_are_counted(
     models: ModelServiceStub, stub: InferenceServiceStub
 ) -> None:
     await models.LoadModel(load("itself", "tiny", draft_model="tiny"))
-    await models.LoadModel(load("another", "tiny", draft_model="tiny-linear", num_speculative_tokens=2, kv_cache="paged"))
+    await models.LoadModel(
+        load("another", "tiny", draft_model="tiny-linear", num_speculative_tokens=2, kv_cache="paged")
+    )
     for sampling in ({}, {"temperature": 1.5, "seed": 7}):
         alone = await complete(stub, ask(max_new_tokens=40, **sampling))
         for name in ("itself", "another"):
@@ -44,7 +46,7 @@ async def test_guesses_that_branch_change_no_token_and_a_model_of_sums_says_that
     tree = await models.LoadModel(load("tree", "tiny", draft_model="tiny-linear", speculative_tree_width=3))
     chain = await models.LoadModel(load("chain", "tiny-linear", num_speculative_tokens=3, speculative_tree_width=3))
     assert tree.model.note == ""
-    assert "guesses are chains, not trees" in chain.model.note
+    assert "draft tokens form chains, not trees" in chain.model.note
     assert "fixed size" in chain.model.note
     for name, source in (("tree", "tiny"), ("chain", "tiny-linear")):
         await models.LoadModel(load(source, source))
@@ -71,7 +73,7 @@ async def test_a_draft_of_other_tokens_or_none_at_all_is_refused(models: ModelSe
 async def test_states_that_had_to_leave_come_back_where_a_server_keeps_them(
     models: ModelServiceStub, stub: InferenceServiceStub
 ) -> None:
-    small = {"cache": "paged", "kv_cache_memory_bytes": 200_000, "max_num_seqs": 8}
+    small = {"kv_cache": "paged", "kv_cache_memory_bytes": 200_000, "max_num_seqs": 8}
     await models.LoadModel(load("kept", "tiny", kv_offload_bytes=10**8, **small))
     texts = [chr(ord("a") + place) * 40 for place in range(6)]
     alone = [await complete(stub, ask(text, max_new_tokens=60)) for text in texts]

@@ -23,9 +23,9 @@ def load(name: str, source: str = "", **engine: object) -> wire.LoadModelRequest
 
 async def test_a_model_says_what_it_is(models: ModelServiceStub) -> None:
     model = (await models.GetModel(wire.GetModelRequest(name="tiny"))).model
-    assert (model.max_seq_len, model.layers, model.heads, model.dtype) == (256, 2, 4, "float32")
+    assert (model.max_seq_len, model.num_layers, model.num_heads, model.dtype) == (256, 2, 4, "float32")
     assert model.state == wire.MODEL_STATE_SERVING
-    assert model.parameters > 10_000
+    assert model.num_parameters > 10_000
     assert not model.chat
 
 
@@ -61,27 +61,27 @@ async def test_loading_the_same_source_twice_is_one_model_and_another_source_is_
     assert [model.name for model in (await models.ListModels(wire.ListModelsRequest())).models] == ["tiny"]
 
 
-@pytest.mark.parametrize("weights", ["unpacked", "float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("quantization", ["none", "float32", "bfloat16", "int8", "int4"])
 async def test_a_model_is_served_with_its_weights_kept_as_asked(
-    models: ModelServiceStub, stub: InferenceServiceStub, weights: str
+    models: ModelServiceStub, stub: InferenceServiceStub, quantization: str
 ) -> None:
-    loaded = (await models.LoadModel(load("packed", "tiny", quantization=weights))).model
-    assert loaded.parameters == (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.parameters
-    assert (loaded.dtype, loaded.weights) == ("float32", weights)
+    loaded = (await models.LoadModel(load("packed", "tiny", quantization=quantization))).model
+    assert loaded.num_parameters == (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.num_parameters
+    assert (loaded.dtype, loaded.quantization) == ("float32", quantization)
     messages = await complete(stub, ask(max_new_tokens=5, model="packed"))
     assert messages
 
 
 async def test_unasked_weights_are_packed_as_they_are_stored_where_that_loses_nothing(models: ModelServiceStub) -> None:
     lossless = [kernel for kernel in installed().linears if kernel.weights == "float32" and kernel.exact]
-    kept = "float32" if any(kernel.available() is None for kernel in lossless) else "unpacked"
-    assert (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.weights == kept
-    assert (await models.LoadModel(load("same", "tiny", weights="auto"))).model.weights == kept
+    kept = "float32" if any(kernel.available() is None for kernel in lossless) else "none"
+    assert (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.quantization == kept
+    assert (await models.LoadModel(load("same", "tiny", quantization="auto"))).model.quantization == kept
 
 
 async def test_weights_that_nobody_can_keep_are_refused_with_those_that_can_be(models: ModelServiceStub) -> None:
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "int8"):
-        await models.LoadModel(load("packed", "tiny", weights="int3"))
+        await models.LoadModel(load("packed", "tiny", quantization="int3"))
 
 
 async def test_an_unknown_model_is_refused_with_the_names_there_are(models: ModelServiceStub) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from asking_inference import begun, drained, refused
-from attn.v1 import common_pb2
+from attn.v1 import common_pb2, model_pb2
 from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn.v1.model_pb2 import EngineConfig, LoadModelRequest
+from attn.v1.model_pb2 import LoadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_serve.answers import Chunk
-from attn_serve.host import EngineHost
-from attn_serve.requests import EngineConfig, PromptInput, Scored
+from attn_host import TextTask
+from attn_host.engine import EngineHost
+from attn_schema import EngineConfig, Prompt, ScoringParams
 
 NAME = "narrow"
 LENGTH = 200
@@ -34,7 +35,9 @@ def token(of: str) -> tuple[tuple[str, str]]:
 @pytest.fixture
 async def narrow(stub: InferenceServiceStub, models: ModelServiceStub) -> InferenceServiceStub:
     """A model that reads 32 tokens a step, so that many prompts take many steps."""
-    await models.LoadModel(LoadModelRequest(name=NAME, source="tiny", engine=EngineConfig(max_batch_tokens=32)))
+    await models.LoadModel(
+        LoadModelRequest(name=NAME, source="tiny", engine=model_pb2.EngineConfig(max_num_batched_tokens=32))
+    )
     return stub
 
 
@@ -42,7 +45,7 @@ async def narrow(stub: InferenceServiceStub, models: ModelServiceStub) -> Infere
 async def test_a_tenant_with_one_prompt_does_not_wait_for_the_many_of_another(
     narrow: InferenceServiceStub, second: str, overtakes: bool
 ) -> None:
-    """The shares are of the token that the caller gave: one's own work is done in its order."""
+    """The weights are of the token that the caller gave: one's own work is done in its order."""
     many = asyncio.ensure_future(narrow.Score(prompts(MANY), metadata=token("ann")))
     await begun(narrow, NAME)
     (score,) = (await narrow.Score(prompts(1, 20), metadata=token(second))).scores
@@ -84,13 +87,13 @@ async def test_one_prompt_that_is_refused_ends_the_others(narrow: InferenceServi
 
 async def test_the_engine_itself_keeps_the_deadline_of_a_score(home: Path) -> None:
     """Time that is over when the engine begins ends the score, whether or not the caller is still there."""
-    loop, told = asyncio.get_running_loop(), asyncio.Queue[list[Chunk]]()
+    loop, told = asyncio.get_running_loop(), asyncio.Queue[Any]()
     host = EngineHost(
         home / "models" / "tiny",
         EngineConfig(num_threads=1),
-        lambda chunks: loop.call_soon_threadsafe(told.put_nowait, chunks) and None,
+        lambda outputs: loop.call_soon_threadsafe(told.put_nowait, outputs) and None,
     )
-    host.submit(Scored(id="late", prompt=PromptInput(text="x"), seconds=0))
-    (chunk,) = await told.get()
-    assert (chunk.error and chunk.error.reason, chunk.tokens) == ("DEADLINE_EXCEEDED", ())
+    host.submit(TextTask(prompt=Prompt(text="x"), params=ScoringParams(), timeout=0))
+    (output,) = await told.get()
+    assert (output.error and output.error.reason, output.delta.tokens) == ("DEADLINE_EXCEEDED", ())
     host.stop(0)

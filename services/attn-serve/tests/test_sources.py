@@ -92,9 +92,9 @@ async def test_the_map_of_a_translation_has_its_words_down_and_the_source_across
 
 async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
     bad = grpc.StatusCode.INVALID_ARGUMENT
-    async with refused(bad, "prompt.source", "no source"):
+    async with refused(bad, "prompt.encoder_prompt", "no encoder"):
         await complete(sourced, ask(model="tiny", text="To be"))
-    async with refused(bad, "source_ids", "at least one token"):
+    async with refused(bad, "encoder_token_ids", "at least one token"):
         plain = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(text="der"))
         await complete(sourced, plain)
     async with refused(bad, "'21 tokens'", "at most 12"):
@@ -102,15 +102,15 @@ async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
     for empty in ("", "   "):
         async with refused(bad, "source", "at least one token"):
             await complete(sourced, ask(source=empty))
-    async with refused(bad, "source_ids[1]", "0 to 15"):
+    async with refused(bad, "encoder_token_ids[1]", "0 to 15"):
         ids = common_pb2.EncoderPrompt(token_ids=common_pb2.TokenIds(ids=[1, 99]))
         request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(source=ids))
         await complete(sourced, request)
-    async with refused(bad, "prompt.source"):
+    async with refused(bad, "prompt.encoder_prompt"):
         request = inference_pb2.GenerateRequest(
             model="tiny-rnnsearch", prompt=common_pb2.Prompt(encoder_prompt=common_pb2.EncoderPrompt())
         )
         await complete(sourced, request)
-    async with refused(bad, "prompt.source"):
+    async with refused(bad, "prompt.encoder_prompt"):
         maps = inference_pb2.AttentionMapsRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(text="der"))
         [message async for message in sourced.AttentionMaps(maps)]

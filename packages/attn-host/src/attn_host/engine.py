@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_engine import EngineLoop, Request, RequestOutput, build_engine
+from attn_engine import EngineLoop, Request, build_engine
 from attn_models.loading import LoadedModel, load_model
 from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
 

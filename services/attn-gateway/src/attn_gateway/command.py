@@ -48,9 +48,7 @@ def serve_command(
             port=server.port,
             token=tokens[0] if tokens else None,
             other_tokens=tokens[1:],
-            tls=TlsFiles(certificate=server.tls_cert, key=server.tls_key)
-            if server.tls_cert and server.tls_key
-            else None,
+            tls=tls,
             insecure=server.insecure,
         ),
         cluster=ClusterSettings(

@@ -40,7 +40,7 @@ def translate_command(
     """Translate each line of a text with an encoder-decoder model, such as RNNsearch.
 
     Examples: `attn translate my-job "a dog runs"` asks a server, `attn translate --model my-job --num-beams 5 - <
-    test.en` needs none and `--references test.de` measures it, which needs sacrebleu: `pip install "attn-client[bleu]"`.
+    test.en` needs none. `--references test.de` measures BLEU with sacrebleu: `pip install "attn-client[bleu]"`.
     """
     name, text = _asked(words, model)
     lines = (sys.stdin.read() if text == "-" else text).splitlines()
