@@ -26,8 +26,8 @@ def tokens_of(prompt: common_pb2.Prompt) -> list[str]:
     kind = prompt.WhichOneof("kind")
     if kind == "chat":
         return [f"{turn.role}:{turn.content}" for turn in prompt.chat.messages]
-    if kind == "tokens":
-        return [str(number) for number in prompt.tokens.ids]
+    if kind == "token_ids":
+        return [str(number) for number in prompt.token_ids.ids]
     return prompt.text.split()
 
 
@@ -61,7 +61,7 @@ class WordModel(InferenceServiceServicer):
             for choice in range(1, request.sampling.n):
                 text = f"{choice}: {words[0]}"
                 reason = inference_pb2.FINISH_REASON_STOP
-                yield inference_pb2.GenerateResponse(text=text, choice=choice, finish_reason=reason, stop="!")
+                yield inference_pb2.GenerateResponse(text=text, index=choice, finish_reason=reason, stop_reason="!")
             for number in range(request.sampling.max_new_tokens or 10_000):
                 text = words[number % len(words)]
                 token = common_pb2.Token(id=number, text=text, logprob=-0.5)
@@ -88,7 +88,7 @@ class WordModel(InferenceServiceServicer):
         data = b"".join(struct.pack("<2f", *(1, 0) if len(text) % 2 else (0.6, 0.8)) for text in request.texts)
         shape = [len(request.texts), 2]
         tensor = common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=data)
-        return inference_pb2.EmbedResponse(embeddings=tensor)
+        return inference_pb2.EmbedResponse(embeddings=tensor, usage=common_pb2.Usage())
 
     async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
         words = self.check(request)

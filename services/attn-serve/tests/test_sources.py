@@ -104,7 +104,7 @@ async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
             await complete(sourced, ask(source=empty))
     async with refused(bad, "encoder_token_ids[1]", "0 to 15"):
         ids = common_pb2.EncoderPrompt(token_ids=common_pb2.TokenIds(ids=[1, 99]))
-        request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(source=ids))
+        request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(encoder_prompt=ids))
         await complete(sourced, request)
     async with refused(bad, "prompt.encoder_prompt"):
         request = inference_pb2.GenerateRequest(

@@ -275,7 +275,10 @@ class Embeddings(Schema, frozen=True, kw_only=True):
     usage: Annotated[Usage, Meta(description="Tokens of all texts.")]
 
     def rows(self) -> list[tuple[float, ...]]:
-        """One vector a text, as plain numbers."""
+        """One vector a text, as plain numbers; raises `InternalError` for a tensor that is not of two axes."""
+        if len(self.embeddings.shape) != 2:
+            shape, size = list(self.embeddings.shape), len(self.embeddings.data)
+            raise InternalError(f"vectors of shape {shape} came with {size} bytes; two axes are expected")
         return [tuple(row) for row in cast("list[list[float]]", self.embeddings.view().tolist())]
 
 
