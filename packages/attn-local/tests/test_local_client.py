@@ -19,6 +19,8 @@ from attn_local import LocalClient
 from attn_models.loading import load_model
 from attn_schema import ChatMessage, SamplingParams, StructuredOutput
 
+UNBALANCED = SamplingParams(structured_output=StructuredOutput(regex="("))
+
 
 def greedy(folder, prompt: str, count: int) -> str:
     """The likeliest continuation, by running the whole sequence again for every token."""

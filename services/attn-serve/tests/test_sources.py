@@ -106,7 +106,7 @@ async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
         ids = common_pb2.EncoderPrompt(token_ids=common_pb2.TokenIds(ids=[1, 99]))
         request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(encoder_prompt=ids))
         await complete(sourced, request)
-    async with refused(bad, "prompt.encoder_prompt"):
+    async with refused(bad, "encoder_prompt", "text or token_ids"):
         request = inference_pb2.GenerateRequest(
             model="tiny-rnnsearch", prompt=common_pb2.Prompt(encoder_prompt=common_pb2.EncoderPrompt())
         )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from attn.v1 import inference_pb2 as pb
-from attn_core.errors import InternalError
+from attn_core.errors import InternalError, InvalidValue
 from attn_schema import (
     AttentionMap,
     AttentionMapsRequest,
@@ -53,7 +53,9 @@ def score(
 
 def embed(model: str, texts: Sequence[str]) -> Operation[Any, list[tuple[float, ...]]]:
     """A vector for each text; raises `InvalidValue` for anything but texts."""
-    request = EmbedRequest(model=model, texts=tuple(texts) if isinstance(texts, list) else texts)  # type: ignore[arg-type]
+    if isinstance(texts, str):
+        raise InvalidValue.of("texts", texts, "a list of texts")
+    request = EmbedRequest(model=model, texts=tuple(texts))
 
     def result(answer: Any) -> list[tuple[float, ...]]:
         rows = from_message(Embeddings, answer).rows()
