@@ -179,7 +179,7 @@ async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub)
     for given in ({"temperature": 0.5}, {"seed": 1}, {"completions": 5}):
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, *given):
             await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4), **given))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "beams.width"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_beams"):
         await complete(stub, ask(beams=inference_pb2.BeamSearch()))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "stopping", "9"):
         await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4, stopping=9)))
@@ -192,7 +192,7 @@ async def test_guesses_change_no_token_and_are_counted(stub: InferenceServiceStu
     load = await stub.GetLoad(inference_pb2.GetLoadRequest(model="tiny"))
     assert load.guessed_tokens >= load.accepted_tokens
     assert load.guessed_tokens > 0
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "99"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_speculative_tokens", "99"):
         await complete(stub, ask(guesses=99))
 
 

@@ -44,7 +44,7 @@ async def test_guesses_that_branch_change_no_token_and_a_model_of_sums_says_that
     tree = await models.LoadModel(load("tree", "tiny", draft="tiny-linear", branches=3))
     chain = await models.LoadModel(load("chain", "tiny-linear", guesses=3, branches=3))
     assert tree.model.note == ""
-    assert "guesses are chains, not trees" in chain.model.note
+    assert "draft tokens form chains, not trees" in chain.model.note
     assert "fixed size" in chain.model.note
     for name, source in (("tree", "tiny"), ("chain", "tiny-linear")):
         await models.LoadModel(load(source, source))

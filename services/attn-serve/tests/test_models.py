@@ -130,7 +130,7 @@ async def test_engine_options_that_cannot_be_are_refused_by_name(models: ModelSe
         await models.LoadModel(load("other", "tiny", device="tpu"))
     async with refused(grpc.StatusCode.NOT_FOUND, "int7", "int8"):
         await models.LoadModel(load("other", "tiny", cache="int7"))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "state_bytes"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "kv_cache_memory_bytes"):
         await models.LoadModel(load("other", "tiny", state_bytes=10))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "grace_seconds"):
         await models.UnloadModel(wire.UnloadModelRequest(name="tiny", grace_seconds=float("nan")))
@@ -146,7 +146,7 @@ async def test_a_model_that_guesses_ahead_does_so_for_requests_that_do_not_say(
     assert guessed == await complete(stub, ask(text, max_new_tokens=40))
     assert (await stub.GetLoad(GetLoadRequest(model="guessing"))).guessed_tokens > 0
     assert (await stub.GetLoad(GetLoadRequest(model="tiny"))).guessed_tokens == before
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "33"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_speculative_tokens", "33"):
         await models.LoadModel(load("more", "tiny", guesses=33))
     await models.UnloadModel(wire.UnloadModelRequest(name="guessing"))
 

@@ -12,7 +12,7 @@ from attn_client.sampling import Prompt, Sampling
 from attn_client.writer import Writer
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.linear import WEIGHT_CHOICES
-from attn_engine import EngineLimits
+from attn_engine import EngineConfig
 from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
 from attn_models.sources.store import ModelStore
 
@@ -69,7 +69,7 @@ class LocalClient(Writer):
 
     def guess(self, branches: int) -> None:
         """Let guesses go on in so many ways, from 1 to 8, in models that do not run yet; `InvalidValue` for others."""
-        self._branches = EngineLimits(branches=branches).branches
+        self._branches = EngineConfig(speculative_tree_width=branches).speculative_tree_width
 
     def draft(self, model: str, draft: str) -> None:
         """Let a smaller model of the same tokens guess for `model`, which is not asked yet: the same text, sooner.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import attn_engine
+import attn_schema
 from attn_client.results.inference import Alternative, Chunk, FinishReason, Token, Usage
 from attn_client.sampling import ChatMessage, Prompt, Sampling, Sourced
-from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
-from attn_engine import Event, Finish, RequestUsage, ScoredToken
+from attn_core.errors import InvalidValue
+from attn_engine import RequestOutput
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
 
-SPELLINGS_KEPT = 65536
-OTHER_NAMES = {"ignore_eos": "ignore_end", "top_logprobs": "alternatives"}
+OTHER_NAMES = {"completions": "n", "guesses": "num_speculative_tokens"}
+EARLY_STOPPING = {"full": "true", "hopeless": "false", "never": "never"}
 FINISHES = {
     attn_engine.FinishReason.END_OF_SEQUENCE: FinishReason.END_OF_SEQUENCE,
     attn_engine.FinishReason.STOP: FinishReason.STOP,
@@ -23,11 +23,10 @@ FINISHES = {
 
 
 class Words:
-    """Reads prompts and spells tokens as one tokenizer does."""
+    """Reads prompts as one tokenizer does."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._text = lru_cache(SPELLINGS_KEPT)(lambda token: tokenizer.decode([token], skip_special=False))
 
     def read(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of text, a conversation or token ids; raises `InvalidValue` where there are none."""
@@ -58,32 +57,32 @@ class Words:
             else tuple(prompt.source)
         )
 
-    def chunk(self, event: Event) -> Chunk:
-        """News of a completion; raises the error that ended it."""
-        tokens = tuple(self._token(token) for token in event.tokens)
-        if event.finish is None:
-            return Chunk(text=event.text, tokens=tokens, choice=event.choice)
-        _raise_failure(event.finish)
+    def chunk(self, output: RequestOutput) -> Chunk:
+        """The output of a completion; raises the error that ended it."""
+        if output.error is not None:
+            raise output.error
+        delta = output.delta
         return Chunk(
-            text=event.text,
-            tokens=tokens,
-            finish_reason=FINISHES.get(event.finish.reason),
-            stop=event.finish.stop,
-            usage=_usage(event.usage) if event.usage else None,
-            choice=event.choice,
-            score=event.finish.score,
+            text=delta.text,
+            tokens=tuple(_token(token) for token in delta.tokens),
+            finish_reason=FINISHES[delta.finish_reason] if delta.finish_reason else None,
+            stop=delta.stop_reason,
+            usage=_usage(delta.usage) if delta.usage else None,
+            choice=delta.index,
+            score=delta.score,
         )
 
-    def _token(self, token: ScoredToken) -> Token:
-        others = tuple(Alternative(id=i, text=self._text(i), logprob=logprob) for i, logprob in token.alternatives)
-        return Token(id=token.id, text=self._text(token.id), logprob=token.logprob, alternatives=others)
+
+def _token(token: attn_schema.Token) -> Token:
+    others = tuple(Alternative(id=t.id, text=t.text, logprob=t.logprob) for t in token.top_logprobs)
+    return Token(id=token.id, text=token.text, logprob=token.logprob, alternatives=others)
 
 
-def _usage(cost: RequestUsage) -> Usage:
+def _usage(usage: attn_schema.Usage) -> Usage:
     return Usage(
-        prompt_tokens=cost.prompt_tokens,
-        cached_tokens=min(cost.shared_tokens, cost.prompt_tokens),
-        completion_tokens=cost.new_tokens,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        completion_tokens=usage.completion_tokens,
     )
 
 
@@ -94,17 +93,11 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     fields = {OTHER_NAMES.get(name, name): value for name, value in given.items()}
     if grammar is not None:
         kind = grammar.message().WhichOneof("kind")
-        fields["grammar"] = attn_engine.Grammar(kind, getattr(grammar, kind))
+        fields["structured_output"] = attn_engine.StructuredOutput(**{kind: getattr(grammar, kind)})
     if beams is not None:
-        fields["beams"] = attn_engine.Beams(**vars(beams))
+        fields |= {
+            "num_beams": beams.width,
+            "length_penalty": beams.length_penalty,
+            "early_stopping": EARLY_STOPPING[beams.stopping],
+        }
     return fields
-
-
-def _raise_failure(finish: Finish) -> None:
-    failures: dict[attn_engine.FinishReason, AttnError] = {
-        attn_engine.FinishReason.DEADLINE: DeadlineExceeded("the time was over before the completion was whole"),
-        attn_engine.FinishReason.CANCELLED: Unavailable("the completion was cancelled"),
-        attn_engine.FinishReason.FAILED: finish.error or InternalError("the engine failed"),
-    }
-    if finish.reason in failures:
-        raise failures[finish.reason]

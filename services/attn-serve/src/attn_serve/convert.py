@@ -7,7 +7,7 @@ from typing import Any
 
 from attn.v1 import common_pb2, inference_pb2, model_pb2
 from attn_core.errors import InvalidValue
-from attn_engine import Beams, Grammar
+from attn_engine import StructuredOutput
 from attn_gateway import Call
 
 from attn_serve.answers import Chunk, EmbeddingsAnswer, Finish, MapAnswer, SequenceAnswer, TokenAnswer, UsageAnswer
@@ -19,10 +19,10 @@ FINISH = {
     Finish.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
 }
 
-STOPPING = {
-    inference_pb2.BEAM_STOPPING_UNSPECIFIED: "hopeless",
-    inference_pb2.BEAM_STOPPING_HOPELESS: "hopeless",
-    inference_pb2.BEAM_STOPPING_FULL: "full",
+EARLY_STOPPING = {
+    inference_pb2.BEAM_STOPPING_UNSPECIFIED: "false",
+    inference_pb2.BEAM_STOPPING_HOPELESS: "false",
+    inference_pb2.BEAM_STOPPING_FULL: "true",
     inference_pb2.BEAM_STOPPING_NEVER: "never",
 }
 
@@ -34,13 +34,13 @@ OPTIONAL_SAMPLING = {
     "min_p": "min_p",
     "seed": "seed",
     "repetition_penalty": "repetition_penalty",
-    "top_logprobs": "alternatives",
+    "top_logprobs": "top_logprobs",
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
     "min_new_tokens": "min_new_tokens",
-    "completions": "completions",
+    "completions": "n",
     "typical_p": "typical_p",
-    "guesses": "guesses",
+    "guesses": "num_speculative_tokens",
 }
 """Fields of the wire's Sampling that may be absent, and their names in the engine's Sampling."""
 
@@ -80,24 +80,24 @@ def sampling_of(message: inference_pb2.Sampling) -> dict[str, Any]:
     if message.stop:
         given["stop"] = tuple(message.stop)
     if message.ignore_eos:
-        given["ignore_end"] = True
+        given["ignore_eos"] = True
     if message.logit_bias:
         given["logit_bias"] = dict(message.logit_bias)
     if message.HasField("grammar"):
         kind = message.grammar.WhichOneof("kind")
         if kind is None:
             raise InvalidValue.of("sampling.grammar", "nothing", "json_schema, regex or lark")
-        given["grammar"] = Grammar(kind, getattr(message.grammar, kind))
+        given["structured_output"] = StructuredOutput(**{kind: getattr(message.grammar, kind)})
     if message.HasField("beams"):
-        given["beams"] = _beams_of(message.beams)
+        given |= _beams_of(message.beams)
     return given
 
 
-def _beams_of(message: inference_pb2.BeamSearch) -> Beams:
-    if message.stopping not in STOPPING:
+def _beams_of(message: inference_pb2.BeamSearch) -> dict[str, Any]:
+    if message.stopping not in EARLY_STOPPING:
         raise InvalidValue.of("sampling.beams.stopping", message.stopping, "a value of BeamStopping")
     given = {"length_penalty": message.length_penalty} if message.HasField("length_penalty") else {}
-    return Beams(width=message.width, stopping=STOPPING[message.stopping], **given)
+    return {"num_beams": message.width, "early_stopping": EARLY_STOPPING[message.stopping], **given}
 
 
 def generation_of(request: inference_pb2.GenerateRequest, call: Call) -> Generation:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
-from attn_core import installed
 from attn_core.errors import Incompatible, InvalidValue
-from attn_engine import Engine, EngineLimits, EngineLoop, Event, Request, Sampling, Scoring
-from attn_models.loading import LoadedModel, load_model
+from attn_engine import EngineConfig, EngineLoop, Request, RequestOutput, SamplingParams, ScoringParams, build_engine
+from attn_models.loading import LoadedModel, load_draft, load_model
 
 from attn_serve.answers import (
     Chunk,
@@ -22,16 +22,11 @@ from attn_serve.answers import (
     ModelInfo,
     TokenizedAnswer,
 )
-from attn_serve.drafts import draft_of
 from attn_serve.kernels import use_kernel
 from attn_serve.maps import compute_maps
-from attn_serve.memory import store_size
 from attn_serve.news import chunk_of
 from attn_serve.reader import Reader
 from attn_serve.requests import Asked, EngineSettings, MapsWanted, PromptInput, Scored, TextsWanted
-
-DRAFT_GUESSES = 4
-"""Tokens that a draft guesses ahead where nobody says."""
 
 NO_ENCODER = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
 
@@ -53,20 +48,11 @@ class EngineHost:
         use_kernel(model, settings.kernel)
         self._deliver = deliver
         self._reader = Reader(tokenizer, has_source=self._loaded.source_context is not None)
-        family = installed().caches.get(settings.cache)
-        store = family.create(model.state_specs(), store_size(model, family, settings))
-        step_tokens = EngineLimits.step_tokens if settings.max_batch_tokens is None else settings.max_batch_tokens
-        guesses = (DRAFT_GUESSES if settings.draft else 0) if settings.guesses is None else settings.guesses
-        limits = EngineLimits(
-            step_tokens=step_tokens,
-            guesses=guesses,
-            branches=settings.branches,
-            offload_bytes=settings.offload_bytes,
-            shares=settings.shares,
+        draft = (
+            load_draft(Path(settings.draft), self._loaded, settings.dtype, settings.weights) if settings.draft else None
         )
-        draft = draft_of(Path(settings.draft), self._loaded, family, settings) if settings.draft else None
-        engine = Engine(model, store, tokenizer, limits, draft=draft)
-        self._note = engine.limits_note
+        engine = build_engine(model, tokenizer, _config(settings), draft_model=draft)
+        self._note = engine.note
         self._loop = EngineLoop(engine, self._listen)
 
     @property
@@ -96,8 +82,8 @@ class EngineHost:
             Request(
                 id=asked.id,
                 token_ids=ids,
-                source_ids=self._reader.source(asked.prompt),
-                task=self._task(asked, len(ids)),
+                encoder_token_ids=self._reader.source(asked.prompt),
+                params=_params(asked),
                 deadline=None if asked.seconds is None else time.monotonic() + asked.seconds,
                 scope=asked.tenant,
                 tenant=asked.tenant,
@@ -122,16 +108,16 @@ class EngineHost:
 
     def load(self) -> LoadAnswer:
         """How busy the engine is."""
-        load = self._loop.load()
+        load = self._loop.stats()
         return LoadAnswer(
             running=load.running,
             waiting=load.waiting,
-            state_tokens_used=load.state_tokens_used,
-            state_tokens_total=load.state_tokens_total,
+            state_tokens_used=load.kv_tokens_used,
+            state_tokens_total=load.kv_tokens_total,
             preemptions=load.preemptions,
-            cached_tokens=load.shared_tokens,
+            cached_tokens=load.cached_tokens,
             generated_tokens=load.generated_tokens,
-            guessed_tokens=load.guessed_tokens,
+            guessed_tokens=load.draft_tokens,
             accepted_tokens=load.accepted_tokens,
             computed_tokens=load.computed_tokens,
             reloaded_tokens=load.reloaded_tokens,
@@ -143,15 +129,29 @@ class EngineHost:
         self._loop.drain(grace)
         self._loop.stop()
 
-    def _task(self, asked: Asked, prompt: int) -> Sampling | Scoring:
-        if isinstance(asked, Scored):
-            return Scoring(alternatives=asked.alternatives)
-        return Sampling(**{"max_new_tokens": self._room(prompt), **asked.sampling})
+    def _listen(self, outputs: Sequence[RequestOutput]) -> None:
+        self._deliver([chunk_of(output) for output in outputs])
 
-    def _room(self, prompt: int) -> int:
-        """New tokens where the caller does not say: the engine's default, or what the context still holds."""
-        left: int = self._loaded.model.context - prompt
-        return max(1, min(Sampling().max_new_tokens, left))
 
-    def _listen(self, events: Sequence[Event]) -> None:
-        self._deliver([chunk_of(event, self._reader.spelling) for event in events])
+def _config(settings: EngineSettings) -> EngineConfig:
+    given: dict[str, Any] = {
+        "kv_cache_memory_bytes": settings.state_bytes,
+        "max_num_seqs": settings.max_sequences,
+        "max_num_batched_tokens": settings.max_batch_tokens,
+        "num_speculative_tokens": settings.guesses,
+    }
+    return EngineConfig(
+        kv_cache=settings.cache,
+        kv_offload_bytes=settings.offload_bytes,
+        speculative_tree_width=settings.branches,
+        tenant_weights=dict(settings.shares),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _params(asked: Asked) -> SamplingParams | ScoringParams:
+    return (
+        ScoringParams(top_logprobs=asked.alternatives)
+        if isinstance(asked, Scored)
+        else SamplingParams(**asked.sampling)
+    )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from attn_models.tokenizers import Tokenizer
 
-from attn_serve.answers import Alternative, TokenAnswer
-
-if TYPE_CHECKING:
-    from attn_engine import ScoredToken
+from attn_serve.answers import TokenAnswer
 
 SPELLINGS_KEPT = 65536
 
@@ -24,8 +20,3 @@ class Spelling:
     def token(self, token: int) -> TokenAnswer:
         """A token without a log probability."""
         return TokenAnswer(token, self._text(token))
-
-    def scored(self, token: ScoredToken) -> TokenAnswer:
-        """A token with what the model thought of it."""
-        others = tuple(Alternative(other, self._text(other), logprob) for other, logprob in token.alternatives)
-        return TokenAnswer(token.id, self._text(token.id), token.logprob, others)
