@@ -32,8 +32,8 @@ nox.options.sessions = ["lint", "types", "imports", "protos", "tests"]
 
 PACKAGES = workspace.packages()
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
-PYTHON = "3.11"  # the only one for which torch's CPU wheel is at hand; packages without torch run on all of PYTHONS
-PYTHONS = ["3.11", "3.12", "3.13"]
+PYTHONS = workspace.PYTHONS
+PYTHON = PYTHONS[0]  # the only one for which torch's CPU wheel is at hand; packages without torch run on all
 CONSTRAINTS = ROOT / "constraints.txt"
 WHEELS = ROOT / "dist"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0"}

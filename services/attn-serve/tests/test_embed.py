@@ -22,7 +22,7 @@ from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
 from attn_host import EmbedTask
 from attn_host.encoder import Embedding, EncoderHost
-from attn_models.encoder.sentences import BATCH, load_sentence_encoder
+from attn_models.loading.sentences import BATCH, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig
 
 NAME = "tiny-bert"

@@ -14,7 +14,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core import installed
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from attn_schema import EngineConfig
 
 WORDS = "the a dog cat runs sees der die hund katze rennt sieht"

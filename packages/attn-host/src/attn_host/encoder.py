@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
-from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
+from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
 
 from attn_host.host import EmbedTask, ModelHost

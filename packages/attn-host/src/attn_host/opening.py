@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attn_models.encoder.folders import is_encoder
+from attn_models.loading.encoders import is_encoder
 from attn_schema import EngineConfig
 
 from attn_host.encoder import EncoderHost

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from attn_schema import Prompt, Token, Tokenization
 
 CACHED_TOKENS = 65536

@@ -5,9 +5,7 @@ import math
 import pytest
 import torch
 from attn_core import configure, installed
-from attn_variants.distribution.entmax import entmax15
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distributions import entmax15, softmax, sparsemax
 
 
 def doubles(*shape):

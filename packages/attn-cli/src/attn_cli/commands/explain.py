@@ -45,7 +45,7 @@ def explain_command(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
     padded: Annotated[bool, typer.Option("--padded", help="Sequences of different lengths.")] = False,
-    packed: Annotated[bool, typer.Option("--packed", help="Texts laid end to end, without padding.")] = False,
+    varlen: Annotated[bool, typer.Option("--packed", help="Texts laid end to end, without padding.")] = False,
     dropout: Annotated[bool, typer.Option("--dropout", help="Attention weights are dropped at random.")] = False,
     rows: Annotated[
         str | None,
@@ -72,17 +72,17 @@ def explain_command(
         device=device,
         gradients=training,
         padded=padded,
-        packed=packed,
+        varlen=varlen,
         dropout=dropout or (training and config.dropout > 0),
         tokens=seq,
     )
     if rows is None:
         found = verdicts(mechanism, config, call)
-        if packed and all(row["verdict"] != "runs" for row in found):
+        if varlen and all(row["verdict"] != "runs" for row in found):
             typer.echo(
                 "no kernel here takes packed texts together: each is computed alone, see without --packed", err=True
             )
-    elif training or padded or packed or dropout:
+    elif training or padded or varlen or dropout:
         allowed = "no --training, --padded, --packed or --dropout beside it: it is a step of serving"
         raise InvalidValue.of("--rows", rows, allowed)
     else:
