@@ -35,7 +35,7 @@ def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
 
 def load_model(name: str, source: str, engine: EngineConfig | None) -> Operation[pb.LoadModelResponse, ModelInfo]:
     """Load a model."""
-    request = pb.LoadModelRequest(name=name, source=source, engine=engine and to_message(engine))
+    request = pb.LoadModelRequest(name=name, source=source, engine=None if engine is None else to_message(engine))
     return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
 
 
