@@ -35,7 +35,7 @@ from attn_schema.codec import UNKNOWN, enum_prefix, from_message, message_class,
 from attn_schema.schema import FieldInfo, element_of, is_enum, is_noun
 from google.protobuf.descriptor import FieldDescriptor
 
-WITHOUT_MESSAGE = {"Checked", "Completion", "ConnectionOptions", "Schema", "ServerConfig"}
+WITHOUT_MESSAGE = {"Checked", "Completion", "ConnectionOptions", "Schema", "ScoringParams", "ServerConfig"}
 """Nouns that never cross the wire."""
 NOUNS = [
     noun
