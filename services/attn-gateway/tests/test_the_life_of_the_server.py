@@ -59,7 +59,7 @@ async def test_reflection_describes_the_services(gateway: Gateway) -> None:
     services, methods = await asyncio.to_thread(ask)
     assert NAME in services
     assert "grpc.health.v1.Health" in services
-    assert methods == ["Generate", "Score", "Embed", "Tokenize", "AttentionMaps", "GetLoad"]
+    assert methods == ["Generate", "Score", "Embed", "Tokenize", "AttentionMaps", "GetEngineStats"]
 
 
 async def test_while_a_service_starts_the_door_says_so(words: Any) -> None:
