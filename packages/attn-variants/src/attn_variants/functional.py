@@ -13,7 +13,7 @@ from attn_core.modifiers import Modifier
 from attn_core.scores import ScaledDot, Score
 from torch import Tensor
 
-from attn_variants.dropping import drawn
+from attn_variants.compute.dropout import new_dropout
 from attn_variants.plan import KernelPlan
 from attn_variants.tensor_masks import with_tensor, without_tensors
 
@@ -86,7 +86,7 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         value=value.transpose(1, 2),
         key_padding_mask=checked_padding(key_padding_mask, key),
         parameters=checked_parameters(spec, parameters or {}),
-        dropout=drawn(dropout_p) if dropout_p else None,
+        dropout=new_dropout(dropout_p) if dropout_p else None,
     )
     out = kernels_for(without_tensors(spec), kernel).run(operands, spec).transpose(1, 2)
     return out if batched else out[0]

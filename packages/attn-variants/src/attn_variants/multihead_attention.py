@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights, dropped, summed
 from attn_variants.display import describe, summary
-from attn_variants.dropping import dropping
 from attn_variants.functional import causal_mask, kernels_for
+from attn_variants.layer_utils import with_dropout
 from attn_variants.layers import configured
 from attn_variants.spec_layer import SpecLayer
 from attn_variants.tensor_masks import with_tensor, without_tensors
@@ -160,7 +160,7 @@ class MultiheadAttention(nn.Module):
     def _attend_pairs(self, operands: AttentionInputs, masks: Masks, *, need_weights: bool) -> Result:
         layer = self.attention
         spec = masks.narrowed(layer.spec)
-        operands = dropping(operands, layer)
+        operands = with_dropout(operands, layer)
         weights = None
         if need_weights:
             weights = dropped(operands, attention_weights(spec, operands))
