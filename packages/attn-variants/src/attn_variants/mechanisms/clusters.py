@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import check_whole
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
 
 WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted"), "ring": ("round", "rounds")}
@@ -50,7 +50,7 @@ class HashedAttention(WholeSequence):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("buckets", "chunk", "rounds"):
-                check_whole(name, getattr(self, name), name)
+                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.buckets % 2:
                 raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
             for name, words in WORDS.items():
@@ -119,8 +119,8 @@ class RoutingAttention(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("clusters", self.clusters, "clusters")
-            check_whole("window", self.window, "tokens")
+            require_whole("clusters", self.clusters, ge=1, unit="clusters")
+            require_whole("window", self.window, ge=1, unit="tokens")
             if not 0 <= self.decay <= 1:
                 raise InvalidValue.of("decay", self.decay, "a number from 0 to 1")
 
@@ -182,9 +182,9 @@ class ClusteredAttention(WholeSequence):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("clusters", "bits", "iterations"):
-                check_whole(name, getattr(self, name), name)
+                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.top != 0:
-                check_whole("top", self.top, "keys")
+                require_whole("top", self.top, ge=1, unit="keys")
             if not isinstance(self.seed, int):
                 raise InvalidValue.of("seed", self.seed, "a whole number")
 
@@ -240,8 +240,8 @@ class SinkhornAttention(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("block", self.block, "tokens")
-            check_whole("iterations", self.iterations, "steps")
+            require_whole("block", self.block, ge=1, unit="tokens")
+            require_whole("iterations", self.iterations, ge=1, unit="steps")
             if not self.temperature > 0:
                 raise InvalidValue.of("temperature", self.temperature, "a number above 0")
 

@@ -14,6 +14,7 @@ from attn_core import (
     Paper,
     Window,
 )
+from attn_core.checks import require_number
 from attn_core.distributions import (
     AdaptiveEntmax,
     Entmax,
@@ -26,7 +27,7 @@ from attn_core.distributions import (
 )
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, check_number, only_causal, self_mask
+from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, only_causal, self_mask
 
 
 class SparsemaxAttention(DeclaredMechanism):
@@ -80,7 +81,7 @@ class EntmaxAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_number("alpha", self.alpha, above=1, most=LARGEST_ALPHA)
+            require_number("alpha", self.alpha, gt=1, le=LARGEST_ALPHA)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""

@@ -19,10 +19,11 @@ from attn_core import (
     Shape,
     StateSpecs,
 )
+from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.paged import LATENT
 
-from attn_variants.mechanisms.common import SELF, check_whole, multi_heads, self_mask
+from attn_variants.mechanisms.common import SELF, multi_heads, self_mask
 from attn_variants.mechanisms.latent_sizes import LatentShape, LatentSizes
 
 
@@ -67,10 +68,9 @@ class MultiHeadLatentAttention(ComputedMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("latent", "rotary_size"):
-                check_whole(name, getattr(self, name), "elements")
+                require_whole(name, getattr(self, name), ge=1, unit="elements")
             for name in ("nope_size", "value_size", "query_latent"):
-                if getattr(self, name) is not None:
-                    check_whole(name, getattr(self, name), "elements")
+                require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
             if self.rotary_size % 2:
                 raise InvalidValue.of("rotary_size", self.rotary_size, "an even number: elements are turned in pairs")
             if not self.base > 1:
@@ -172,7 +172,7 @@ class FactorisedAttention(ComputedMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("latent", self.latent, "elements")
+            require_whole("latent", self.latent, ge=1, unit="elements")
 
     drops_weights = True
 
