@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
-from attn_core.checks import require_whole
+from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
@@ -54,8 +54,7 @@ class HashedAttention(WholeSequence):
             if self.buckets % 2:
                 raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
             for name, words in WORDS.items():
-                if getattr(self, name) not in words:
-                    raise InvalidValue.of(name, getattr(self, name), " or ".join(words))
+                require_choice(name, getattr(self, name), words)
             if self.ring == "rounds" and (self.within != "chunks" or self.duplicates != "counted"):
                 allowed = "'round', or within 'chunks' with duplicates 'counted': chunks of two rounds share no buckets"
                 raise InvalidValue.of("ring", self.ring, allowed)
@@ -121,8 +120,7 @@ class RoutingAttention(WholeSequence):
             super().__post_init__()
             require_whole("clusters", self.clusters, ge=1, unit="clusters")
             require_whole("window", self.window, ge=1, unit="tokens")
-            if not 0 <= self.decay <= 1:
-                raise InvalidValue.of("decay", self.decay, "a number from 0 to 1")
+            require_number("decay", self.decay, ge=0, le=1)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Clusters with centroids drawn from the seed."""
@@ -185,8 +183,7 @@ class ClusteredAttention(WholeSequence):
                 require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.top != 0:
                 require_whole("top", self.top, ge=1, unit="keys")
-            if not isinstance(self.seed, int):
-                raise InvalidValue.of("seed", self.seed, "a whole number")
+            require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Groups of queries, and their best keys."""
@@ -242,8 +239,7 @@ class SinkhornAttention(WholeSequence):
             super().__post_init__()
             require_whole("block", self.block, ge=1, unit="tokens")
             require_whole("iterations", self.iterations, ge=1, unit="steps")
-            if not self.temperature > 0:
-                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+            require_number("temperature", self.temperature, gt=0)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Blocks that are sorted."""

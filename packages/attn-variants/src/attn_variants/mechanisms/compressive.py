@@ -18,7 +18,7 @@ from attn_core import (
     Slot,
     StateSpecs,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import causal_heads
@@ -49,8 +49,7 @@ class CompressiveConfig(MechanismConfig):
         for name in ("segment", "memory"):
             if getattr(self, name) % self.rate:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the rate {self.rate}")
-        if self.pooling not in POOLINGS:
-            raise InvalidValue.of("pooling", self.pooling, " or ".join(POOLINGS))
+        require_choice("pooling", self.pooling, POOLINGS)
 
 
 class CompressiveMemory(ComputedMechanism):

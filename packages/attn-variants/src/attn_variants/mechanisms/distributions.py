@@ -25,7 +25,6 @@ from attn_core.distributions import (
     Sparsemax,
     StickBreaking,
 )
-from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, only_causal, self_mask
 
@@ -266,8 +265,7 @@ class SampledAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not 0 <= self.expected <= 1:
-                raise InvalidValue.of("expected", self.expected, "a probability, 0 to 1")
+            require_number("expected", self.expected, ge=0, le=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""

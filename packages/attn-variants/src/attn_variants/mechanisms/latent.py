@@ -19,7 +19,7 @@ from attn_core import (
     Shape,
     StateSpecs,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.paged import LATENT
 
@@ -73,11 +73,9 @@ class MultiHeadLatentAttention(ComputedMechanism):
                 require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
             if self.rotary_size % 2:
                 raise InvalidValue.of("rotary_size", self.rotary_size, "an even number: elements are turned in pairs")
-            if not self.base > 1:
-                raise InvalidValue.of("base", self.base, "a number above 1")
+            require_number("base", self.base, gt=1)
             for name in ("norm_eps", "score_factor"):
-                if not getattr(self, name) > 0:
-                    raise InvalidValue.of(name, getattr(self, name), "a number above 0")
+                require_number(name, getattr(self, name), gt=0)
 
     drops_weights = True
 

@@ -19,7 +19,7 @@ from attn_core import (
     Slot,
     StateSpecs,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
@@ -154,8 +154,7 @@ class Performer(Recurrence):
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("features", self.features, ge=1, unit="features", optional=True)
-            if self.kernel not in EPSILONS:
-                raise InvalidValue.of("kernel", self.kernel, " or ".join(map(repr, EPSILONS)))
+            require_choice("kernel", self.kernel, EPSILONS)
             if self.epsilon is not None and not self.epsilon > 0:
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
-from attn_core.checks import require_whole
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
@@ -45,8 +45,7 @@ class Linformer(WholeSequence):
             super().__post_init__()
             require_whole("rank", self.rank, ge=1, unit="rows")
             require_whole("length", self.length, ge=1, unit="tokens", optional=True)
-            if self.sharing not in SHARING:
-                raise InvalidValue.of("sharing", self.sharing, ", ".join(SHARING))
+            require_choice("sharing", self.sharing, SHARING)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Fresh projections of the length."""

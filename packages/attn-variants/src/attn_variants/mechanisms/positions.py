@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Rotary
-from attn_core.checks import require_flag, require_whole
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.errors import Incompatible
 from attn_core.modifiers import Alibi, RelativeBias, RelativeKeys, RelativeValues, T5Bias
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot
@@ -74,10 +74,8 @@ class RotaryAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not self.base > 1:
-                raise InvalidValue.of("base", self.base, "a number above 1")
-            if not 0 < self.fraction <= 1:
-                raise InvalidValue.of("fraction", self.fraction, "above 0 and at most 1")
+            require_number("base", self.base, gt=1)
+            require_number("fraction", self.fraction, gt=0, le=1)
             _ = self.own
 
         @property

@@ -20,7 +20,7 @@ from attn_core import (
     Slot,
     StateSpecs,
 )
-from attn_core.checks import require_whole
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 
@@ -298,8 +298,7 @@ class GatedLinearAttention(Recurrence):
         def __post_init__(self) -> None:
             super().__post_init__()
             require_whole("rank", self.rank, ge=1, unit="units")
-            if not self.temperature > 0:
-                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+            require_number("temperature", self.temperature, gt=0)
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `GatedLinearLayer`; raises as `heads` does."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Window
-from attn_core.checks import require_whole
+from attn_core.checks import require_choice, require_whole
 from attn_core.distributions import LocalGaussian
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible
 from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
 
 from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
@@ -159,8 +159,7 @@ class LuongConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.score not in WORDS:
-            raise InvalidValue.of("score", self.score, " or ".join(WORDS))
+        require_choice("score", self.score, WORDS)
 
 
 def score_of(config: MechanismConfig) -> Score:
