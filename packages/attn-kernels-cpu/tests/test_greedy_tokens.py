@@ -57,7 +57,7 @@ def test_an_engine_gives_the_tokens_that_logits_give(weights):
 
 def test_capped_logits_and_plain_weights_are_looked_at_themselves():
     """A cap makes logits equal that are not: their first is another."""
-    assert packed("float32", logit_cap=1.0).greedy_tokens(torch.randn(2, 64)) is None
+    assert packed("float32", final_logit_softcapping=1.0).greedy_tokens(torch.randn(2, 64)) is None
     assert Decoder(DecoderConfig.from_plain(SIZES)).greedy_tokens(torch.randn(2, 64)) is None
 
 

@@ -9,6 +9,7 @@ import torch
 from attn_core.errors import InvalidValue
 from attn_engine import Request, Sampling, build_engine
 from attn_models.decoder.mixture_of_experts import router_aux_loss
+from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import word_tokenizer
 from attn_models.tokenizers.tokenizer import eos_id
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attn_train.spec import TrainingSpec
-from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss, next_token_loss
+from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss
 from attn_train.tasks.seq2seq import TextPair
 
 EQUALS = "="
