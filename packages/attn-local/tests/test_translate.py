@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from attn_cli.lazy import load
+from attn_cli.main import load
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_local import LocalClient
