@@ -99,7 +99,7 @@ def test_bad_input_is_named(attn, tmp_path):
         (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "can be read"),
         (("the dog",), "a server's model and a text"),
         (("--model", "searcher", "the " * 40), "at most 12 tokens"),
-        (("--model", "searcher", "the dog", "--beams", "0"), "a whole number from 2 to 64"),
+        (("--model", "searcher", "the dog", "--beams", "0"), "a whole number from 1 to 64"),
         (("--model", "searcher", "the dog", "--beams", "2", "--length-penalty", "nan"), "a number from -10 to 10"),
     ):
         with pytest.raises(InvalidValue, match=said):
