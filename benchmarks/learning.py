@@ -30,14 +30,12 @@ from attn_models.conversion.heads import METHODS, HeadMap, fewer_heads
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.sources.store import home_folder
-from attn_train.data import load_text
-from attn_train.loop.lessons import TextLessons
-from attn_train.loop.report import Silence
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import TextTokens
-from attn_train.loop.trainer import Trainer
+from attn_train.data.load import load_text
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.base import derived
+from attn_train.tasks.language_modeling import LanguageModelingTask, TextDataset
+from attn_train.trainer import NullReporter, Trainer
 from report import write_report
 from torch import Tensor
 from torch.nn import functional
@@ -55,9 +53,9 @@ BATCHES = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What must be found: `draw` gives tokens [batch, places], and from the place `first` on the answers, as tokens."""
+    """A task: `next_batch` gives tokens [batch, places], and from the place `first` on the answers, as tokens."""
 
-    draw: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
+    next_batch: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     first: int
     vocabulary: int
     places: int
@@ -81,9 +79,9 @@ def two_meanings(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor
 
 
 TASKS = {
-    "places": Task(draw=near_and_far, first=FAR, vocabulary=SYMBOLS**2, places=PLACES, positions="learned"),
+    "places": Task(next_batch=near_and_far, first=FAR, vocabulary=SYMBOLS**2, places=PLACES, positions="learned"),
     "dictionary": Task(
-        draw=two_meanings,
+        next_batch=two_meanings,
         first=NAMES,
         vocabulary=NAMES * (MEANINGS + NAMES),
         places=NAMES + QUESTIONS_ASKED,
@@ -102,7 +100,7 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
         generator = torch.Generator().manual_seed(derived(seed, "batches"))
         right = {}
         for step in range(1, steps + 1):
-            tokens, wanted = task.draw(32, generator)
+            tokens, wanted = task.next_batch(32, generator)
             loss = functional.cross_entropy(model(tokens)[:, task.first :].flatten(0, 1), wanted.flatten())
             optimizer.zero_grad()
             loss.backward()
@@ -115,7 +113,7 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
 
 def share_right(model: Decoder, task: Task) -> float:
     """The share of new answers that are right."""
-    tokens, wanted = task.draw(500, torch.Generator().manual_seed(99))
+    tokens, wanted = task.next_batch(500, torch.Generator().manual_seed(99))
     with torch.inference_mode():
         return (model(tokens)[:, task.first :].argmax(-1) == wanted).float().mean().item()
 
@@ -132,9 +130,9 @@ def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
             fewer, energy = fewer_heads(model, HeadMap.consecutive(SHAKESPEARE.heads, SHARED), method, seed=seed)
             row = {"way": method, "seed": seed, "energy": energy, "before": before}
             row["converted"] = loss_of(fewer, text, spec)
-            Trainer(fewer, text, after).run(Silence(), StopFlag())
+            Trainer(fewer, text, after).run(NullReporter(), StopFlag())
             yield row | {"recovered": loss_of(fewer, text, spec)}
-        Trainer(model, text, after).run(Silence(), StopFlag())
+        Trainer(model, text, after).run(NullReporter(), StopFlag())
         yield {"way": "8 heads, as long", "seed": seed, "before": before, "recovered": loss_of(model, text, spec)}
         grouped = dataclasses.replace(SHAKESPEARE, mechanism="gqa", key_value_heads=SHARED)
         fresh = specification(grouped, seed, steps + int(PART * steps), 1e-3)
@@ -149,17 +147,17 @@ def specification(model: ModelSpec, seed: int, steps: int, rate: float) -> Train
     return TrainingSpec(model=model, data=DataSpec(name="shakespeare"), optimizer=optimizer, seed=seed)
 
 
-def trained(spec: TrainingSpec, text: TextTokens) -> Decoder:
+def trained(spec: TrainingSpec, text: TextDataset) -> Decoder:
     """A decoder that has learned as the specification says."""
     torch.manual_seed(derived(spec.seed, "weights"))
-    model = Decoder(DecoderConfig.from_plain(spec.model.values(text.decided)))
-    Trainer(model, text, spec).run(Silence(), StopFlag())
+    model = Decoder(DecoderConfig.from_plain(spec.model.values(text.model_fields)))
+    Trainer(model, text, spec).run(NullReporter(), StopFlag())
     return model
 
 
-def loss_of(model: Decoder, text: TextTokens, spec: TrainingSpec) -> float:
+def loss_of(model: Decoder, text: TextDataset, spec: TrainingSpec) -> float:
     """Mean loss over the same validation batches every time."""
-    loss = TextLessons(text, spec).validation_loss(model, BATCHES, lambda: None)
+    loss = LanguageModelingTask(text, spec).validation_loss(model, BATCHES, lambda: None)
     return float("nan") if loss is None else loss
 
 

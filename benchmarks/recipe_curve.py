@@ -20,12 +20,11 @@ from typing import Any
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
 from attn_train.attempt import Assignment, Message
-from attn_train.jobs.record import LogLine, MetricsRecord
-from attn_train.layout import Layout
-from attn_train.loop.stop import StopFlag
 from attn_train.process import keep_freed_memory
-from attn_train.service.spec_messages import spec_of
+from attn_train.records import LogLine, MetricsRecord, StopFlag
+from attn_train.settings import Layout
 from attn_train.spec import TrainingSpec
+from attn_train.spec_messages import spec_of
 from attn_train.worker import work
 from report import machine
 

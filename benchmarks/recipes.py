@@ -21,22 +21,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_client.commands.changes import Changes, changed
+from attn_client.commands.changes import ChangeNotifier, changed
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
-from attn_train.data import load_material
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.service.spec_messages import spec_of
+from attn_train.data.load import load_dataset
+from attn_train.records import StopFlag
 from attn_train.spec import TrainingSpec
+from attn_train.spec_messages import spec_of
+from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
 RESULTS = Path(__file__).parent / "results"
 FINAL = ("validation_loss", "images_right", "guesses_right", "tags_right", "answers_right", "bleu")
 
 
-class Last(Silence):
+class Last(NullReporter):
     """Keeps the newest value of each metric."""
 
     def __init__(self) -> None:
@@ -61,15 +60,15 @@ def arguments() -> argparse.Namespace:
 
 
 def specification(args: argparse.Namespace, seed: int, **changes: Any) -> TrainingSpec:
-    given = Changes(data=args.data, steps=args.steps, **changes)
+    given = ChangeNotifier(data=args.data, steps=args.steps, **changes)
     return dataclasses.replace(spec_of(changed(read_recipe(args.recipe), given)), seed=seed)
 
 
 def run(spec: TrainingSpec) -> dict[str, float]:
     """Train to the end; the final values and how long it took."""
-    material = load_material(spec, home_folder(), print)
+    dataset = load_dataset(spec, home_folder(), print)
     last, began = Last(), time.perf_counter()
-    trainer = Trainer(build_model(spec, material), material, spec)
+    trainer = Trainer(build_model(spec, dataset), dataset, spec)
     trainer.run(last, StopFlag())
     found = {name: last.values[name] for name in FINAL if name in last.values}
     return found | {"steps": last.values["step"], "training_s": trainer.elapsed, "s": time.perf_counter() - began}

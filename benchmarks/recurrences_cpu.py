@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from attn_core.kernels.recurrence import Steps
-from attn_variants.mechanisms.recurrences.scan import chunked
+from attn_variants.mechanisms.recurrence_scan import chunked
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results"

@@ -26,14 +26,13 @@ from attn.v1 import training_pb2 as pb
 from attn_core import Capability, installed
 from attn_core.errors import AttnError
 from attn_models.sources.store import home_folder
-from attn_train.data import load_text
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import TextTokens
-from attn_train.loop.trainer import Trainer, TrainingDiverged
+from attn_train.data.load import load_text
 from attn_train.process import keep_freed_memory
-from attn_train.service.spec_messages import spec_of
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, TrainingSpec
+from attn_train.spec_messages import spec_of
+from attn_train.tasks.language_modeling import TextDataset
+from attn_train.trainer import NullReporter, Trainer, TrainingDiverged
 from attn_train.worker import build_model
 from report import write_report
 
@@ -70,7 +69,7 @@ def specification(mechanism: str, seed: int, steps: int) -> TrainingSpec:
     )
 
 
-class Losses(Silence):
+class Losses(NullReporter):
     """Keeps the validation losses."""
 
     def __init__(self) -> None:
@@ -82,7 +81,7 @@ class Losses(Silence):
             self.by_step[step] = round(values["validation_loss"], 4)
 
 
-def run(mechanism: str, seed: int, steps: int, text: TextTokens) -> dict[str, Any]:
+def run(mechanism: str, seed: int, steps: int, text: TextDataset) -> dict[str, Any]:
     """Train one model; what it raises is the row's `failed`."""
     row: dict[str, Any] = {"mechanism": mechanism, "seed": seed}
     began, losses = time.process_time(), Losses()

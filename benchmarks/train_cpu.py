@@ -33,13 +33,12 @@ from typing import Any
 import torch
 from attn_core.home import home_folder
 from attn_models.sources import pull_shakespeare
-from attn_train.loop.report import Silence
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import Stop, StopFlag
-from attn_train.loop.text import TextTokens, read_text, tokenise
-from attn_train.loop.trainer import Trainer
 from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.records import Stop, StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.base import derived
+from attn_train.tasks.language_modeling import TextDataset, read_text, tokenize
+from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 from torch import nn
 from torch.nn import functional
@@ -87,7 +86,7 @@ def recipe(args: argparse.Namespace) -> TrainingSpec:
     )
 
 
-class Progress(Silence):
+class Progress(NullReporter):
     """Prints validation losses."""
 
     def metrics(self, step: int, values: Any) -> None:
@@ -96,7 +95,7 @@ class Progress(Silence):
             print(f"  step {step}: validation loss {values['validation_loss']:.4f}", flush=True)
 
 
-def measure_quality(spec: TrainingSpec, text: TextTokens, batches: list[int]) -> dict[str, Any]:
+def measure_quality(spec: TrainingSpec, text: TextDataset, batches: list[int]) -> dict[str, Any]:
     model = build_model(spec, text)
     trainer = Trainer(model, text, spec)
     began = time.perf_counter()
@@ -112,7 +111,7 @@ def measure_quality(spec: TrainingSpec, text: TextTokens, batches: list[int]) ->
     }
 
 
-class UntilMetrics(Silence):
+class UntilMetrics(NullReporter):
     """Stops a run at its next metrics."""
 
     def __init__(self) -> None:
@@ -123,7 +122,7 @@ class UntilMetrics(Silence):
         self.flag.set(Stop.DISCARD)
 
 
-def our_turns(spec: TrainingSpec, text: TextTokens, steps: int) -> Turn:
+def our_turns(spec: TrainingSpec, text: TextDataset, steps: int) -> Turn:
     """Our loop, a stretch of `steps` at a time, without evaluation."""
     checkpoint = replace(spec.checkpoint, evaluation_interval=10**9, metrics_interval=steps)
     trainer = Trainer(build_model(spec, text), text, replace(spec, checkpoint=checkpoint))
@@ -160,7 +159,7 @@ def peer_turns(
     return turn
 
 
-def transformers_peer(text: TextTokens, steps: int) -> Turn:
+def transformers_peer(text: TextDataset, steps: int) -> Turn:
     """GPT-2 of transformers in the recipe's sizes, multi-head."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -180,7 +179,7 @@ def transformers_peer(text: TextTokens, steps: int) -> Turn:
     return peer_turns(lambda tokens: model(tokens).logits, model, text.training, steps)
 
 
-def nanogpt_peer(folder: Path, text: TextTokens, steps: int) -> Turn:
+def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
     """nanoGPT's own model, multi-head."""
     module = runpy.run_path(str(folder / "model.py"))
     config = module["GPTConfig"](
@@ -197,7 +196,7 @@ def nanogpt_peer(folder: Path, text: TextTokens, steps: int) -> Turn:
     return peer_turns(lambda tokens: model(tokens, tokens)[0], model, text.training, steps)
 
 
-def measure_speed(args: argparse.Namespace, spec: TrainingSpec, text: TextTokens) -> dict[str, Any]:
+def measure_speed(args: argparse.Namespace, spec: TrainingSpec, text: TextDataset) -> dict[str, Any]:
     steps = args.turn_steps
     turns = {"attn": our_turns(spec, text, steps), "transformers": transformers_peer(text, steps)}
     if args.nanogpt:
@@ -232,7 +231,7 @@ def main() -> None:
     # As our worker does. In the part about speed the peers profit, too, and from the brief spins.
     keep_freed_memory()
     spec = recipe(args)
-    text = tokenise(read_text(pull_shakespeare(home_folder())), validation=spec.data.validation)
+    text = tokenize(read_text(pull_shakespeare(home_folder())), validation=spec.data.validation)
     result: dict[str, Any] = {
         "benchmark": "train_cpu",
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -20,15 +20,14 @@ from typing import Any
 import torch
 from attn_client.recipe import read_recipe
 from attn_core.home import home_folder
-from attn_train.data import load_material
-from attn_train.loop.lessons import Lessons, Material
-from attn_train.loop.precision import PRECISIONS
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import Stop, StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.data.load import load_dataset
+from attn_train.optimizer import PRECISIONS
 from attn_train.process import keep_freed_memory
-from attn_train.service.spec_messages import spec_of
+from attn_train.records import Stop, StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.spec_messages import spec_of
+from attn_train.tasks.base import Dataset, TrainingTask
+from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 from report import write_report
 
@@ -56,15 +55,15 @@ def specifications(folder: Path) -> Iterator[tuple[str, TrainingSpec]]:
 class Repeated:
     """Lessons whose first batches come again and again, as new shapes cost the time of compiling for them."""
 
-    def __init__(self, lessons: Lessons) -> None:
-        self._batches = cycle([lessons.draw() for _ in range(UPDATES)])
-        self.tokens = lessons.tokens
-        self.generator = lessons.generator
-        self.loss = lessons.loss
-        self.validation_loss = lessons.validation_loss
-        self.final_values = lessons.final_values
+    def __init__(self, task: TrainingTask) -> None:
+        self._batches = cycle([task.next_batch() for _ in range(UPDATES)])
+        self.tokens = task.tokens
+        self.generator = task.generator
+        self.loss = task.loss
+        self.validation_loss = task.validation_loss
+        self.final_metrics = task.final_metrics
 
-    def draw(self) -> tuple[torch.Tensor, ...]:
+    def next_batch(self) -> tuple[torch.Tensor, ...]:
         """The next of them."""
         return next(self._batches)
 
@@ -72,16 +71,16 @@ class Repeated:
 class FewBatches:
     """Material of which only some batches are learned."""
 
-    def __init__(self, material: Material) -> None:
-        self._material = material
-        self.tokenizer, self.sizes = material.tokenizer, material.sizes
+    def __init__(self, dataset: Dataset) -> None:
+        self._material = dataset
+        self.tokenizer, self.sizes = dataset.tokenizer, dataset.sizes
 
-    def lessons(self, spec: TrainingSpec) -> Repeated:
+    def task(self, spec: TrainingSpec) -> Repeated:
         """The same for the same seed."""
-        return Repeated(self._material.lessons(spec))
+        return Repeated(self._material.task(spec))
 
 
-class UntilMetrics(Silence):
+class UntilMetrics(NullReporter):
     """Stops a run at its next metrics."""
 
     def __init__(self) -> None:
@@ -92,16 +91,16 @@ class UntilMetrics(Silence):
         self.flag.set(Stop.DISCARD)
 
 
-def rates(spec: TrainingSpec, material: Material) -> dict[str, float]:
+def rates(spec: TrainingSpec, dataset: Dataset) -> dict[str, float]:
     """Target tokens a second of processor, by precision."""
     chosen = {precision: replace(spec, precision=precision, checkpoint=SELDOM) for precision in PRECISIONS}
-    text = FewBatches(material)
+    text = FewBatches(dataset)
     trainers = {name: Trainer(build_model(each, text), text, each) for name, each in chosen.items()}
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for _ in range(1 + TURNS):
         for name, trainer in trainers.items():
             seconds[name].append(updates(trainer))
-    tokens = text.lessons(spec).tokens
+    tokens = text.task(spec).tokens
     return {name: round(tokens / min(turns[1:])) for name, turns in seconds.items()}
 
 
@@ -115,7 +114,7 @@ def updates(trainer: Trainer) -> float:
 def rows(folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each specification."""
     for name, spec in specifications(folder):
-        text = load_material(spec, home_folder(), print)
+        text = load_dataset(spec, home_folder(), print)
         found = rates(spec, text)
         yield {"trained": name, "tokens_per_second": found, "ratio": round(found["bfloat16"] / found["float32"], 2)}
 

@@ -23,14 +23,12 @@ from typing import Any
 
 import torch
 from attn_core import installed
-from attn_train.loop.pairs import tokenise_pairs
-from attn_train.loop.report import Silence
-from attn_train.loop.seeds import derived
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.loop.translation import bleu, translate
+from attn_train.data.synthetic import synthetic_pairs
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
-from attn_train.synthetic import synthetic_pairs
+from attn_train.tasks.base import derived
+from attn_train.tasks.seq2seq import bleu, tokenize_pairs, translate
+from attn_train.trainer import NullReporter, Trainer
 
 TRAINED = 14
 LENGTHS = (4, 8, 12, 14, 17, 20)
@@ -53,7 +51,7 @@ def specification(name: str, seed: int, steps: int) -> TrainingSpec:
     return TrainingSpec(model=model, data=DataSpec(name="pairs of the task"), optimizer=optimizer, seed=seed)
 
 
-class Told(Silence):
+class Told(NullReporter):
     """Says the loss now and then."""
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -75,11 +73,11 @@ def right_words(written: list[str], wanted: list[str]) -> float:
 def run(name: str, seed: int, task: str, steps: int, sentences: int) -> dict[str, Any]:
     """Train one model and measure it at every length."""
     examples = synthetic_pairs(task, 20_000, seed, longest=TRAINED)
-    pairs = tokenise_pairs(examples, [], tokenizer="word", longest=(LONGEST, LONGEST))
+    pairs = tokenize_pairs(examples, [], tokenizer="word", longest=(LONGEST, LONGEST))
     spec = specification(name, seed, steps)
     family = installed().models.get(spec.model.family)
     torch.manual_seed(derived(seed, "weights"))
-    model = family.build(family.configure(spec.model.values(pairs.decided)))
+    model = family.build(family.configure(spec.model.values(pairs.model_fields)))
     began = time.perf_counter()
     Trainer(model, pairs, spec).run(Told(), StopFlag())
     seconds, right, all_written, all_wanted = time.perf_counter() - began, {}, [], []

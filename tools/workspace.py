@@ -13,6 +13,8 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PLACES = ("packages", "proto", "services", "plugins")
 TEST_GROUP = "test"
+PYTHONS = ["3.11", "3.12", "3.13"]
+"""Those that packages without torch are tested on; the others on the first of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

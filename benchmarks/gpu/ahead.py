@@ -26,7 +26,7 @@ import rowwise
 import torch
 import training_step
 import triton
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_kernels_triton import launch as launching
 from everything import ROOT, TABLES, VERDICTS
 from parts import Part
@@ -106,7 +106,7 @@ def as_if_on_a_gpu() -> None:
     training_step.tables = step  # type: ignore[assignment]
 
 
-def nothing(spec: AttentionSpec, operands: Operands) -> Tensor:
+def nothing(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """What stands for the plain computation, which takes long on a CPU and decides nothing."""
     heads, learned = spec.heads, correctness.leaves(operands).values()
     shape = (*operands.query.shape[:2], heads.query, heads.value_size)

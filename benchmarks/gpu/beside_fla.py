@@ -50,7 +50,7 @@ def compared(case: Recurrence, device: str) -> dict[str, Any]:
     """Their times divided by ours, or why there are none."""
     if device != "cuda":
         return {"refused": "not on a CPU"}
-    module, name = THEIRS[case.decay, case.corrects]
+    module, name = THEIRS[case.decay, case.delta_rule]
     steps = case.steps(device)
 
     def ours(given: Steps) -> Tensor:
@@ -74,7 +74,7 @@ def called(function: Callable[..., Any], case: Recurrence) -> Callable[[Steps], 
         fades = None if given.decay is None else given.decay[..., 0] if case.decay == "head" else given.decay
         more: dict[str, Any] = {"g": fades, "beta": given.strength}
         more = {key: part for key, part in more.items() if part is not None}
-        if case.decay == "none" and not case.corrects:
+        if case.decay == "none" and not case.delta_rule:
             more["normalize"] = False
         out: Tensor = function(given.query, given.key, given.value, scale=1.0, **more)[0]
         return out

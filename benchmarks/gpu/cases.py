@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask, Window
 from attn_core.distributions import Distribution, Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.dropout import Dropout
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from attn_core.masks import BigBird, Prefix, Segments, Strided
 from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from torch import Tensor
@@ -21,7 +21,8 @@ CAUSAL, FULL, SOFTMAX = Causal(), Full(), Softmax()
 class Case:
     """One attention over so many queries and keys; sizes are of keys and values, heads of queries and of keys.
 
-    Where it is `padded` some keys of each row are no keys, and where it is `placed` positions are given, every second.
+    Where it is `padded` some keys of each row are no keys, and where it is `has_positions` positions are given, every
+    second.
     """
 
     name: str
@@ -34,10 +35,10 @@ class Case:
     batch: int = 1
     modifiers: tuple[Modifier, ...] = ()
     distribution: Distribution = SOFTMAX
-    packed: Packed | None = None
+    varlen: Varlen | None = None
     dropout: Dropout | None = None
     padded: bool = False
-    placed: bool = False
+    has_positions: bool = False
 
     @property
     def spec(self) -> AttentionSpec:
@@ -46,7 +47,7 @@ class Case:
         heads = Heads(query=query, key_value=key_value, key_size=key_size, value_size=value_size)
         return AttentionSpec(heads=heads, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution)
 
-    def operands(self, device: str) -> Operands:
+    def operands(self, device: str) -> AttentionInputs:
         """Random operands, N(0, 1)."""
         generator = torch.Generator(device).manual_seed(0)
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -55,12 +56,12 @@ class Case:
             return torch.randn(*shape, generator=generator, device=device).to(dtype)
 
         (query, key_value), (key_size, value_size) = self.heads, self.sizes
-        return Operands(
+        return AttentionInputs(
             query=normal(self.batch, self.queries, query, key_size),
             key=normal(self.batch, self.keys, key_value, key_size),
             value=normal(self.batch, self.keys, key_value, value_size),
             parameters={name: normal(*shape) for name, shape in self.spec.weights.items()},
-            packed=self.packed,
+            varlen=self.varlen,
             dropout=self.dropout,
             **self.said(device),
         )
@@ -68,12 +69,12 @@ class Case:
     def said(self, device: str) -> dict[str, Tensor]:
         """What is said of queries and keys besides."""
         places = 2 * torch.arange(max(self.queries, self.keys), device=device)[None]
-        keep = (
+        key_padding_mask = (
             torch.arange(self.keys, device=device)[None]
             < self.keys - 7 * torch.arange(self.batch, device=device)[:, None]
         )
-        found = {"keep": keep} if self.padded else {}
-        if self.placed:
+        found = {"key_padding_mask": key_padding_mask} if self.padded else {}
+        if self.has_positions:
             found |= {"query_positions": places[:, -self.queries :], "key_positions": places[:, -self.keys :]}
         return found
 
@@ -107,18 +108,18 @@ BANDS = [
     Case(name="sinks", distribution=SoftmaxWithSink()),
     Case(name="softmax one", distribution=SoftmaxOne(), mask=Window(left=20)),
     Case(name="padded keys", batch=3, padded=True),
-    Case(name="positions", mask=Window(left=99), placed=True),
+    Case(name="positions", mask=Window(left=99), has_positions=True),
     Case(name="everything", **EVERYTHING, sizes=(128, 128)),
 ]
 """Full and causal masks and windows, at sizes that are no multiples of a tile."""
 
 PACKED = [
-    Case(name="packed texts", packed=Packed.of((100, 1, 0, 150, 49)), queries=300, keys=300, batch=2),
-    Case(name="packed texts after others", packed=Packed((100, 1, 199), (200, 33, 100))),
-    Case(name="packed texts of 128", packed=Packed.of((300, 212)), queries=512, keys=512, sizes=(128, 128)),
-    Case(name="packed texts of 256", packed=Packed.of((100, 200)), queries=300, keys=300, sizes=(256, 256)),
+    Case(name="packed texts", varlen=Varlen.of((100, 1, 0, 150, 49)), queries=300, keys=300, batch=2),
+    Case(name="packed texts after others", varlen=Varlen((100, 1, 199), (200, 33, 100))),
+    Case(name="packed texts of 128", varlen=Varlen.of((300, 212)), queries=512, keys=512, sizes=(128, 128)),
+    Case(name="packed texts of 256", varlen=Varlen.of((100, 200)), queries=300, keys=300, sizes=(256, 256)),
     Case(name="packed documents", mask=CAUSAL & Segments((100, 1, 150, 82)), queries=333),
-    Case(name="packed texts and everything", **EVERYTHING, packed=Packed.of((250, 50)), queries=300, keys=300),
+    Case(name="packed texts and everything", **EVERYTHING, varlen=Varlen.of((250, 50)), queries=300, keys=300),
 ]
 """Texts end to end."""
 
@@ -126,9 +127,9 @@ LISTED = [
     Case(name="prefix", mask=CAUSAL | Prefix(150)),
     Case(name="prefix, 128", mask=CAUSAL | Prefix(150), sizes=(128, 128), queries=512, keys=512),
     Case(name="strides", mask=CAUSAL & Strided(5)),
-    Case(name="strides of packed texts", mask=CAUSAL & Strided(5), packed=Packed.of((90, 43)), queries=133, keys=133),
+    Case(name="strides of packed texts", mask=CAUSAL & Strided(5), varlen=Varlen.of((90, 43)), queries=133, keys=133),
     Case(name="heads that differ", mask=BigBird(block=32, random=1, number_of_heads=4)),
-    Case(name="a list and positions", mask=CAUSAL & Strided(5), placed=True),
+    Case(name="a list and positions", mask=CAUSAL & Strided(5), has_positions=True),
 ]
 """Masks that are met by lists of blocks."""
 
@@ -139,7 +140,7 @@ LEARNED = [
     Case(name="biases of a list", mask=CAUSAL | Prefix(150), modifiers=(RelativeBias(clip=40),)),
     Case(name="dropout", dropout=Dropout(probability=0.1, seed=1)),
     Case(name="dropout of 128 in a window", mask=Window(left=64), dropout=DROPPED, sizes=(128, 128)),
-    Case(name="dropout of packed texts", dropout=DROPPED, packed=Packed((100, 1, 199), (200, 33, 100))),
+    Case(name="dropout of packed texts", dropout=DROPPED, varlen=Varlen((100, 1, 199), (200, 33, 100))),
 ]
 """Learned biases, and weights that are dropped."""
 
@@ -148,10 +149,10 @@ SMALL = {
     "bands": [
         Case(name="causal", **TINY),
         Case(name="padded keys", **TINY, padded=True, batch=2),
-        Case(name="positions", **TINY, placed=True),
+        Case(name="positions", **TINY, has_positions=True),
         Case(name="everything", **{**TINY, **EVERYTHING}),
     ],
-    "packed": [Case(name="packed", packed=Packed((7, 13), (20, 13)), **TINY)],
+    "varlen": [Case(name="varlen", varlen=Varlen((7, 13), (20, 13)), **TINY)],
     "listed": [Case(name="prefix", mask=CAUSAL | Prefix(9), **TINY)],
     "learned": [Case(name="biases", modifiers=(T5Bias(),), **TINY), Case(name="dropout", dropout=DROPPED, **TINY)],
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.kernels.attend import texts
 from attn_kernels_triton.attention.attend import attend
 from attn_variants.kernels.plain import Plain
@@ -33,28 +33,28 @@ def verdicts(cases: list[Case], device: str) -> Iterator[dict[str, Any]]:
             yield {"case": case.name, "what": name, "error": error, "allowed": allowed, "same": same, "right": right}
 
 
-def plain(spec: AttentionSpec, operands: Operands) -> Tensor:
+def plain(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The plain computation, text by text where texts are packed."""
     # Not by name: on a bare machine nothing of this tree is installed, so nothing is found.
     run = Plain().run
-    if operands.packed is None:
+    if operands.varlen is None:
         return run(spec, operands)
     return torch.cat([run(spec, text) for text in texts(operands)], dim=1)
 
 
-def leaves(operands: Operands) -> dict[str, Tensor]:
+def leaves(operands: AttentionInputs) -> dict[str, Tensor]:
     """What gradients flow to, by name."""
     return {"query": operands.query, "key": operands.key, "value": operands.value, **operands.parameters}
 
 
-def changed(operands: Operands, tensors: dict[str, Tensor]) -> Operands:
+def changed(operands: AttentionInputs, tensors: dict[str, Tensor]) -> AttentionInputs:
     """The operands with these tensors in place of `leaves`."""
     own: dict[str, Any] = {name: tensors[name] for name in ("query", "key", "value")}
     return dataclasses.replace(operands, **own, parameters={name: tensors[name] for name in operands.parameters})
 
 
 def results(
-    run: Callable[[AttentionSpec, Operands], Tensor], spec: AttentionSpec, operands: Operands
+    run: Callable[[AttentionSpec, AttentionInputs], Tensor], spec: AttentionSpec, operands: AttentionInputs
 ) -> dict[str, Tensor]:
     """The output, and the gradient to everything of a fixed weighted sum of it."""
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in leaves(operands).items()}

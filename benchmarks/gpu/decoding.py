@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Mask, Operands, RaggedBatch, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Mask, RaggedBatch, Window
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Distribution, Softmax, SoftmaxWithSink
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 from attn_core.modifiers import Alibi, Modifier, SoftCap
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_variants.kernels.plain import Plain
@@ -50,7 +50,7 @@ class Step:
         heads = Heads(query=query, key_value=shared, key_size=key, value_size=value)
         return AttentionSpec(heads=heads, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution)
 
-    def operands(self, device: str) -> PagedOperands:
+    def operands(self, device: str) -> PagedAttentionInputs:
         """Random rows, each request's scattered over memory."""
         generator = torch.Generator(device).manual_seed(0)
         held = [past + new for past, new in zip(self.contexts, self.lengths, strict=True)]
@@ -63,11 +63,11 @@ class Step:
         batch = RaggedBatch.of(self.lengths, self.contexts, partial(torch.tensor, device=device))
         return self.operands_of(batch, RowsInPlace(fields, numbers, numbers, (0,) * len(held), self.form), query)
 
-    def operands_of(self, batch: RaggedBatch, rows: RowsInPlace, query: Tensor) -> PagedOperands:
+    def operands_of(self, batch: RaggedBatch, rows: RowsInPlace, query: Tensor) -> PagedAttentionInputs:
         """The operands of all requests, what is learned among them."""
         learned = {name: torch.ones(shape, device=query.device) for name, shape in self.spec.weights.items()}
         asked = tuple(range(batch.requests))
-        return PagedOperands(query=query, batch=batch, rows=rows, requests=asked, parameters=learned)
+        return PagedAttentionInputs(query=query, batch=batch, rows=rows, requests=asked, parameters=learned)
 
     def drawn(self, generator: torch.Generator, pool: int) -> tuple[dict[str, Tensor], Tensor]:
         """Random memory of so many rows, by field, and queries [tokens, heads, size]."""
@@ -106,7 +106,7 @@ class TreeStep(Step):
         contexts = tuple(base + depth for base in bases for depth in depths)
         return cls(name=name, lengths=(1,) * len(contexts), contexts=contexts, bases=bases, **more)
 
-    def operands(self, device: str) -> PagedOperands:
+    def operands(self, device: str) -> PagedAttentionInputs:
         """Random rows, each request's scattered over memory."""
         generator = torch.Generator(device).manual_seed(0)
         held = [base + len(self.parents) for base in self.bases]
@@ -189,18 +189,18 @@ def verdicts(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
         yield {"case": name, "what": "output", "error": error, "allowed": allowed, "same": same, "right": right}
 
 
-def gathered(step: Step, operands: PagedOperands, dtype: torch.dtype) -> Tensor:
+def gathered(step: Step, operands: PagedAttentionInputs, dtype: torch.dtype) -> Tensor:
     """The plain computation, request by request, of rows that are gathered first."""
     fields, outs = operands.rows.fields, []
     for request, span in enumerate(operands.batch.spans()):
-        places = operands.rows.numbers[request, : step.contexts[request] + step.lengths[request]]
+        places = operands.rows.kv_indices[request, : step.contexts[request] + step.lengths[request]]
         if step.latent:
             value = fields["latent"][places, None]
             key = torch.cat([value, fields["rotary_key"][places, None]], dim=-1)
         else:
             key, value = (DECODED[step.form](name, fields, places) for name in ("key", "value"))
         query = operands.query[span.start : span.stop]
-        given = Operands(
+        given = AttentionInputs(
             **{name: rows[None].to(dtype) for name, rows in (("query", query), ("key", key), ("value", value))},
             parameters={name: learned.to(dtype) for name, learned in operands.parameters.items()},
         )
@@ -214,7 +214,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     for step in SMALL if small else TIMED:
         operands = step.operands(device)
 
-        def run(operands: PagedOperands = operands, spec: AttentionSpec = step.spec) -> Tensor:
+        def run(operands: PagedAttentionInputs = operands, spec: AttentionSpec = step.spec) -> Tensor:
             return attend_rows(spec, operands)
 
         took, host = seconds(run, device), started(run, device)

@@ -14,9 +14,9 @@ def bands(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     return verdicts(SMALL["bands"] if small else BANDS, device)
 
 
-def packed(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
+def varlen(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """Of packed texts."""
-    return verdicts(SMALL["packed"] if small else PACKED, device)
+    return verdicts(SMALL["varlen"] if small else PACKED, device)
 
 
 def listed(device: str, *, small: bool) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from attn_core import Operands
+from attn_core import AttentionInputs
 from attn_core.masks import mask_mod
 from cases import Case
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "default": None, "flash": SDPBackend.FLASH_ATTENTION}
-Attention = Callable[[Operands], Tensor]
+Attention = Callable[[AttentionInputs], Tensor]
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -22,7 +22,7 @@ def sdpa(case: Case, backend: SDPBackend | None) -> Attention:
     """Attention by torch's own, with a backend of our choice or of its own; full or causal masks over equal lengths."""
     causal = case.mask.kind == "causal"
 
-    def run(operands: Operands) -> Tensor:
+    def run(operands: AttentionInputs) -> Tensor:
         query, key, value = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
         shared = case.heads[0] != case.heads[1]
         if backend is None:
@@ -42,7 +42,7 @@ def flex(case: Case, device: str, written: MaskMod | None = None) -> Attention:
     compiled = torch.compile(flex_attention, dynamic=False)
     shared = case.heads[0] != case.heads[1]
 
-    def run(operands: Operands) -> Tensor:
+    def run(operands: AttentionInputs) -> Tensor:
         query, key, value = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
         out: Tensor = compiled(query, key, value, block_mask=blocks, enable_gqa=shared)
         return out

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
-from attn_variants.recurrences.recurrent import recurrent
+from attn_variants.mechanisms.recurrence_scan import recurrent
 from timing import copied_per_second, seconds
 from torch import Tensor
 
@@ -19,7 +19,7 @@ FACTOR, ROUNDINGS, MORE = 1.25, 4, 32
 OF_DECAYS = ("decay", "rate", "step_bias", "fade.1.bias")
 """How names of decays end, and of weights that decays are made of."""
 
-KINDS = [(decay, corrects) for corrects in (False, True) for decay in ("none", "head", "channel")]
+KINDS = [(decay, delta_rule) for delta_rule in (False, True) for decay in ("none", "head", "channel")]
 """What fades, and whether keys correct: linear attention, RetNet, GLA; DeltaNet, Gated DeltaNet, KDA."""
 
 
@@ -31,7 +31,7 @@ class Recurrence:
     """
 
     decay: str
-    corrects: bool
+    delta_rule: bool
     tokens: int = 300
     batch: int = 2
     heads: int = 2
@@ -43,7 +43,7 @@ class Recurrence:
     @property
     def name(self) -> str:
         """What it is."""
-        rule = "delta rule" if self.corrects else "additive"
+        rule = "delta rule" if self.delta_rule else "additive"
         more = ", one decay for all" * self.shared + ", after others" * self.after
         return f"recurrence, {rule}, decay {self.decay}, {self.sizes}, {self.dtype}, {self.tokens} tokens{more}"
 
@@ -63,7 +63,7 @@ class Recurrence:
             key=rows(key) * key**-0.5,
             value=rows(value),
             decay=None if fades is None else rows(fades, **wide)[: 1 if self.shared else None] * -0.1,
-            strength=rows(**wide) if self.corrects else None,
+            strength=rows(**wide) if self.delta_rule else None,
         )
 
     def before(self, device: str) -> Tensor | None:
@@ -75,18 +75,18 @@ class Recurrence:
 
 RIGHT = [
     *(
-        Recurrence(decay=decay, corrects=corrects, dtype=dtype, sizes=sizes)
-        for decay, corrects in KINDS
+        Recurrence(decay=decay, delta_rule=delta_rule, dtype=dtype, sizes=sizes)
+        for decay, delta_rule in KINDS
         for dtype, sizes in ((torch.bfloat16, (128, 128)), (torch.float32, (64, 80)))
     ),
-    *(Recurrence(decay=decay, corrects=True, sizes=(128, 72), after=True) for decay in ("none", "head", "channel")),
-    Recurrence(decay="head", corrects=False, shared=True, sizes=(256, 64)),
+    *(Recurrence(decay=decay, delta_rule=True, sizes=(128, 72), after=True) for decay in ("none", "head", "channel")),
+    Recurrence(decay="head", delta_rule=False, shared=True, sizes=(256, 64)),
 ]
 SMALL_SHAPE: dict[str, Any] = {"tokens": 20, "batch": 1, "sizes": (16, 16), "dtype": torch.float32}
 SMALL = [
-    Recurrence(decay="none", corrects=False, **SMALL_SHAPE),
-    Recurrence(decay="head", corrects=False, shared=True, **SMALL_SHAPE),
-    Recurrence(decay="channel", corrects=True, after=True, **SMALL_SHAPE),
+    Recurrence(decay="none", delta_rule=False, **SMALL_SHAPE),
+    Recurrence(decay="head", delta_rule=False, shared=True, **SMALL_SHAPE),
+    Recurrence(decay="channel", delta_rule=True, after=True, **SMALL_SHAPE),
 ]
 
 
@@ -155,8 +155,8 @@ def timed_cases(*, small: bool) -> Iterator[Recurrence]:
     shape: dict[str, Any] = {"tokens": 32, "batch": 1, "dtype": torch.float32}
     if not small:
         shape = {"tokens": 8192, "batch": 2, "heads": 16, "sizes": (128, 128)}
-    for decay, corrects in KINDS[: 1 if small else None]:
-        yield Recurrence(decay=decay, corrects=corrects, **shape)
+    for decay, delta_rule in KINDS[: 1 if small else None]:
+        yield Recurrence(decay=decay, delta_rule=delta_rule, **shape)
 
 
 def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
@@ -180,10 +180,10 @@ def times(run: Callable[[Steps], Tensor], steps: Steps, device: str) -> tuple[fl
 def decoding(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     """One token of 64 requests: the share of the copying speed at which memories are read and written."""
     copied = copied_per_second(device)
-    for decay, corrects in KINDS:
+    for decay, delta_rule in KINDS:
         batch, heads, size = (1, 2, 16) if small else (64, 32, 128)
         shape = {"batch": batch, "heads": heads, "sizes": (size, size)}
-        case = Recurrence(decay=decay, corrects=corrects, tokens=1, **shape)  # type: ignore[arg-type]
+        case = Recurrence(decay=decay, delta_rule=delta_rule, tokens=1, **shape)  # type: ignore[arg-type]
         steps = case.steps(device)
         memory = torch.randn(batch, heads, size, size, device=device)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from attn_kernels_triton.rowwise.norm import rms_norm, rms_norm_sum
 from attn_kernels_triton.rowwise.rotary import rotate
 from attn_models import losses
 from attn_models.losses import mean_loss
-from attn_variants.compute.rotary import half_swapped, pair_swapped, turns
+from attn_variants.compute.rotary import cos_sin_of, half_swapped, pair_swapped
 from recurrences import judged
 from timing import copied_per_second, seconds
 from torch import Tensor
@@ -105,19 +105,19 @@ def turning(device: str, *, interleaved: bool, part: float, small: bool) -> RowC
     shape = (1, 9, 3, 16) if small else (2, 4096, 32, 128)
     size = int(shape[-1] * part)
     places = torch.arange(shape[1], device=device)
-    turn = turns(Rotary(interleaved=interleaved), size, places, torch.float32)
-    wide = turns(Rotary(interleaved=interleaved), size, places, torch.float64)
+    cos_sin = cos_sin_of(Rotary(interleaved=interleaved), size, places, torch.float32)
+    wide = cos_sin_of(Rotary(interleaved=interleaved), size, places, torch.float64)
     swapped = pair_swapped if interleaved else half_swapped
 
     def plain(rows: Tensor) -> Tensor:
-        cosines, sines = wide if rows.dtype == torch.float64 else turn
+        cosines, sines = wide if rows.dtype == torch.float64 else cos_sin
         head = rows[..., :size]
         return torch.cat([(head * cosines + swapped(head) * sines).to(rows.dtype), rows[..., size:]], dim=-1)
 
     return RowCase(
         name=f"rotary, {'neighbours' if interleaved else 'halves'}, {size} of {shape}",
         shapes=(shape,),
-        ours=lambda rows: rotate(rows, *turn, interleaved=interleaved),
+        ours=lambda rows: rotate(rows, *cos_sin, interleaved=interleaved),
         plain=plain,
         forward=2,
         backward=2,

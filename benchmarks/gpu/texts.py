@@ -1,4 +1,4 @@
-"""Packed texts beside equal work of padded rows, of which none is padding."""
+"""Varlen texts beside equal work of padded rows, of which none is padding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from attention import timed
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from cases import Case
 
 EQUAL = (2048,) * 8
@@ -23,7 +23,7 @@ def tables(device: str, *, small: bool) -> Iterator[dict[str, Any]]:
     same: dict[str, Any] = {"sizes": (size, size), "heads": heads}
     for name, lengths in {"equal": (40, 40) if small else EQUAL, "mixed": (33, 1, 6) if small else MIXED}.items():
         total, pairs = sum(lengths), sum(length**2 for length in lengths)
-        case = Case(name=f"packed texts, {name}", packed=Packed.of(lengths), queries=total, keys=total, **same)
+        case = Case(name=f"packed texts, {name}", varlen=Varlen.of(lengths), queries=total, keys=total, **same)
         row = timed(case, device, sum(length * (length + 1) // 2 for length in lengths) * heads[0])
         length = round(pairs / total)
         padded = timed(Case(name="padded", queries=length, keys=length, batch=max(1, total // length), **same), device)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from attn_core import Operands
+from attn_core import AttentionInputs
 from correctness import changed, leaves
 from torch import Tensor
 
@@ -83,7 +83,9 @@ def copied_per_second(device: str) -> float:
     return 2 * size / seconds(lambda: target.copy_(source), device)
 
 
-def forward_and_backward(run: Callable[[Operands], Tensor], operands: Operands, device: str) -> tuple[float, float]:
+def forward_and_backward(
+    run: Callable[[AttentionInputs], Tensor], operands: AttentionInputs, device: str
+) -> tuple[float, float]:
     """Times of the forward pass, and of the backward pass alone."""
     with torch.no_grad():
         forward = seconds(lambda: run(operands), device)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads
 from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.attention.attend import attend
 from attn_models.losses import linear_cross_entropy
@@ -23,10 +23,10 @@ SHIPPED = {"layers": 12, "width": 768, "heads": 12, "words": 50304, "length": 10
 SMALL = {"layers": 1, "width": 32, "heads": 2, "words": 128, "length": 32, "batch": 1}
 
 
-def asked(query: Tensor, key: Tensor, value: Tensor) -> tuple[AttentionSpec, Operands]:
+def asked(query: Tensor, key: Tensor, value: Tensor) -> tuple[AttentionSpec, AttentionInputs]:
     """Causal attention over rows [batch, row, head, size]."""
     heads = Heads(query=query.shape[2], key_value=key.shape[2], key_size=query.shape[3], value_size=value.shape[3])
-    return AttentionSpec(heads=heads, mask=Causal()), Operands(query=query, key=key, value=value)
+    return AttentionSpec(heads=heads, mask=Causal()), AttentionInputs(query=query, key=key, value=value)
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import math
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Heads, Operands
+from attn_core import AttentionInputs, AttentionSpec, Heads
 from attn_variants.compute import plain
 from torch import Tensor
 
@@ -68,7 +68,7 @@ def counted(length: int, size: int, fast: int | None) -> tuple[int, Tensor, Tens
     else:
         in_tiles(memory, length, size, fast)
     spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=size, value_size=size))
-    expected = plain.attend(spec, Operands(**{name: rows[None, :, None] for name, rows in given.items()}))
+    expected = plain.attend(spec, AttentionInputs(**{name: rows[None, :, None] for name, rows in given.items()}))
     return memory.touched, memory.matrices["out"], expected[0, :, 0]
 
 

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 from attn_core import Cost, Field, Shape, StateSpecs, configure, installed
+from attn_models.adapters.state_dict import init_empty_weights
 from attn_models.decoder.block import Block
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
-from attn_models.families.state_dict import init_empty_weights
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Heads, Operands, configure, installed
+from attn_core import AttentionInputs, AttentionSpec, Heads, configure, installed
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_variants.compute import plain
-from attn_variants.distribution.softmax import softmax
+from attn_variants.distributions import softmax
 from torch import Tensor
 
 WIDTH = 16
@@ -70,7 +70,7 @@ def test_cl_51_attention_only_averages_values_and_is_linear_in_them() -> None:
     query, key, value, other = doubles(1, 7, 1, 5), doubles(1, 9, 1, 5), doubles(1, 9, 1, 3), doubles(1, 9, 1, 3)
 
     def attend(values: Tensor) -> Tensor:
-        return plain.attend(spec, Operands(query=query, key=key, value=values))
+        return plain.attend(spec, AttentionInputs(query=query, key=key, value=values))
 
     out = attend(value)
     # Inside of the convex hull: in no direction further out than the outermost value.

@@ -70,8 +70,10 @@ def test_a_source_of_another_rank_width_or_number_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", can(Capability.PADDING))
 def test_padding_that_does_not_fit_the_keys_is_refused(name: str) -> None:
     built, rows = usual(name), given(name, 2, 5, WIDTH)
-    assert "(2, 4)" in refused(name, "keep", lambda: built(*rows, keep=torch.ones(2, 4, dtype=torch.bool)))
-    assert "float32" in refused(name, "keep", lambda: built(*rows, keep=torch.ones(2, 5)))
+    assert "(2, 4)" in refused(
+        name, "key_padding_mask", lambda: built(*rows, key_padding_mask=torch.ones(2, 4, dtype=torch.bool))
+    )
+    assert "float32" in refused(name, "key_padding_mask", lambda: built(*rows, key_padding_mask=torch.ones(2, 5)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -130,7 +132,7 @@ def test_keys_that_are_all_masked_give_no_nan_and_no_gradient_of_one(name: str) 
     rows = given(name, 2, 5, WIDTH)
     for one in rows:
         one.requires_grad_()
-    out = usual(name)(*rows, keep=torch.zeros(2, 5, dtype=torch.bool))
+    out = usual(name)(*rows, key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
     assert out.isfinite().all()
     found = torch.autograd.grad(out.sum(), rows, allow_unused=True) if out.requires_grad else ()
     assert all(one is None or bool(one.isfinite().all()) for one in found)

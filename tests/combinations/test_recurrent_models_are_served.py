@@ -10,7 +10,7 @@ from attn_core import installed
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
 MODELS = {
-    "key_value_lm": {"embedding": 8, "lstm_layers": 2, "options": {"window": 3}},
+    "key_value_lm": {"embedding": 8, "num_lstm_layers": 2, "options": {"window": 3}},
     "lstmn_lm": {"layers": 2},
     "turing_machine": {"heads": 2, "head_size": 6, "options": {"slots": 7}},
 }

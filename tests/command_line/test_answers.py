@@ -80,7 +80,11 @@ def test_a_mechanism_that_computes_itself_says_so_and_for_which_part(answer: Ans
     (alone,) = answer("explain", "path")
     assert (alone["part"], alone["name"], alone["verdict"]) == ("attention", "its own module", "runs")
     runs = {row["part"]: row["name"] for row in answer("explain", "nsa") if row["verdict"] == "runs"}
-    expected = {"window": "torch_sdpa", "selected blocks": "chosen_whole", "compressed blocks": "its own module"}
+    expected = {
+        "window": "torch_sdpa",
+        "selected blocks": "selected_blocks_whole",
+        "compressed blocks": "its own module",
+    }
     assert runs == expected
 
 

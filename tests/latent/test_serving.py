@@ -16,7 +16,7 @@ CHOICES = {
         "mechanism": "mla",
         "options": {"latent": 6, "rotary_size": 4, "query_latent": 5},
         "positions": "rotary",
-        "rotary_interleaved": True,
+        "rope_interleave": True,
     },
     "transmla": {"mechanism": "transmla", "options": {"latent": 6}, "positions": "learned"},
     "transmla with rotary positions": {"mechanism": "transmla", "options": {"latent": 6}, "positions": "rotary"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import Unavailable
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.sources import pull
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(600)]

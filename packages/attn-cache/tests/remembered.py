@@ -97,20 +97,28 @@ class Oracle:
         for r, name in enumerate(names):
             known = self.running[name].rows[state]
             first = 0 if window is None else max(0, len(known) - lengths[name] - window + 1)
-            keep = torch.ones_like(read.positions[r], dtype=torch.bool) if read.keep is None else read.keep[r]
-            assert read.positions[r][keep].tolist() == list(range(first, len(known)))
+            key_padding_mask = (
+                torch.ones_like(read.positions[r], dtype=torch.bool)
+                if read.key_padding_mask is None
+                else read.key_padding_mask[r]
+            )
+            assert read.positions[r][key_padding_mask].tolist() == list(range(first, len(known)))
             for field_name, tensor in read.fields.items():
                 expected = torch.stack([row[field_name] for row in known[first:]])
-                assert torch.equal(tensor[r][keep].nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
+                assert torch.equal(tensor[r][key_padding_mask].nan_to_num(nan=7.0), expected.nan_to_num(nan=7.0))
                 if not expected.isnan().any():
                     assert not tensor[r].isnan().any(), "padding shows what another request has left behind"
 
     def compare_source(self, read, names: list[int]) -> None:
         for r, name in enumerate(names):
             known = self.running[name].source
-            keep = torch.ones_like(read.positions[r], dtype=torch.bool) if read.keep is None else read.keep[r]
-            assert read.positions[r][keep].tolist() == list(range(len(known)))
-            assert torch.equal(read.fields["memory"][r][keep], known)
+            key_padding_mask = (
+                torch.ones_like(read.positions[r], dtype=torch.bool)
+                if read.key_padding_mask is None
+                else read.key_padding_mask[r]
+            )
+            assert read.positions[r][key_padding_mask].tolist() == list(range(len(known)))
+            assert torch.equal(read.fields["memory"][r][key_padding_mask], known)
             assert not read.fields["memory"][r].isnan().any()
 
     def compare_fixed(self, view, names: list[int], poison: frozenset[int]) -> None:

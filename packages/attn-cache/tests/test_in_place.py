@@ -33,14 +33,14 @@ def test_rows_in_place_are_the_rows_that_are_handed_out(cache):
                 view.append(rows)
             else:
                 for name, memory in found.fields.items():
-                    memory[found.targets] = rows[name]
+                    memory[found.slot_mapping] = rows[name]
             for name, memory in found.fields.items():
-                assert torch.equal(memory[found.targets], rows[name])
+                assert torch.equal(memory[found.slot_mapping], rows[name])
                 for request in range(3):
                     handed = view.rows([request])
                     count = contexts[request] + lengths[request] - found.firsts[request]
                     assert handed.positions[0, 0] == found.firsts[request]
-                    assert torch.equal(memory[found.numbers[request, :count]], handed.fields[name][0, :count])
+                    assert torch.equal(memory[found.kv_indices[request, :count]], handed.fields[name][0, :count])
         contexts = [context + length for context, length in zip(contexts, lengths, strict=True)]
 
 
@@ -57,7 +57,7 @@ def test_codes_in_place_stand_for_the_rows_that_are_handed_out(cache):
     found, handed = view.coded_in_place(), view.rows([0])
     assert found.form == cache
     for name, rows in handed.fields.items():
-        parts = {part: memory[found.numbers[0]] for part, memory in found.fields.items() if part.startswith(name)}
+        parts = {part: memory[found.kv_indices[0]] for part, memory in found.fields.items() if part.startswith(name)}
         codes = parts[f"{name}.codes"]
         if cache == "int8":
             numbers = codes * parts[f"{name}.scale"].float()[..., None]

@@ -71,8 +71,8 @@ def test_what_was_moved_is_read_with_the_same_bits_and_goes_on_so(family, tokens
         for layer, seen in mine.items():
             assert torch.equal(seen.positions, theirs[layer].positions)
             for field, rows in seen.fields.items():
-                keep = slice(None) if seen.keep is None else seen.keep[0]
-                assert torch.equal(rows[0][keep], theirs[layer].fields[field][0][keep])
+                key_padding_mask = slice(None) if seen.key_padding_mask is None else seen.key_padding_mask[0]
+                assert torch.equal(rows[0][key_padding_mask], theirs[layer].fields[field][0][key_padding_mask])
     there.release(9)
     there.release(6)
     assert (there.usage().tokens, there.usage().requests) == (0, 0)

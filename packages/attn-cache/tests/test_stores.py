@@ -158,7 +158,7 @@ def test_layers_share_what_a_step_computes():
     views = store.view(ragged([1, 2], [0, 0]), [1, 2])
     one, other = (views[layer]["kv"].rows([0, 1]) for layer in ("full", "twin"))
     assert one.positions is other.positions
-    assert one.keep is other.keep
+    assert one.key_padding_mask is other.key_padding_mask
 
 
 @FAMILIES

@@ -93,10 +93,14 @@ class Twice:
     def _compare(self, state, read, paths, rows) -> None:
         for row, path in enumerate(paths):
             alone = self._alone(state, path, rows).rows([0])
-            keep = torch.ones_like(read.positions[row], dtype=torch.bool) if read.keep is None else read.keep[row]
-            assert read.positions[row][keep].tolist() == alone.positions[0].tolist()
+            key_padding_mask = (
+                torch.ones_like(read.positions[row], dtype=torch.bool)
+                if read.key_padding_mask is None
+                else read.key_padding_mask[row]
+            )
+            assert read.positions[row][key_padding_mask].tolist() == alone.positions[0].tolist()
             for name, expected in alone.fields.items():
-                assert torch.equal(read.fields[name][row][keep], expected[0])
+                assert torch.equal(read.fields[name][row][key_padding_mask], expected[0])
 
     def _compare_in_place(self, view, state, paths, rows) -> None:
         if not hasattr(view, "in_place"):
@@ -104,7 +108,7 @@ class Twice:
         lie = view.in_place()
         for row, path in enumerate(paths):
             alone = self._alone(state, path, rows).rows([0])
-            numbers = lie.numbers[row][: alone.positions.shape[1]]
+            numbers = lie.kv_indices[row][: alone.positions.shape[1]]
             for name, expected in alone.fields.items():
                 assert torch.equal(lie.fields[name][numbers], expected[0])
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from attn_core import Heads, Operands
+from attn_core import AttentionInputs, Heads
 from attn_core.errors import KernelRefused
 from attn_core.kernels.base import DEFAULTS, Anything, OneOf, Problem
 from attn_core.kernels.plans import RecurrencePlan
@@ -109,14 +109,14 @@ def test_where_no_kernel_is_installed_the_error_says_what_brings_one(plan):
 def test_kernels_of_recurrences_refuse_attention():
     assert Everything().refusals(Problem()) == ["operation: computes recurrence, not attend"]
     with pytest.raises(KernelRefused, match="recurrence"):
-        Everything().run(None, Operands(query=None, key=None, value=None))
+        Everything().run(None, AttentionInputs(query=None, key=None, value=None))
 
 
 def test_the_problem_says_what_fades_and_whether_keys_correct():
     heads = Heads(query=2, key_value=2, key_size=4, value_size=3)
-    asked = RecurrenceSpec(heads=heads, decay="channel", corrects=True)
+    asked = RecurrenceSpec(heads=heads, decay="channel", delta_rule=True)
     problem = recurrence_problem(asked, dtype="bfloat16", device="cuda", gradients=True, tokens=1)
-    assert (problem.operation, problem.decay, problem.corrects, problem.queries) == ("recurrence", "channel", True, 1)
+    assert (problem.operation, problem.decay, problem.delta_rule, problem.queries) == ("recurrence", "channel", True, 1)
     assert (problem.key_size, problem.value_size, problem.query_heads) == (4, 3, 2)
     assert [reason.partition(":")[0] for reason in Plainest().refusals(problem)] == [
         "query_heads",
@@ -125,5 +125,5 @@ def test_the_problem_says_what_fades_and_whether_keys_correct():
         "dtype",
         "device",
         "decay",
-        "corrects",
+        "delta_rule",
     ]

@@ -35,8 +35,8 @@ class Softmax(nn.Module):
             allowed = rows.positions[r] <= at
             if self.window is not None:
                 allowed = allowed & (rows.positions[r] > at - self.window)
-            if rows.keep is not None:
-                allowed = allowed & rows.keep[r]
+            if rows.key_padding_mask is not None:
+                allowed = allowed & rows.key_padding_mask[r]
             out.append(attend(query[span.start : span.stop], rows.fields["key"][r], rows.fields["value"][r], allowed))
         return torch.cat(out)
 
@@ -81,7 +81,11 @@ class Cross(nn.Module):
     def step(self, x: Tensor, batch: RaggedBatch, state) -> Tensor:
         rows = state["source"].rows(range(batch.requests))
         query = self.query(x)
-        keep = torch.ones_like(rows.positions, dtype=torch.bool) if rows.keep is None else rows.keep
+        keep = (
+            torch.ones_like(rows.positions, dtype=torch.bool)
+            if rows.key_padding_mask is None
+            else rows.key_padding_mask
+        )
         return torch.cat(
             [
                 attend(

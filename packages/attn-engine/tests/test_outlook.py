@@ -33,11 +33,11 @@ class Asked:
             self.rows += len(hidden)
             return kept(hidden)
 
-        def likeliest(hidden):
+        def greedy_tokens(hidden):
             found = kept(hidden)
             return found.argmax(-1).where(found.amax(-1).isfinite(), -1) if finds else None
 
-        self.model.logits, self.model.likeliest = logits, likeliest
+        self.model.logits, self.model.greedy_tokens = logits, greedy_tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,8 +84,8 @@ def test_a_model_that_cannot_tell_is_asked_for_logits():
 
 def test_a_row_without_a_likeliest_token_fails_alone():
     asked = Asked("paged")
-    kept = asked.model.likeliest
-    asked.model.likeliest = lambda hidden: kept(hidden).where(torch.arange(len(hidden)) != 1, -1)
+    kept = asked.model.greedy_tokens
+    asked.model.greedy_tokens = lambda hidden: kept(hidden).where(torch.arange(len(hidden)) != 1, -1)
     requests = [Request(id=name, token_ids=(4, 5), params=GREEDY) for name in "ab"]
     found = run(make_engine(asked.model), requests)
     assert [found[name].finish_reason for name in "ab"] == ["length", None]

@@ -29,8 +29,8 @@ LLAMA = {
 }
 BLOCKS = {
     "llama": {},
-    "interleaved": {"rotary_interleaved": True},
-    "half turned": {"head_size": 32, "rotary_fraction": 0.5},
+    "interleaved": {"rope_interleave": True},
+    "half turned": {"head_size": 32, "partial_rotary_factor": 0.5},
     "one group": {"mechanism": "mqa", "key_value_heads": None, "heads": 5},
     "window": {"mechanism": "sliding_window", "options": {"window": 9}},
     "learned positions": {"mechanism": "mha", "key_value_heads": None, "positions": "learned"},
@@ -205,7 +205,7 @@ def test_chunks_prefixes_and_preemption_change_no_token(weights, limits):
     [
         ({"mechanism": "qk_norm", "key_value_heads": None}, "norm of queries and keys"),
         ({"mechanism": "alibi", "key_value_heads": None, "positions": "none"}, "modifiers"),
-        ({"head_size": 24, "rotary_fraction": 1.0}, "sizes of heads"),
+        ({"head_size": 24, "partial_rotary_factor": 1.0}, "sizes of heads"),
         ({"hidden": 104}, "inner width 104"),
     ],
 )

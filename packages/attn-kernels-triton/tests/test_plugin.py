@@ -5,12 +5,12 @@ import sys
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, RaggedBatch, Window, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, RaggedBatch, Window, installed
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue, KernelRefused
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import choose
-from attn_core.kernels.paged import BAND, PAGED, PagedOperands
+from attn_core.kernels.paged import BAND, PAGED, PagedAttentionInputs
 from attn_core.kernels.recurrence import RecurrenceSpec, Steps, recurrence_problem
 from attn_core.kernels.rowwise import ROW_FORMS, Targets, row_problem
 from attn_core.masks import Band, Strided, band_of
@@ -71,7 +71,7 @@ def test_a_gpu_that_is_there_gets_this_kernel_and_a_cpu_does_not(monkeypatch):
         ({"modifiers": ("soft_cap", "soft_cap")}, "modifiers"),
         ({"modifiers": ("t5_bias", "soft_cap")}, "modifiers"),
         ({"modifiers": ("relative_keys",)}, "modifiers"),
-        ({"modifiers": ("t5_bias",), "gradients": True, "placed": True}, "gradients"),
+        ({"modifiers": ("t5_bias",), "gradients": True, "has_positions": True}, "gradients"),
         ({"dropout": True, "value_size": 129}, "dropout"),
         ({"dropout": True, "modifiers": ("t5_bias",)}, "dropout"),
         ({"modifiers": ("relative_bias",), "key_size": 129}, "modifiers"),
@@ -101,7 +101,7 @@ def recurrence(key_size=128, tokens=0, **kind):
 def test_recurrences_on_a_gpu_get_these_kernels_and_single_tokens_the_other_one(monkeypatch):
     monkeypatch.setattr(OnRegisters, "available", lambda self: None)
     kernels = installed().kernels
-    assert choose(kernels, recurrence(decay="channel", corrects=True, gradients=True)).name == "triton_chunked"
+    assert choose(kernels, recurrence(decay="channel", delta_rule=True, gradients=True)).name == "triton_chunked"
     assert choose(kernels, recurrence(tokens=1)).name == "triton_recurrent"
     assert choose(kernels, recurrence(tokens=1, gradients=True)).name == "triton_chunked"
     assert choose(kernels, recurrence(512)).name == "plain_chunked"
@@ -183,10 +183,12 @@ def test_attention_and_recurrences_of_a_cpu_are_refused_before_anything_is_launc
     kernels, rows = installed().kernels, torch.zeros(1, 4, 2, 16)
     spec = AttentionSpec(heads=Heads(query=2, key_value=2, key_size=16, value_size=16))
     held = RowsInPlace({"key": rows[0], "value": rows[0]}, torch.zeros(1, 4).long(), torch.zeros(1, 4).long(), (0,))
-    paged = PagedOperands(query=rows[0, :1], batch=RaggedBatch.of((1,), (3,), torch.tensor), rows=held, requests=(0,))
+    paged = PagedAttentionInputs(
+        query=rows[0, :1], batch=RaggedBatch.of((1,), (3,), torch.tensor), rows=held, requests=(0,)
+    )
     calls = {
-        "triton_attend": lambda kernel: kernel.run(spec, Operands(query=rows, key=rows, value=rows)),
-        "triton_fp8": lambda kernel: kernel.run(spec, Operands(query=rows, key=rows, value=rows)),
+        "triton_attend": lambda kernel: kernel.run(spec, AttentionInputs(query=rows, key=rows, value=rows)),
+        "triton_fp8": lambda kernel: kernel.run(spec, AttentionInputs(query=rows, key=rows, value=rows)),
         "triton_paged": lambda kernel: kernel.run_paged(spec, paged),
         "triton_chunked": lambda kernel: kernel.run_steps(Steps(rows, rows, rows), None, 64),
         "triton_recurrent": lambda kernel: kernel.run_steps(Steps(rows, rows, rows), None, 64),

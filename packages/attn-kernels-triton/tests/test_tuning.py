@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Window
 from attn_kernels_triton.attention import backward, forward, tiles
 from attn_kernels_triton.attention.backward import MEMORY, parts_of
 from attn_kernels_triton.attention.plan import plan_of
@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch):
 def plan(mask, length: int = 64, batch: int = 1):
     heads = Heads(query=1, key_value=1, key_size=128, value_size=128)
     rows = torch.zeros(1, 1, 1, 128, dtype=torch.bfloat16).expand(batch, length, 1, 128)
-    return plan_of(AttentionSpec(heads=heads, mask=mask), Operands(query=rows, key=rows, value=rows))
+    return plan_of(AttentionSpec(heads=heads, mask=mask), AttentionInputs(query=rows, key=rows, value=rows))
 
 
 def test_what_is_shipped_is_the_first_candidate():

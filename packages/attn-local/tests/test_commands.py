@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from attn_cli.lazy import load
+from attn_cli.main import load
 from attn_client import ChatMessage, Sampling
 from attn_core import installed
 from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue, UnknownName, WrongState

@@ -6,14 +6,14 @@ import json
 
 import pytest
 import torch
-from attn_cli.lazy import load
+from attn_cli.main import load
 from attn_core import installed
 from attn_core.errors import InvalidValue
+from attn_models.adapters.bert import BertAdapter
+from attn_models.adapters.state_dict import stored_tensors
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.sentences import load_sentence_encoder
-from attn_models.families.bert import BertAdapter
-from attn_models.families.state_dict import stored_tensors
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
 from click.testing import CliRunner

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 import torch
-from attn_cli.lazy import load
+from attn_cli.main import load
 from attn_client import Beams, Sampling, Sourced
 from attn_core import installed
 from attn_core.errors import InvalidValue

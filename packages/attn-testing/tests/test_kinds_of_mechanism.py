@@ -14,17 +14,19 @@ WIDTHS = [{"width": 8, "heads": 2}, {"width": 6, "heads": 1, "bias": True}]
 class CrossLayer(SoundLayer):
     """Attention to a source."""
 
-    def _weights(self, query, source, keep):
+    def _weights(self, query, source, key_padding_mask):
         if source is None:
             raise InvalidValue.of("source", None, "a tensor")
         scores = self._scores(
             self._split(self.query(query), self.heads.query), self._split(self.key(source), self.heads.key_value)
         )
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)[None, None]
-        return self._share(scores, allowed if keep is None else allowed & keep[:, None, None, :])
+        return self._share(
+            scores, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]
+        )
 
-    def forward(self, query, source=None, *, keep=None):
-        weights = self._weights(query, source, keep)
+    def forward(self, query, source=None, *, key_padding_mask=None):
+        weights = self._weights(query, source, key_padding_mask)
         return self._project(weights, self._split(self.value(source), self.heads.key_value))
 
     def encode(self, source):

@@ -18,7 +18,7 @@ def test_rows_come_back_by_position_with_rubbish_where_there_is_none():
     view.append({"x": torch.arange(5.0)[:, None]})
     rows = view.rows([1, 0])
     assert rows.fields["x"][..., 0].tolist() == [[2, 3, 4], [0, 1, RUBBISH]]
-    assert rows.keep.tolist() == [[True] * 3, [True, True, False]]
+    assert rows.key_padding_mask.tolist() == [[True] * 3, [True, True, False]]
     assert rows.positions[0].tolist() == [0, 1, 2]
     assert rows.fields["x"].dtype == torch.float64
 

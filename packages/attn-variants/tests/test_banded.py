@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, Shape, Window, configure, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Shape, Window, configure, installed
 from attn_core.kernels.attend import attend_problem
 from attn_core.kernels.dispatch import choose
 from attn_core.masks import Prefix
@@ -35,10 +35,10 @@ def draw(queries, keys, batch=2):
 def test_tiles_give_what_the_whole_gives_forward_and_backward(mask, queries, keys):
     spec = AttentionSpec(heads=HEADS, mask=mask, modifiers=(SoftCap(cap=2.0),))
     rows, found = draw(queries, keys), []
-    keep = torch.rand(2, keys) < 0.8
+    key_padding_mask = torch.rand(2, keys) < 0.8
     for attend in (banded.attend, plain.attend):
         for places in (None, torch.arange(queries)[None], torch.arange(queries) + torch.tensor([[2], [11]])):
-            out = attend(spec, Operands(**rows, keep=keep, query_positions=places))
+            out = attend(spec, AttentionInputs(**rows, key_padding_mask=key_padding_mask, query_positions=places))
             found.append([out, *torch.autograd.grad(out.square().sum(), list(rows.values()))])
     for tiled, whole in zip(found[:3], found[3:], strict=True):
         for one, other in zip(tiled, whole, strict=True):
@@ -47,14 +47,14 @@ def test_tiles_give_what_the_whole_gives_forward_and_backward(mask, queries, key
 
 def problem(length, mask=MASKS[0], **more):
     spec = AttentionSpec(heads=HEADS, mask=mask, score=more.pop("score", General()))
-    call = {"dtype": "float32", "device": "cpu", "gradients": True, "padded": False, "placed": False, **more}
+    call = {"dtype": "float32", "device": "cpu", "gradients": True, "padded": False, "has_positions": False, **more}
     return attend_problem(spec, **call, queries=length, keys=length)
 
 
 def test_it_is_chosen_where_queries_reach_little_of_what_there_is():
     kernels = installed().kernels
     assert choose(kernels, problem(1024)).name == "banded"
-    assert choose(kernels, problem(1024, padded=True, placed=True)).name == "banded"
+    assert choose(kernels, problem(1024, padded=True, has_positions=True)).name == "banded"
     assert choose(kernels, problem(16)).name == "plain"
     assert choose(kernels, problem(1024, Window(left=900))).name == "plain"
     assert choose(kernels, problem(4096, Window(left=255), score=ScaledDot())).name == "block_sparse"
@@ -66,8 +66,8 @@ def test_masks_without_a_bound_are_refused(mask):
 
 
 def test_keys_in_any_order_are_refused():
-    refused = Banded().refusals(problem(1024, padded=True, placed=True, scattered=True))
-    assert [reason.partition(":")[0] for reason in refused] == ["scattered"]
+    refused = Banded().refusals(problem(1024, padded=True, has_positions=True, kv_unordered=True))
+    assert [reason.partition(":")[0] for reason in refused] == ["kv_unordered"]
 
 
 def local_m(score="general"):

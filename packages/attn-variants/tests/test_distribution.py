@@ -1,11 +1,10 @@
 import pytest
 import torch
-from attn_core import AttentionSpec, Heads, Operands
+from attn_core import AttentionInputs, AttentionSpec, Heads
 from attn_core.distributions import Distribution
 from attn_core.errors import InvalidValue
 from attn_variants.compute import plain
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distributions import softmax, sparsemax
 
 
 def projection(scores):
@@ -71,7 +70,7 @@ def test_an_unknown_distribution_is_refused_by_name():
     spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=2, value_size=2), distribution=Uniform())
     rows = torch.zeros(1, 3, 1, 2)
     with pytest.raises(InvalidValue, match="uniform"):
-        plain.attend(spec, Operands(query=rows, key=rows, value=rows))
+        plain.attend(spec, AttentionInputs(query=rows, key=rows, value=rows))
 
 
 @pytest.mark.oracle

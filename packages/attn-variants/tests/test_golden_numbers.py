@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Window
 from attn_core.modifiers import Alibi
 from attn_core.scores import ScaledDot
 from attn_variants.compute import plain, torch_sdpa
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distributions import softmax, sparsemax
 
 ONE_HEAD = Heads(query=1, key_value=1, key_size=3, value_size=3)
 QUERY = [[1, 0, 2], [2, 2, 2], [2, 1, 3]]
@@ -37,7 +36,7 @@ def rows(values):
 )
 def test_the_worked_example_of_three_tokens(agrees, attend, score, mask, expected):
     spec = AttentionSpec(heads=ONE_HEAD, score=score, mask=mask)
-    out = attend(spec, Operands(query=rows(QUERY), key=rows(KEY), value=rows(VALUE)))
+    out = attend(spec, AttentionInputs(query=rows(QUERY), key=rows(KEY), value=rows(VALUE)))
     agrees("mha", paper="the worked example of three tokens").outputs(
         out[0, :, 0], torch.tensor(expected, dtype=torch.float64), 5e-9
     )
@@ -45,7 +44,7 @@ def test_the_worked_example_of_three_tokens(agrees, attend, score, mask, expecte
 
 def test_cl_45_the_weights_of_the_worked_example():
     spec = AttentionSpec(heads=ONE_HEAD)
-    weights = plain.attention_weights(spec, Operands(query=rows(QUERY), key=rows(KEY), value=rows(VALUE)))
+    weights = plain.attention_weights(spec, AttentionInputs(query=rows(QUERY), key=rows(KEY), value=rows(VALUE)))
     expected = [
         [0.1361258, 0.4319371, 0.4319371],
         [0.00089045, 0.90884265, 0.09026691],
@@ -79,5 +78,5 @@ def test_cl_40_a_window_of_one_on_either_side_keeps_as_many_of_49_scores_as_the_
     mask = Window(left=1, right=1, dilation=dilation)
     spec = AttentionSpec(heads=ONE_HEAD, mask=mask)
     tokens = torch.randn(1, 7, 1, 3, dtype=torch.float64)
-    weights = plain.attention_weights(spec, Operands(query=tokens, key=tokens, value=tokens))
+    weights = plain.attention_weights(spec, AttentionInputs(query=tokens, key=tokens, value=tokens))
     assert (weights > 0).sum().item() == mask.count(7, 7) == scores

@@ -3,13 +3,13 @@
 import pytest
 import torch
 from attn_core import (
+    AttentionInputs,
     AttentionSpec,
     Capability,
     Causal,
     DeclaredMechanism,
     Heads,
     InnerAttention,
-    Operands,
     Paper,
     Window,
     configure,
@@ -31,13 +31,13 @@ class Scaled(InnerAttention, torch.nn.Module):
 
     def forward(self, rows, operands, attend):
         assert operands.fields["mark"].shape[:2] == operands.key.shape[:2]
-        marked = Operands(
+        marked = AttentionInputs(
             query=operands.query,
             key=operands.key,
             value=operands.value * operands.fields["mark"][..., None],
             query_positions=operands.query_positions,
             key_positions=operands.key_positions,
-            keep=operands.keep,
+            key_padding_mask=operands.key_padding_mask,
             parameters=operands.parameters,
         )
         return 2 * attend(marked)
@@ -94,7 +94,7 @@ def test_the_further_field_is_part_of_the_state():
 
 
 def operands(queries, keys, **others):
-    return Operands(
+    return AttentionInputs(
         query=torch.zeros(1, queries, 2, 3), key=torch.zeros(1, keys, 1, 3), value=torch.zeros(1, keys, 1, 3), **others
     )
 
@@ -108,7 +108,7 @@ def test_queries_stand_at_the_end_of_the_keys_unless_they_say_where():
 
 
 def test_a_pair_is_allowed_by_the_mask_and_by_what_is_real():
-    kept = operands(2, 3, keep=torch.tensor([[True, False, True]]))
+    kept = operands(2, 3, key_padding_mask=torch.tensor([[True, False, True]]))
     assert allowed_pairs(Causal(), kept)[0, 0].tolist() == [[True, False, False], [True, False, True]]
 
 

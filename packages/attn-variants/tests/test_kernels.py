@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Window, installed
 from attn_core.distributions import Sparsemax
 from attn_core.errors import KernelRefused, UnknownName
 from attn_core.kernels.attend import attend_problem
@@ -30,7 +30,7 @@ def heads_of(query, key_value, key_size=8, value_size=8):
 
 
 def random_operands(heads, queries, keys, dtype=torch.float64, **more):
-    return Operands(
+    return AttentionInputs(
         query=torch.randn(2, queries, heads.query, heads.key_size, dtype=dtype),
         key=torch.randn(2, keys, heads.key_value, heads.key_size, dtype=dtype),
         value=torch.randn(2, keys, heads.key_value, heads.value_size, dtype=dtype),
@@ -47,8 +47,8 @@ def by_loops(spec, operands):
         place = keys - queries + i
         group = spec.heads.group_of[h]
         seen = [j for j in range(keys) if bool(spec.mask.allows(place, j))]
-        if operands.keep is not None:
-            seen = [j for j in seen if operands.keep[b, j]]
+        if operands.key_padding_mask is not None:
+            seen = [j for j in seen if operands.key_padding_mask[b, j]]
         if not seen:
             continue
         scores = operands.key[b, seen, group] @ operands.query[b, i, h] * spec.heads.key_size**-0.5
@@ -66,9 +66,9 @@ def test_every_mask_equals_the_definition(kernel, lengths, counts):
         spec = AttentionSpec(heads=heads_of(*counts), mask=mask, modifiers=modifiers)
         operands = random_operands(spec.heads, *lengths)
         if padded:
-            keep = torch.rand(2, lengths[1]) > 0.4
-            keep[1] = False
-            operands = dataclasses.replace(operands, keep=keep)
+            key_padding_mask = torch.rand(2, lengths[1]) > 0.4
+            key_padding_mask[1] = False
+            operands = dataclasses.replace(operands, key_padding_mask=key_padding_mask)
         assert torch.allclose(kernel.run(spec, operands), by_loops(spec, operands), rtol=0, atol=1e-12), (
             mask,
             modifiers,
@@ -122,8 +122,8 @@ def test_without_any_key_the_output_is_zero(kernel):
 @pytest.mark.parametrize("modifiers", [(), (Alibi(),)], ids=["bool", "biases"])
 def test_both_kernels_have_the_same_gradients_also_where_rows_have_no_key(modifiers):
     spec = AttentionSpec(heads=heads_of(4, 2), mask=Causal(), modifiers=modifiers)
-    keep = torch.tensor([[False, True, True, False, True], [False] * 5])
-    operands = random_operands(spec.heads, 5, 5, keep=keep)
+    key_padding_mask = torch.tensor([[False, True, True, False, True], [False] * 5])
+    operands = random_operands(spec.heads, 5, 5, key_padding_mask=key_padding_mask)
     upstream = torch.randn(2, 5, 4, 8, dtype=torch.float64)
     found = []
     for kernel in KERNELS:
@@ -142,7 +142,7 @@ def test_sixteen_bits_lose_no_more_than_rounding_inputs_and_weights(kernel, dtyp
     spec = AttentionSpec(heads=heads_of(4, 4, key_size=32, value_size=32), mask=Causal())
     operands = random_operands(spec.heads, queries, 24, dtype=dtype)
     exact = by_loops(
-        spec, Operands(query=operands.query.double(), key=operands.key.double(), value=operands.value.double())
+        spec, AttentionInputs(query=operands.query.double(), key=operands.key.double(), value=operands.value.double())
     )
     out = kernel.run(spec, operands)
     error = (out.double() - exact).norm() / exact.norm()
@@ -151,8 +151,8 @@ def test_sixteen_bits_lose_no_more_than_rounding_inputs_and_weights(kernel, dtyp
 
 
 def test_more_hidden_units_than_fit_are_scored_in_pieces(monkeypatch):
+    from attn_variants import scores as additive
     from attn_variants.drawing import draw
-    from attn_variants.score import additive
 
     spec = AttentionSpec(heads=heads_of(4, 2), score=Additive(hidden=6), mask=Causal())
     parameters = {f"score.{name}": weight.double() for name, weight in draw(spec.score, spec.heads).items()}
@@ -223,5 +223,5 @@ def test_heads_may_read_keys_in_any_order():
     by_head = []
     for head, group in enumerate(groups):
         key, value = operands.key[:, :, [group]], operands.value[:, :, [group]]
-        by_head.append(by_loops(single, Operands(query=operands.query[:, :, [head]], key=key, value=value)))
+        by_head.append(by_loops(single, AttentionInputs(query=operands.query[:, :, [head]], key=key, value=value)))
     assert torch.allclose(KernelPlan(spec).run(operands), torch.cat(by_head, dim=2), rtol=0, atol=1e-12)

@@ -25,34 +25,34 @@ def test_multi_head_attention_is_that_of_torch(build, agrees, causal):
     for bias in (layer.query.bias, layer.key.bias, layer.value.bias, layer.output.bias):
         nn.init.normal_(bias)
     rows = torch.randn(2, 6, 24, dtype=torch.float64)
-    keep = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
+    key_padding_mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     dropped = torch.ones(6, 6).triu(1).bool() if causal else None
-    peer, options = copied_into_torch(layer, 24, 3), {"key_padding_mask": ~keep, "attn_mask": dropped}
+    peer, options = copied_into_torch(layer, 24, 3), {"key_padding_mask": ~key_padding_mask, "attn_mask": dropped}
     agrees("mha", package="torch nn.MultiheadAttention").functions(
-        lambda given: layer(given, keep=keep),
+        lambda given: layer(given, key_padding_mask=key_padding_mask),
         lambda given: peer(given, given, given, **options)[0],
         rows,
         weights=[(layer.output.weight, peer.out_proj.weight), (layer.output.bias, peer.out_proj.bias)],
         tolerance=1e-12,
     )
     _, weights = peer(rows, rows, rows, average_attn_weights=False, **options)
-    assert torch.allclose(layer.weights(rows, keep=keep), weights, rtol=0, atol=1e-13)
+    assert torch.allclose(layer.weights(rows, key_padding_mask=key_padding_mask), weights, rtol=0, atol=1e-13)
 
 
 def test_cross_attention_is_that_of_torch(build, agrees):
     layer = build("cross", width=24, heads=3, bias=True)
     rows, source = torch.randn(2, 4, 24, dtype=torch.float64), torch.randn(2, 7, 24, dtype=torch.float64)
-    keep = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
+    key_padding_mask = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
     peer = copied_into_torch(layer, 24, 3)
     agrees("cross", package="torch nn.MultiheadAttention").functions(
-        lambda query, memory: layer(query, memory, keep=keep),
-        lambda query, memory: peer(query, memory, memory, key_padding_mask=~keep)[0],
+        lambda query, memory: layer(query, memory, key_padding_mask=key_padding_mask),
+        lambda query, memory: peer(query, memory, memory, key_padding_mask=~key_padding_mask)[0],
         rows,
         source,
         tolerance=1e-12,
     )
-    _, weights = peer(rows, source, source, key_padding_mask=~keep, average_attn_weights=False)
-    assert torch.allclose(layer.weights(rows, source, keep=keep), weights, rtol=0, atol=1e-13)
+    _, weights = peer(rows, source, source, key_padding_mask=~key_padding_mask, average_attn_weights=False)
+    assert torch.allclose(layer.weights(rows, source, key_padding_mask=key_padding_mask), weights, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("name", "key_value_heads"), [("gqa", 2), ("mqa", 1), ("gqa", 4)])

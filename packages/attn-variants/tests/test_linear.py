@@ -1,7 +1,7 @@
 import pytest
 import torch
 from attn_core import Shape, configure, installed, state_bytes
-from attn_variants.mechanisms.recurrences.linear_layers import EPSILON, features
+from attn_variants.mechanisms.linear_layers import EPSILON, features
 
 
 def by_pairs(layer, rows):
@@ -50,5 +50,5 @@ def test_a_padded_start_changes_nothing(build):
     layer = build("linear", {"chunk": 3}, width=8, heads=2)
     rows = torch.randn(1, 7, 8, dtype=torch.float64)
     padded = torch.cat([torch.randn(1, 2, 8, dtype=torch.float64), rows], dim=1)
-    keep = torch.tensor([[False] * 2 + [True] * 7])
-    assert torch.allclose(layer(padded, keep=keep)[:, 2:], layer(rows), rtol=0, atol=1e-13)
+    key_padding_mask = torch.tensor([[False] * 2 + [True] * 7])
+    assert torch.allclose(layer(padded, key_padding_mask=key_padding_mask)[:, 2:], layer(rows), rtol=0, atol=1e-13)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, configure, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, configure, installed
 from attn_core.errors import InvalidValue
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from attn_core.masks import Strided
 from attn_core.modifiers import RelativeBias
 from attn_variants.plan import KernelPlan
@@ -23,12 +23,12 @@ def layer_of(name: str) -> torch.nn.Module:
 def test_packed_texts_are_what_each_is_alone_with_gradients(name):
     layer = layer_of(name)
     rows = torch.randn(2, sum(LENGTHS), 32, generator=torch.Generator().manual_seed(1))
-    packed = layer(rows, lengths=LENGTHS)
+    varlen = layer(rows, lengths=LENGTHS)
     alone = torch.cat([layer(part) for part in rows.split(LENGTHS, dim=1)], dim=1)
-    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(varlen, alone, rtol=1e-5, atol=1e-6)
     weights = list(layer.parameters())
     for one, other in zip(
-        *(torch.autograd.grad(out.square().sum(), weights, allow_unused=True) for out in (packed, alone)), strict=True
+        *(torch.autograd.grad(out.square().sum(), weights, allow_unused=True) for out in (varlen, alone)), strict=True
     ):
         assert (one is None) == (other is None)
         if one is not None:
@@ -36,12 +36,12 @@ def test_packed_texts_are_what_each_is_alone_with_gradients(name):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "keep", "said"),
-    [((5, 9), None, "lengths"), ((-1, 16), None, "packed.queries"), ((15,), torch.ones(1, 15).bool(), "lengths")],
+    ("lengths", "key_padding_mask", "said"),
+    [((5, 9), None, "lengths"), ((-1, 16), None, "varlen.queries"), ((15,), torch.ones(1, 15).bool(), "lengths")],
 )
-def test_lengths_that_are_not_all_rows_are_refused(lengths, keep, said):
+def test_lengths_that_are_not_all_rows_are_refused(lengths, key_padding_mask, said):
     with pytest.raises(InvalidValue, match=f"^{said}"):
-        layer_of("gqa")(torch.zeros(1, 15, 32), lengths=lengths, keep=keep)
+        layer_of("gqa")(torch.zeros(1, 15, 32), lengths=lengths, key_padding_mask=key_padding_mask)
 
 
 @pytest.mark.parametrize("kernel", [None, "plain"])
@@ -49,13 +49,13 @@ def test_lengths_that_are_not_all_rows_are_refused(lengths, keep, said):
 def test_texts_that_no_kernel_takes_together_are_computed_one_by_one(kernel, mask):
     heads = Heads(query=2, key_value=1, key_size=8, value_size=8)
     spec = AttentionSpec(heads=heads, mask=mask, modifiers=(RelativeBias(clip=2),))
-    plan, packed = KernelPlan(spec, kernel), Packed((3, 0, 2), (4, 2, 2))
+    plan, varlen = KernelPlan(spec, kernel), Varlen((3, 0, 2), (4, 2, 2))
     draw = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, n, h, 8, generator=draw) for n, h in ((5, 2), (8, 1), (8, 1)))
     table = {"modifiers.relative_bias.table": torch.randn(5, 2, generator=draw)}
-    found = plan.run(Operands(query=query, key=key, value=value, parameters=table, packed=packed))
-    for asked, met in packed.spans():
-        alone = Operands(query=query[:, asked], key=key[:, met], value=value[:, met], parameters=table)
+    found = plan.run(AttentionInputs(query=query, key=key, value=value, parameters=table, varlen=varlen))
+    for asked, met in varlen.spans():
+        alone = AttentionInputs(query=query[:, asked], key=key[:, met], value=value[:, met], parameters=table)
         assert torch.equal(found[:, asked], plan.run(alone))
 
 

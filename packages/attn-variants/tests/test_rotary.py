@@ -1,7 +1,7 @@
 import pytest
 import torch
 from attn_core import Rotary
-from attn_variants.compute.rotary import pair_swapped, rotate, turns, turns_to
+from attn_variants.compute.rotary import cos_sin_of, cos_sin_to, pair_swapped, rotate
 
 SIZE = 16
 LAYOUTS = [Rotary(), Rotary(interleaved=True)]
@@ -10,8 +10,8 @@ LAYOUTS = [Rotary(), Rotary(interleaved=True)]
 def turned(rows, rotary=LAYOUTS[0], start=0):
     """Rows [tokens, heads, size] at positions from `start`."""
     positions = torch.arange(start, start + rows.shape[0])
-    turn = turns(rotary, int(SIZE * rotary.fraction), positions, torch.float64)
-    return rotate(rows, turn, interleaved=rotary.interleaved)
+    cos_sin = cos_sin_of(rotary, int(SIZE * rotary.fraction), positions, torch.float64)
+    return rotate(rows, cos_sin, interleaved=rotary.interleaved)
 
 
 def by_complex_numbers(rows, base):
@@ -54,18 +54,18 @@ def test_the_rest_of_a_head_is_left_as_it_is():
 
 def test_sixteen_bit_rows_keep_their_type_and_are_turned_in_float32():
     rows = torch.randn(300, 1, SIZE).bfloat16()
-    turn = turns_to(Rotary(), SIZE, 300, rows)
-    out = rotate(rows, turn, interleaved=False)
-    assert turn.cosines.dtype == torch.float32
+    cos_sin = cos_sin_to(Rotary(), SIZE, 300, rows)
+    out = rotate(rows, cos_sin, interleaved=False)
+    assert cos_sin.cosines.dtype == torch.float32
     assert out.dtype == torch.bfloat16
-    assert torch.equal(out, rotate(rows.float(), turn, interleaved=False).bfloat16())
+    assert torch.equal(out, rotate(rows.float(), cos_sin, interleaved=False).bfloat16())
 
 
 def test_a_table_made_while_serving_can_be_trained_with():
     with torch.inference_mode():
-        turns_to(Rotary(base=777.0), SIZE, 10, torch.zeros(1))
+        cos_sin_to(Rotary(base=777.0), SIZE, 10, torch.zeros(1))
     rows = torch.randn(10, 1, SIZE, requires_grad=True)
-    rotate(rows, turns_to(Rotary(base=777.0), SIZE, 10, rows), interleaved=False).sum().backward()
+    rotate(rows, cos_sin_to(Rotary(base=777.0), SIZE, 10, rows), interleaved=False).sum().backward()
     assert rows.grad.abs().sum() > 0
 
 

@@ -189,9 +189,9 @@ def test_pieces_change_nothing(monkeypatch):
 def test_padded_tokens_teach_the_indexer_nothing():
     layer = build(width=8, heads=2).train()
     rows = torch.randn(1, 9, 8, dtype=torch.float64)
-    keep = torch.tensor([[True] * 6 + [False] * 3])
+    key_padding_mask = torch.tensor([[True] * 6 + [False] * 3])
     wanted = list(layer.inner.indexer.parameters())
-    padded = torch.autograd.grad(layer(rows, keep=keep)[:, :6].sum(), wanted)
+    padded = torch.autograd.grad(layer(rows, key_padding_mask=key_padding_mask)[:, :6].sum(), wanted)
     alone = torch.autograd.grad(layer(rows[:, :6]).sum(), wanted)
     for mine, other in zip(padded, alone, strict=True):
         assert torch.allclose(mine, other, rtol=0, atol=1e-13)

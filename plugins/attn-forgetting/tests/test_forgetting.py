@@ -117,9 +117,9 @@ def test_sums_of_thousands_of_gates_leave_float32_outputs_as_near_as_few(bias):
 def test_padding_is_not_seen_and_a_query_with_no_key_gives_zeros_and_no_gradient():
     layer = build(width=8, heads=4, key_value_heads=2)
     rows = torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True)
-    keep = torch.ones(2, 9, dtype=torch.bool)
-    keep[0, :4] = keep[1, 6:] = False
-    out = layer(rows, keep=keep)
+    key_padding_mask = torch.ones(2, 9, dtype=torch.bool)
+    key_padding_mask[0, :4] = key_padding_mask[1, 6:] = False
+    out = layer(rows, key_padding_mask=key_padding_mask)
     assert torch.allclose(out[0, 4:], layer(rows[:1, 4:])[0], rtol=0, atol=1e-13)
     assert torch.allclose(out[1, :6], layer(rows[1:, :6])[0], rtol=0, atol=1e-13)
     assert torch.equal(out[0, :4], torch.zeros(4, 8, dtype=torch.float64))

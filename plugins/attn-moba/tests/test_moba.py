@@ -68,10 +68,12 @@ def test_a_query_reads_at_most_its_blocks():
 def test_weights_read_what_the_output_is_made_of():
     layer = build({"block": 3, "top": 2}, width=8, heads=2)
     rows = torch.randn(2, 13, 8, dtype=torch.float64)
-    keep = torch.rand(2, 13) > 0.3
+    key_padding_mask = torch.rand(2, 13) > 0.3
     value = (rows @ layer.value.weight.T).view(2, 13, 2, 4)
-    read = torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, keep=keep), value)
-    assert torch.allclose(layer(rows, keep=keep), read.flatten(2) @ layer.output.weight.T, rtol=0, atol=1e-13)
+    read = torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, key_padding_mask=key_padding_mask), value)
+    assert torch.allclose(
+        layer(rows, key_padding_mask=key_padding_mask), read.flatten(2) @ layer.output.weight.T, rtol=0, atol=1e-13
+    )
 
 
 def test_the_price_of_the_pairs_grows_with_the_blocks_read_and_not_with_the_length():

@@ -12,12 +12,12 @@ import torch
 from attn.v1.inference_pb2_grpc import InferenceServiceStub, add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import ModelServiceStub, add_ModelServiceServicer_to_server
 from attn_gateway import Gateway, serving
+from attn_models.adapters.bert import BertAdapter
+from attn_models.adapters.state_dict import stored_tensors
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.bert import BertAdapter
-from attn_models.families.state_dict import stored_tensors
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder

@@ -154,7 +154,7 @@ async def test_completions_of_one_prompt_are_those_of_requests_alone(stub: Infer
 
 
 async def test_too_many_completions_and_an_impossible_share_are_refused(stub: InferenceServiceStub) -> None:
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "completions", "65"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "n", "65"):
         await complete(stub, ask(completions=65))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "typical_p"):
         await complete(stub, ask(typical_p=0.0))
@@ -177,7 +177,7 @@ async def test_a_beam_search_tells_its_completions_the_best_first(stub: Inferenc
 
 async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub) -> None:
     for given in ({"temperature": 0.5}, {"seed": 1}, {"completions": 5}):
-        async with refused(grpc.StatusCode.INVALID_ARGUMENT, *given):
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, next(iter(given)).replace("completions", "n")):
             await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4), **given))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_beams"):
         await complete(stub, ask(beams=inference_pb2.BeamSearch()))

@@ -53,7 +53,7 @@ async def test_guesses_that_branch_change_no_token_and_a_model_of_sums_says_that
             assert await complete(stub, ask(model=name, max_new_tokens=40, **sampling)) == alone
     load_now = await stub.GetLoad(GetLoadRequest(model="tree"))
     assert load_now.guessed_tokens > load_now.accepted_tokens > 0
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "branches", "1 to 8"):
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "speculative_tree_width", "1 to 8"):
         await models.LoadModel(load("bushy", "tiny", branches=9))
 
 

@@ -21,7 +21,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2 import EngineOptions, GetModelRequest, LoadModelRequest, UnloadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
-from attn_models.encoder.sentences import BATCH, load_sentence_encoder
+from attn_models.loading.sentences import BATCH, load_sentence_encoder
 from attn_serve.answers import EmbeddingsAnswer
 from attn_serve.embedding import Embedding
 from attn_serve.encoder_host import EncoderHost

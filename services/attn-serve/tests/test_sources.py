@@ -14,7 +14,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_core import installed
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 from attn_serve.requests import EngineSettings
 
 WORDS = "the a dog cat runs sees der die hund katze rennt sieht"
@@ -94,7 +94,7 @@ async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
     bad = grpc.StatusCode.INVALID_ARGUMENT
     async with refused(bad, "prompt.source", "no source"):
         await complete(sourced, ask(model="tiny", text="To be"))
-    async with refused(bad, "source_ids", "at least one token"):
+    async with refused(bad, "encoder_token_ids", "at least one token"):
         plain = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(text="der"))
         await complete(sourced, plain)
     async with refused(bad, "'21 tokens'", "at most 12"):

@@ -41,7 +41,7 @@ async def test_tenants_are_served_by_their_shares(home: Path) -> None:
     host.submit(Generation(id="first", prompt=PromptInput(text="x"), sampling={"max_new_tokens": 200}))
     for number in range(24):
         for word, tenant in names.items():
-            sampling = {"max_new_tokens": 8, "ignore_end": True}
+            sampling = {"max_new_tokens": 8, "ignore_eos": True}
             asked = Generation(id=f"{word}{number}", prompt=PromptInput(text="To be"), sampling=sampling, tenant=tenant)
             host.submit(asked)
     ended: list[str] = []

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from attn_train.loop.text import TextTokens, tokenise
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.language_modeling import TextDataset, tokenize
 from torch import Tensor, nn
 
 CONTEXT = 8
@@ -43,12 +43,12 @@ def words() -> str:
 
 
 @pytest.fixture
-def text(words: str) -> TextTokens:
-    return tokenise(words)
+def text(words: str) -> TextDataset:
+    return tokenize(words)
 
 
 @pytest.fixture
-def bigram(text: TextTokens) -> Callable[[], nn.Module]:
+def bigram(text: TextDataset) -> Callable[[], nn.Module]:
     """Makes the same model again and again."""
 
     def make() -> nn.Module:
@@ -99,7 +99,7 @@ class Record:
         self.lines: list[str] = []
         self.on_metrics: Callable[[int], None] = lambda step: None
 
-    def working(self) -> None:
+    def heartbeat(self) -> None:
         pass
 
     def metrics(self, step: int, values: dict[str, float]) -> None:

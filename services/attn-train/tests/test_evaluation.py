@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.encoder.folders import save_encoder
-from attn_train.data import load_material
-from attn_train.evaluate_command import evaluate_command
+from attn_models.evaluation import text_loss
+from attn_models.loading.encoders import save_encoder
+from attn_train.data.load import load_dataset
 from attn_train.evaluation import evaluate
-from attn_train.loop.evaluation import text_loss
+from attn_train.plugin import evaluate_command
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.worker import build_model
 
@@ -35,18 +35,18 @@ def left(files, model, **data):
     data = DataSpec(**{"validation": 0.5} | data)
     optimizer = OptimizerSpec(steps=1, batch=2, learning_rate=1e-3, min_learning_rate=0)
     spec = TrainingSpec(model=model, data=data, optimizer=optimizer)
-    material = load_material(spec, files, lambda _: None)
-    trained = build_model(spec, material)
-    return material.save(files / "model", trained), material, trained, spec
+    dataset = load_dataset(spec, files, lambda _: None)
+    trained = build_model(spec, dataset)
+    return dataset.save(files / "model", trained), dataset, trained, spec
 
 
 def test_images_are_named_as_when_training_was_over(files):
     model = FamilyModelSpec(family="vit", fields=BLOCKS | {"patch": 4})
-    folder, material, trained, _ = left(files, model, path=str(files / "x.npz"), validation=0.0)
+    folder, dataset, trained, _ = left(files, model, path=str(files / "x.npz"), validation=0.0)
     found = evaluate(folder, str(files / "x.npz"), files)
     with torch.inference_mode():
-        images = material.training.images.float() / 127.5 - 1
-        right = (trained.eval()(images).argmax(-1) == material.training.labels).float().mean().item()
+        images = dataset.training.images.float() / 127.5 - 1
+        right = (trained.eval()(images).argmax(-1) == dataset.training.labels).float().mean().item()
     assert found["images"] == 20
     assert found["images_right"] == pytest.approx(right)
     with pytest.raises(InvalidValue, match="zero"):
@@ -56,9 +56,9 @@ def test_images_are_named_as_when_training_was_over(files):
 @pytest.mark.parametrize("positions", ["every", "depth"])
 def test_words_are_tagged_as_when_training_was_over(files, positions):
     model = FamilyModelSpec(family="tagger", fields=BLOCKS | {"context": 8, "positions": positions})
-    folder, material, trained, spec = left(files, model, path=str(files / "x.conllu"), tokenizer="word")
+    folder, dataset, trained, spec = left(files, model, path=str(files / "x.conllu"), tokenizer="word")
     found = evaluate(folder, str(files / "x.conllu"), files)
-    expected = material.lessons(spec).final_values(trained, lambda: None)
+    expected = dataset.task(spec).final_metrics(trained, lambda: None)
     assert found == {"sentences": 20, "tags_right": pytest.approx(expected["tags_right"])}
     (files / "none.conllu").write_text("1\ta\t_\tZ\t_\t_\t0\t_\t_\t_\n")
     with pytest.raises(InvalidValue, match="with tags"):
@@ -80,12 +80,12 @@ def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
 
 def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(files, capsys):
     model = ModelSpec(width=16, layers=1, heads=2, context=8, mechanism="mha")
-    folder, material, trained, _ = left(files, model, path=str(files / "words.txt"))
+    folder, dataset, trained, _ = left(files, model, path=str(files / "words.txt"))
     text = (files / "words.txt").read_text()[: 8 * 600 + 4]
     (files / "some.txt").write_text(text)
     evaluate_command(str(folder), str(files / "some.txt"), json=True)
     found = json.loads(capsys.readouterr().out)
-    ids = torch.from_numpy(material.tokenizer.encode_corpus(text)).long()
+    ids = torch.from_numpy(dataset.tokenizer.encode_corpus(text)).long()
     nats = 0.0
     with torch.inference_mode():
         for place in range(1, len(ids)):
@@ -101,7 +101,7 @@ def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(fi
         "bits_per_byte": pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-4),
     }
     (files / "short.txt").write_text("k")
-    with pytest.raises(InvalidValue, match="at least two"):
+    with pytest.raises(InvalidValue, match="two tokens or more"):
         evaluate(folder, str(files / "short.txt"), files)
 
 
@@ -116,7 +116,7 @@ def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
             assert torch.equal(inputs + 1, targets)
             return targets.float().mean()
 
-    monkeypatch.setattr("attn_train.loop.evaluation.TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr("attn_models.evaluation.TOKENS_PER_BATCH", 16)
     assert text_loss(Counting(), torch.arange(tokens, dtype=torch.int32), 8) == pytest.approx(tokens / 2)
     assert seen == list(range(1, tokens))
 

@@ -159,13 +159,13 @@ class ContiguousKVCache:
 class ContiguousRows:
     """The rows that some requests attend to under one window.
 
-    `positions` [requests, longest]; `keep` [requests, longest], bool, is True for real rows, None if all are real;
-    `memory` is the cache or a slice of it. `gather` [requests] selects requests that are not adjacent in memory; in a
-    draft tree it is a pair of indices, requests [requests, 1] and slots [requests, longest].
+    `positions` [requests, longest]; `key_padding_mask` [requests, longest], bool, is True for real rows, None if all
+    are real; `memory` is the cache or a slice of it. `gather` [requests] selects requests that are not adjacent in
+    memory; in a draft tree it is a pair of indices, requests [requests, 1] and slots [requests, longest].
     """
 
     positions: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
     memory: Mapping[StateKey, Fields]
     gather: Tensor | tuple[Tensor, Tensor] | None
 
@@ -176,7 +176,7 @@ class ContiguousRows:
             fields = {name: rows[self.gather] for name, rows in fields.items()}
         elif self.gather is not None:
             fields = {name: rows.index_select(0, self.gather) for name, rows in fields.items()}
-        return Rows(fields=fields, positions=self.positions, keep=self.keep)
+        return Rows(fields=fields, positions=self.positions, key_padding_mask=self.key_padding_mask)
 
 
 class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
@@ -242,21 +242,23 @@ class ContiguousStep(CachedStep[ContiguousKVCache, ContiguousRows]):
         ends = [self.batch.contexts[r] + self.batch.lengths[r] for r in requests]
         first, end = min(firsts), max(ends)
         positions = torch.arange(first, end, device=self.cache.device).expand(len(requests), -1)
-        keep = None
+        key_padding_mask = None
         if min(ends) < end or max(firsts) > first:
             bounds = torch.tensor([firsts, ends], device=self.cache.device)
-            keep = (positions >= bounds[0, :, None]) & (positions < bounds[1, :, None])
+            key_padding_mask = (positions >= bounds[0, :, None]) & (positions < bounds[1, :, None])
         indices = [self.indices[r] for r in requests]
         if any(self.batch.path(r) for r in requests):
             slots = slots_at(self.batch, requests, positions, [first] * len(requests))
             at = torch.tensor(indices, device=self.cache.device)[:, None]
-            return ContiguousRows(positions, keep, self._memory_of(window, slice(None), slice(None)), (at, slots))
+            return ContiguousRows(
+                positions, key_padding_mask, self._memory_of(window, slice(None), slice(None)), (at, slots)
+            )
         if indices == list(range(indices[0], indices[0] + len(indices))):
             memory, gather = self._memory_of(window, slice(indices[0], indices[-1] + 1), slice(first, end)), None
         else:
             memory = self._memory_of(window, slice(None), slice(first, end))
             gather = torch.tensor(indices, device=self.cache.device)
-        return ContiguousRows(positions, keep, memory, gather)
+        return ContiguousRows(positions, key_padding_mask, memory, gather)
 
     def _memory_of(self, window: Window, requests: slice, positions: slice) -> Mapping[StateKey, Fields]:
         found: dict[FieldKey, Tensor] = {}
@@ -288,7 +290,7 @@ class ContiguousView:
     def rows(self, requests: Sequence[int]) -> Rows:
         """All rows these requests attend to, [requests, longest, ...] each.
 
-        Where lengths differ, `Rows.keep` marks the real rows; the others are zero or outside the window.
+        Where lengths differ, `Rows.key_padding_mask` marks the real rows; the others are zero or outside the window.
         """
         return self._step.select(self._step.cache.windows[self._key], requests).rows(self._key)
 

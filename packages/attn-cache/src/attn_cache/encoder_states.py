@@ -80,11 +80,11 @@ class EncoderStates:
         owned = [self._requests[index][key] for index in indices]
         lengths = [_length(fields) for fields in owned]
         positions = torch.arange(max(lengths), device=self._device).expand(len(indices), -1)
-        keep = None
+        key_padding_mask = None
         if min(lengths) < max(lengths):
-            keep = positions < torch.tensor(lengths, device=self._device)[:, None]
+            key_padding_mask = positions < torch.tensor(lengths, device=self._device)[:, None]
         fields = {name: pad_sequence([fields[name] for fields in owned], batch_first=True) for name in owned[0]}
-        found = Rows(fields=fields, positions=positions, keep=keep)
+        found = Rows(fields=fields, positions=positions, key_padding_mask=key_padding_mask)
         self._last[key] = (indices, found)
         return found
 

@@ -243,20 +243,22 @@ class PagedKVCache:
 class PagedRows:
     """The rows that some requests attend to under one window.
 
-    `positions` and `slots` are [requests, longest], int64; `slots` are rows of the pool, padded with row 0. `keep`
-    [requests, longest], bool, is True for real rows, None if all are real. `consecutive` replaces `slots` where the
-    rows of a single request are adjacent in the pool, so that they are read without a gather.
+    `positions` and `slots` are [requests, longest], int64; `slots` are rows of the pool, padded with row 0.
+    `key_padding_mask` [requests, longest], bool, is True for real rows, None if all are real. `consecutive` replaces
+    `slots` where the rows of a single request are adjacent in the pool, so that they are read without a gather.
     """
 
     positions: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
     slots: Tensor
     consecutive: slice | None
 
     def rows(self, memory: Mapping[str, Tensor]) -> Rows:
         """These rows of the fields of one state."""
         return Rows(
-            fields={name: self._read(rows) for name, rows in memory.items()}, positions=self.positions, keep=self.keep
+            fields={name: self._read(rows) for name, rows in memory.items()},
+            positions=self.positions,
+            key_padding_mask=self.key_padding_mask,
         )
 
     def _read(self, rows: Tensor) -> Tensor:

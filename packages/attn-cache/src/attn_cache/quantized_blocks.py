@@ -279,12 +279,12 @@ class QuantizedSelection:
     """The rows that some requests attend to under one window.
 
     The result is laid out as [requests * longest, ...]: blocks `coded_blocks` are decoded to the rows `to_coded`, rows
-    `plain_slots` of unquantized memory are copied to the rows `to_plain`. `keep` [requests, longest], bool, is True for
-    real rows, None if all are real.
+    `plain_slots` of unquantized memory are copied to the rows `to_plain`. `key_padding_mask` [requests, longest], bool,
+    is True for real rows, None if all are real.
     """
 
     positions: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
     coded_blocks: Tensor
     to_coded: Tensor
     plain_slots: Tensor
@@ -336,7 +336,7 @@ class QuantizedBlockStep(CachedStep[QuantizedBlockKVCache, QuantizedSelection]):
         longest = max(end - begin for begin, end in zip(begins, ends, strict=True))
         bounds = self._tensor([*begins, *firsts, *ends]).view(3, -1, 1)
         positions = bounds[0] + torch.arange(longest, device=self.cache.device)
-        keep = (positions >= bounds[1]) & (positions < bounds[2])
+        key_padding_mask = (positions >= bounds[1]) & (positions < bounds[2])
         blocks, slots, to_coded, to_plain = [], [], [], []
         for row, (r, begin, end) in enumerate(zip(requests, begins, ends, strict=True)):
             at = row * longest - begin
@@ -349,7 +349,7 @@ class QuantizedBlockStep(CachedStep[QuantizedBlockKVCache, QuantizedSelection]):
             to_plain.append(torch.arange(at + full, at + end))
         return QuantizedSelection(
             positions,
-            None if bool(keep.all()) else keep,
+            None if bool(key_padding_mask.all()) else key_padding_mask,
             self._tensor(blocks),
             torch.cat(to_coded).to(self.cache.device),
             self._tensor(slots),
@@ -393,7 +393,7 @@ class QuantizedBlocksView:
         """All rows these requests attend to, [requests, longest, ...] each, padded with zeros."""
         selection = self._step.select(self._window, requests)
         fields = {name: self._rows(name, plain, selection) for name, plain in self._plain.items()}
-        return Rows(fields=fields, positions=selection.positions, keep=selection.keep)
+        return Rows(fields=fields, positions=selection.positions, key_padding_mask=selection.key_padding_mask)
 
     def _rows(self, name: str, plain: Tensor, selection: QuantizedSelection) -> Tensor:
         field, layout = self._fields[name], self._step.cache.layout

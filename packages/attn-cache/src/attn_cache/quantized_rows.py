@@ -97,7 +97,7 @@ class QuantizedRowsView:
         """The dequantized rows these requests attend to, [requests, longest, ...] each."""
         stored = self._view.rows(requests)
         fields = {name: field.decode(stored.fields) for name, field in self._fields.items()}
-        return Rows(fields=fields, positions=stored.positions, keep=stored.keep)
+        return Rows(fields=fields, positions=stored.positions, key_padding_mask=stored.key_padding_mask)
 
     def coded_in_place(self) -> RowsInPlace | None:
         """Addresses of the parts of all requests of the batch, for kernels that dequantize; None if none can."""

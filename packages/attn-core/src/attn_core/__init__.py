@@ -12,7 +12,7 @@ from attn_core.cost import Cost, Shape
 from attn_core.declared import DeclaredMechanism
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.heads import Heads
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel
 from attn_core.masks.bands import Causal, Full, Window
 from attn_core.masks.base import Mask
@@ -28,6 +28,7 @@ from attn_core.stores import CacheFamily
 
 __all__ = [
     "Attend",
+    "AttentionInputs",
     "AttentionLayer",
     "AttentionSpec",
     "CacheFamily",
@@ -50,7 +51,6 @@ __all__ = [
     "Mechanism",
     "MechanismConfig",
     "ModelFamily",
-    "Operands",
     "Paged",
     "Paper",
     "RaggedBatch",

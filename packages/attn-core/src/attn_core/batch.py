@@ -107,21 +107,21 @@ class Rows:
     anywhere, as in a ring, and rows that the window hides from every query of the step may be among them.
 
     `fields[name]` is [requests, longest, ...]; `positions` [requests, longest], int64, absolute;
-    `keep` [requests, longest], bool, True where a row is real, or None if all are.
+    `key_padding_mask` [requests, longest], bool, True where a row is real, or None if all are.
     """
 
     fields: Fields
     positions: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
 class RowsInPlace:
     """Where the rows of a `Paged` state lie, for kernels that read and write the memory of all requests themselves.
 
-    `fields[name]` is that memory, [rows, ...]. `targets` [tokens], int64, are the rows of this step's tokens, which the
-    kernel writes instead of calling `append`; `numbers` [requests, longest], int64, are each request's rows in order of
-    position, this step's included, from position `firsts[request]` on, then any numbers.
+    `fields[name]` is that memory, [rows, ...]. `slot_mapping` [tokens], int64, are the rows of this step's tokens,
+    which the kernel writes instead of calling `append`; `kv_indices` [requests, longest], int64, are each request's
+    rows in order of position, this step's included, from position `firsts[request]` on, then any numbers.
 
     `form` is "plain" where rows lie as they were given. In "int8" a field x lies as `x.codes` [rows, ..., size] and
     `x.scale` [rows, ...], x = scale · code; in "int4" as `x.codes`, two to a byte, the first in the lower half, and
@@ -129,8 +129,8 @@ class RowsInPlace:
     """
 
     fields: Fields
-    targets: Tensor
-    numbers: Tensor
+    slot_mapping: Tensor
+    kv_indices: Tensor
     firsts: tuple[int, ...]
     form: str = "plain"
 

@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import attend_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.recurrence import RecurrenceSpec, recurrence_problem
-from attn_core.kernels.selected import ChosenSpec, chosen_problem
+from attn_core.kernels.selected import SelectedBlocksSpec, selected_blocks_problem
 from attn_core.spec import AttentionSpec
 
 
@@ -17,7 +17,7 @@ from attn_core.spec import AttentionSpec
 class WholeCall:
     """A call of a layer with whole sequences of `tokens` tokens, 0 where they are not known.
 
-    `gradients` are wanted or not; `padded` sequences have different lengths, `packed` ones lie end to end, each with
+    `gradients` are wanted or not; `padded` sequences have different lengths, `varlen` ones lie end to end, each with
     several texts; `dropout` says that weights are dropped.
     """
 
@@ -25,7 +25,7 @@ class WholeCall:
     device: str = "cpu"
     gradients: bool = False
     padded: bool = False
-    packed: bool = False
+    varlen: bool = False
     dropout: bool = False
     tokens: int = 0
 
@@ -40,7 +40,7 @@ class Computation:
     """
 
     part: str = "attention"
-    asked: AttentionSpec | ChosenSpec | RecurrenceSpec | None = None
+    asked: AttentionSpec | SelectedBlocksSpec | RecurrenceSpec | None = None
     below: float = math.inf
     rows: tuple[str, ...] = ()
 
@@ -54,8 +54,8 @@ class Computation:
             return recurrence_problem(
                 self.asked, dtype=dtype, device=call.device, gradients=call.gradients, tokens=call.tokens
             )
-        if isinstance(self.asked, ChosenSpec):
-            return chosen_problem(
+        if isinstance(self.asked, SelectedBlocksSpec):
+            return selected_blocks_problem(
                 self.asked, dtype=call.dtype, device=call.device, gradients=call.gradients, padded=call.padded
             )
         return attend_problem(
@@ -64,7 +64,7 @@ class Computation:
             device=call.device,
             gradients=call.gradients,
             padded=call.padded,
-            packed=call.packed,
+            varlen=call.varlen,
             dropout=call.dropout,
             queries=call.tokens,
             keys=call.tokens,

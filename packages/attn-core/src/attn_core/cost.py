@@ -37,7 +37,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenPairs:
+class SelectedBlockPairs:
     """A query reads its own block of `block` keys, up to itself, and at most `top` - 1 earlier blocks.
 
     Counted are the pairs of one head, of queries that stand at the end of their keys.

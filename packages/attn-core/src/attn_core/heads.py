@@ -78,7 +78,7 @@ class Part:
         return 0
 
     def weights(self, heads: Heads) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of the learned weights by name; `Operands.parameters` holds them under the part's place."""
+        """Shapes of the learned weights by name; `AttentionInputs.parameters` holds them under the part's place."""
         return {}
 
     def parameters(self, heads: Heads) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from attn_core.heads import Heads
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.masks.base import Mask
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ LOWEST = -3e38
 """Lower than any score, and finite in float32."""
 
 
-def positions(operands: Operands) -> tuple[Tensor, Tensor]:
+def positions(operands: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Positions of queries [batch or 1, query] and keys [batch or 1, key], int64.
 
     Those not given are aligned to the end of the keys: query i of n over S keys stands at S - n + i.
@@ -36,18 +36,19 @@ def counted(rows: Tensor) -> Tensor:
     return rows.new_ones(1, rows.shape[1]).long().cumsum(1) - 1
 
 
-def allowed_pairs(mask: Mask, operands: Operands) -> Tensor:
+def allowed_pairs(mask: Mask, operands: AttentionInputs) -> Tensor:
     """Bool [batch or 1, heads or 1, query, key], True where a query may see a real key; see `seen_pairs`."""
-    return seen_pairs(mask, *positions(operands), operands.keep)
+    return seen_pairs(mask, *positions(operands), operands.key_padding_mask)
 
 
-def seen_pairs(mask: Mask, query: Tensor, key: Tensor, keep: Tensor | None = None) -> Tensor:
+def seen_pairs(mask: Mask, query: Tensor, key: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
     """Bool [batch or 1, heads or 1, query, key], True where the mask allows a pair and the key is real.
 
-    `query` [batch or 1, query] and `key` [batch or 1, key] are positions, `keep` [batch, key] as in `Operands`. A mask
-    that depends on the number of keys is told one more than the position of the last real one.
+    `query` [batch or 1, query] and `key` [batch or 1, key] are positions, `key_padding_mask` [batch, key] as in
+    `AttentionInputs`. A mask that depends on the number of keys is told one more than the position of the last real
+    one.
     """
-    kept = None if keep is None else keep[:, None, None, :]
+    kept = None if key_padding_mask is None else key_padding_mask[:, None, None, :]
     query, key = query[:, None, :, None], key[:, None, None, :]
     if mask.by_length:
         mask = mask.over(number_of_keys(key, kept))
@@ -61,12 +62,12 @@ def seen_pairs(mask: Mask, query: Tensor, key: Tensor, keep: Tensor | None = Non
     return seen if kept is None else seen & kept
 
 
-def number_of_keys(key: Tensor, keep: Tensor | None) -> Tensor:
+def number_of_keys(key: Tensor, key_padding_mask: Tensor | None) -> Tensor:
     """One more than the last position [..., 1] of the real keys among positions [..., key]; 0 where there is none."""
     if key.shape[-1] == 0:
         return key.sum(-1, keepdim=True)
     ends = key + 1
-    real: Tensor = ends if keep is None else ends * keep
+    real: Tensor = ends if key_padding_mask is None else ends * key_padding_mask
     return real.amax(-1, keepdim=True)
 
 

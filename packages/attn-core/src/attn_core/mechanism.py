@@ -14,7 +14,7 @@ from attn_core.computation import Computation
 from attn_core.config import MechanismConfig, check_config_type
 from attn_core.cost import Cost, Shape
 from attn_core.errors import Incompatible, InvalidValue
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.states import Field, Paged, StateSpecs
 
 if TYPE_CHECKING:
@@ -73,17 +73,18 @@ class Paper:
 class AttentionLayer(Protocol):
     """What `build` returns: a `torch.nn.Module` with these methods."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences.
 
         `query` [batch, query, width]; `source` [batch, key, width], only where the mechanism is cross;
-        `keep` [batch, key], bool, True where a key is real. Returns [batch, query, width]. Where `Capability.BORROWS`
-        is declared it takes `borrowed` too, by keyword, what `lend` of another layer gave; so does `weights`. A layer
-        whose config says that it borrows needs it, and its `step` is given the states of the layer that lends.
+        `key_padding_mask` [batch, key], bool, True where a key is real. Returns [batch, query, width]. Where
+        `Capability.BORROWS` is declared it takes `borrowed` too, by keyword, what `lend` of another layer gave; so does
+        `weights`. A layer whose config says that it borrows needs it, and its `step` is given the states of the layer
+        that lends.
         """
         ...
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; where `Capability.WEIGHTS` is declared."""
         ...
 
@@ -182,7 +183,7 @@ class ComputedMechanism(Mechanism):
         return {"inputs": Paged({"x": Field((config.width,))})}
 
 
-Attend = Callable[[Operands], Tensor]
+Attend = Callable[[AttentionInputs], Tensor]
 """The spec over given operands: outputs [batch, query, heads, value_size], or weights [batch, heads, query, key]."""
 
 
@@ -200,13 +201,13 @@ class InnerAttention:
     """
 
     def remember(self, rows: Tensor) -> Fields:
-        """Further fields [batch, key, ...] of rows [batch, key, width], found again in `Operands.fields`.
+        """Further fields [batch, key, ...] of rows [batch, key, width], found again in `AttentionInputs.fields`.
 
         Their shapes are those of `DeclaredMechanism.further_fields`.
         """
         return {}
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Attention weights [batch, heads, query, key]; here `attend(operands)` gives the spec's own."""
         raise Incompatible(f"{type(self).__name__} has no attention weights")
 
@@ -223,8 +224,9 @@ class InputCheck:
 
     def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise `InvalidValue` for rows that are not [batch, token, width] and padding that does not fit them."""
-        taken = dict(zip(("query", "source"), given, strict=False)) | named
-        query, source, keep = (taken.get(field) for field in ("query", "source", "keep"))
+        # Dynamo of older torch takes strict=False for True, and knows no `|` of dicts.
+        taken = {**dict(zip(("query", "source")[: len(given)], given[:2], strict=True)), **named}
+        query, source, key_padding_mask = (taken.get(field) for field in ("query", "source", "key_padding_mask"))
         if query is None:
             return
         self.check_rows("query", query, "[batch, query, width]")
@@ -233,8 +235,8 @@ class InputCheck:
             if source.shape[0] != query.shape[0]:
                 allowed = f"as many sequences as queries, {query.shape[0]}, in mechanism {self.name!r}"
                 raise InvalidValue.of("source", tuple(source.shape), allowed)
-        if keep is not None:
-            self.check_keep(keep, query if source is None else source)
+        if key_padding_mask is not None:
+            self.check_key_padding_mask(key_padding_mask, query if source is None else source)
 
     def check_rows(self, field: str, rows: Any, axes: str) -> None:
         """Raise `InvalidValue` unless the rows have three axes and the width."""
@@ -242,14 +244,15 @@ class InputCheck:
             allowed = f"{axes} of width {self.width} in mechanism {self.name!r}"
             raise InvalidValue.of(field, tuple(rows.shape), allowed)
 
-    def check_keep(self, keep: Any, rows: Any) -> None:
+    def check_key_padding_mask(self, key_padding_mask: Any, rows: Any) -> None:
         """Raise `InvalidValue` unless it says of every row, by a bool, whether it is real."""
-        if keep.dim() != 2 or keep.shape[0] != rows.shape[0] or keep.shape[1] != rows.shape[1]:
+        mask, given = key_padding_mask, key_padding_mask.shape
+        if mask.dim() != 2 or given[0] != rows.shape[0] or given[1] != rows.shape[1]:
             allowed = f"{tuple(rows.shape[:2])}, [batch, key], in mechanism {self.name!r}"
-            raise InvalidValue.of("keep", tuple(keep.shape), allowed)
-        if str(keep.dtype) != "torch.bool":
+            raise InvalidValue.of("key_padding_mask", tuple(key_padding_mask.shape), allowed)
+        if str(key_padding_mask.dtype) != "torch.bool":
             allowed = f"torch.bool, True where a key is real, in mechanism {self.name!r}"
-            raise InvalidValue.of("keep", str(keep.dtype), allowed)
+            raise InvalidValue.of("key_padding_mask", str(key_padding_mask.dtype), allowed)
 
 
 def checked(build: Build) -> Build:

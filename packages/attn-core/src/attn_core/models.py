@@ -63,11 +63,11 @@ class SourceModel(LanguageModel, Protocol):
     source_context: int
     """Longest source, in tokens."""
 
-    def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens] over sources [batch, source].
 
-        `keep` [batch, source], bool, is True where a source token is real; padding stands at the end. Raises
-        `InvalidValue` without a source.
+        `key_padding_mask` [batch, source], bool, is True where a source token is real; padding stands at the end.
+        Raises `InvalidValue` without a source.
         """
         ...
 
@@ -151,10 +151,10 @@ class ModelShape:
 
 
 @runtime_checkable
-class FindsLikeliest(Protocol):
+class GreedyHead(Protocol):
     """A language model that finds likeliest tokens without giving logits."""
 
-    def likeliest(self, hidden: Tensor) -> Tensor | None:
+    def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
         """The likeliest token [rows], int64, of hidden rows [rows, width]: the first of the largest logits.
 
         It is -1 where the largest is infinite or any logit is NaN. None where only `logits` can tell.

@@ -279,7 +279,7 @@ def sinusoidal(positions: Tensor, width: int) -> Tensor:
     """
     places = positions.double()[..., None]
     angles = places * places.new_tensor([BASE ** (-2 * pair / width) for pair in range((width + 1) // 2)])
-    waves = angles.new_empty(*positions.shape, width)
-    waves[..., 0::2] = angles.sin()
-    waves[..., 1::2] = angles[..., : width // 2].cos()
-    return waves
+    sinusoids = angles.new_empty(*positions.shape, width)
+    sinusoids[..., 0::2] = angles.sin()
+    sinusoids[..., 1::2] = angles[..., : width // 2].cos()
+    return sinusoids

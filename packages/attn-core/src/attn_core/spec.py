@@ -56,7 +56,9 @@ class AttentionSpec:
 
     @property
     def weights(self) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of a kernel's learned weights as `Operands.parameters` names them, such as `distribution.logit`."""
+        """Shapes of a kernel's learned weights as `AttentionInputs.parameters` names them, such as
+        `distribution.logit`.
+        """
         return {
             f"{place}.{name}": shape
             for place, part in self.parts.items()

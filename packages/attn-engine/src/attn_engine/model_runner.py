@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
-from attn_core.models import FindsLikeliest, LanguageModel, SourceModel
+from attn_core.models import GreedyHead, LanguageModel, SourceModel
 from attn_core.stores import StateStore
 from torch import Tensor
 
@@ -36,7 +36,7 @@ class ModelRunner:
         self.model = model
         self.store = store
         parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
-        self._greedy_head = model if isinstance(model, FindsLikeliest) else None
+        self._greedy_head = model if isinstance(model, GreedyHead) else None
         self.device = torch.device("cpu") if parameter is None else parameter.device
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_encoder = any(isinstance(spec, Source) for spec in states)
@@ -81,7 +81,7 @@ class ModelRunner:
 
         None if the model can tell only by its logits.
         """
-        found = None if self._greedy_head is None else self._greedy_head.likeliest(self._rows(hidden, rows))
+        found = None if self._greedy_head is None else self._greedy_head.greedy_tokens(self._rows(hidden, rows))
         return None if found is None else cast("list[int]", found.tolist())
 
     def _rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:

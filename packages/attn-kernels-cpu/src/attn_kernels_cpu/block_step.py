@@ -45,28 +45,28 @@ def prepared(batch: RaggedBatch, rows: RowsInPlace, of_kind: CpuBlockStep, hidde
     known = _PREPARED.get(batch)
     if known is None:
         known = _PREPARED[batch] = {}
-    key = of_kind.kind, id(rows.numbers)
+    key = of_kind.kind, id(rows.kv_indices)
     found = known.get(key)
     if found is None:
-        found = known[key] = _prepare(batch, of_kind.window, rows, of_kind.parts.attention.turns(hidden, batch))
+        found = known[key] = _prepare(batch, of_kind.window, rows, of_kind.parts.attention.cos_sin(hidden, batch))
     return found
 
 
 def _prepare(
-    batch: RaggedBatch, window: int | None, rows: RowsInPlace, turns: tuple[Tensor, Tensor] | None
+    batch: RaggedBatch, window: int | None, rows: RowsInPlace, cos_sin: tuple[Tensor, Tensor] | None
 ) -> Prepared:
-    longest = rows.numbers.shape[1]
+    longest = rows.kv_indices.shape[1]
     bases = torch.tensor([request * longest - first for request, first in enumerate(rows.firsts)])
     oldest = torch.zeros_like(batch.positions) if window is None else (batch.positions - window + 1).clamp_(min=0)
     start = bases[batch.request_of] + oldest
     count = (batch.positions - oldest + 1).to(torch.int32)
-    cosines, sines = (turn.contiguous() for turn in turns) if turns is not None else (None, None)
-    held = cosines, sines, rows.targets, rows.numbers.contiguous(), start, count
+    cosines, sines = (turn.contiguous() for turn in cos_sin) if cos_sin is not None else (None, None)
+    held = cosines, sines, rows.slot_mapping, rows.kv_indices.contiguous(), start, count
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     struct = StepStruct(len(batch.positions), torch.get_num_threads(), *addresses)
     # The row numbers are held as they came too, so that no others can take their place in memory.
     return Prepared(
-        struct, ctypes.addressof(struct), 0 if cosines is None else cosines.shape[-1], (*held, rows.numbers)
+        struct, ctypes.addressof(struct), 0 if cosines is None else cosines.shape[-1], (*held, rows.kv_indices)
     )
 
 
@@ -137,7 +137,7 @@ class CpuStackStep:
             rows = block.reach(state)
             if rows is None:
                 return None
-            key = block.kind, id(rows.numbers)
+            key = block.kind, id(rows.kv_indices)
             if key not in found:
                 found[key] = prepared(batch, rows, block, hidden)
             block.follow(found[key])

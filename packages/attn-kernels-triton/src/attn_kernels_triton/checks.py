@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.errors import InvalidValue
-from attn_core.kernels.attend import check_packed
+from attn_core.kernels.attend import check_varlen
 from torch import Tensor
 
 from attn_kernels_triton.backends.attend import WIDEST_DROPPED
@@ -17,7 +17,7 @@ FARTHEST = 2**30
 """The farthest position, and the farthest that a mask reaches: 32 bits hold sums and differences of two."""
 
 
-def check(spec: AttentionSpec, operands: Operands) -> None:
+def check(spec: AttentionSpec, operands: AttentionInputs) -> None:
     """Raise `InvalidValue` for operands that the programs would misread, overrun or compute in the wrong type."""
     query, key, value = operands.query, operands.key, operands.value
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -28,8 +28,8 @@ def check(spec: AttentionSpec, operands: Operands) -> None:
         "key": (key, (batch, key.shape[1], heads.key_value, heads.key_size)),
         "value": (value, (batch, key.shape[1], heads.key_value, heads.value_size)),
     }
-    if operands.keep is not None:
-        expected["keep"] = operands.keep, (batch, key.shape[1])
+    if operands.key_padding_mask is not None:
+        expected["key_padding_mask"] = operands.key_padding_mask, (batch, key.shape[1])
     for name, (tensor, shape) in expected.items():
         check_like(name, tensor, shape, query.device)
     check_positions("query_positions", operands.query_positions, query)
@@ -38,7 +38,7 @@ def check(spec: AttentionSpec, operands: Operands) -> None:
         if name not in operands.parameters:
             raise InvalidValue.of("parameters", sorted(operands.parameters), f"with {name}, {list(weight)}")
         check_like(name, operands.parameters[name], weight, query.device)
-    check_packed(operands)
+    check_varlen(operands)
     check_biases(spec, operands)
     if operands.dropout is not None and max(heads.key_size, heads.value_size) > WIDEST_DROPPED:
         given = max(heads.key_size, heads.value_size)
@@ -47,11 +47,11 @@ def check(spec: AttentionSpec, operands: Operands) -> None:
     check_count("output: elements of a sequence", query.shape[1] * heads.query * heads.value_size)
 
 
-def check_biases(spec: AttentionSpec, operands: Operands) -> None:
+def check_biases(spec: AttentionSpec, operands: AttentionInputs) -> None:
     """Biases that learn need distances that follow from the rows."""
-    placed = operands.query_positions is not None or operands.key_positions is not None
+    has_positions = operands.query_positions is not None or operands.key_positions is not None
     tables = [operands.parameters[name] for name in spec.weights if name.endswith("_bias.table")]
-    if placed and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
+    if has_positions and torch.is_grad_enabled() and any(table.requires_grad for table in tables):
         raise InvalidValue.of("positions", "given", "none where learned biases need gradients")
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 import triton.language as tl
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.errors import InvalidValue
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -123,7 +123,7 @@ class Rounded(NamedTuple):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def attend(spec: AttentionSpec, operands: Operands, *, rotated: bool = True) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs, *, rotated: bool = True) -> Tensor:
     """The output [batch, query, heads, value_size] in the type of the values, without gradients.
 
     Raises `InvalidValue` for what the programs would misread, and for chips whose matrix units take no e4m3.
@@ -136,7 +136,7 @@ def attend(spec: AttentionSpec, operands: Operands, *, rotated: bool = True) -> 
     return result.out
 
 
-def checked_plan(spec: AttentionSpec, operands: Operands) -> Plan:
+def checked_plan(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
     """The plan of a band over operands that can be rounded."""
     check(spec, operands)
     query, plan = operands.query, plan_of(spec, operands)
@@ -148,8 +148,8 @@ def checked_plan(spec: AttentionSpec, operands: Operands) -> Plan:
         raise InvalidValue.of("query.device", str(query.device), "a GPU of compute capability 9.0 or more")
     if plan.rule.scale <= 0:
         raise InvalidValue.of("score.scale", plan.rule.scale, "a number above zero")
-    if operands.packed is not None:
-        raise InvalidValue.of("packed", operands.packed, "None: each row is one text")
+    if operands.varlen is not None:
+        raise InvalidValue.of("varlen", operands.varlen, "None: each row is one text")
     if plan.bias is not None or operands.dropout is not None:
         raise InvalidValue.of("modifiers, dropout", "learned biases or dropout", "neither")
     if plan.lists is not None or plan.texts is not None or plan.places != Places():

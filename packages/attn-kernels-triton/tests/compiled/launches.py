@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Mask
 from attn_core.distributions import Softmax
 from attn_core.dropout import Dropout
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from attn_kernels_triton.attention.backward import Backwards, backward_launches, bias_launch, call_of
 from attn_kernels_triton.attention.forward import empty, forward_launch, inputs_of
 from attn_kernels_triton.attention.plan import plan_of
@@ -33,7 +33,7 @@ def launches(
     mask: Mask = CAUSAL,
     value_size: int = 0,
     heads: tuple[int, int] = (8, 2),
-    packed: Packed | None = None,
+    varlen: Varlen | None = None,
     dropout: Dropout | None = None,
     length: int = LENGTH,
     **parts,
@@ -45,12 +45,12 @@ def launches(
     def rows(count: int, width: int) -> torch.Tensor:
         return torch.empty(1, length, count, width, dtype=dtype)
 
-    operands = Operands(
+    operands = AttentionInputs(
         query=rows(heads[0], size),
         key=rows(heads[1], size),
         value=rows(heads[1], layout.value_size),
         parameters={name: torch.zeros(shape, requires_grad=True) for name, shape in spec.weights.items()},
-        packed=packed,
+        varlen=varlen,
         dropout=dropout,
     )
     plan, inputs = plan_of(spec, operands), inputs_of(operands)

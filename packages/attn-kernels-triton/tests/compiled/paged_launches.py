@@ -6,7 +6,7 @@ import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, RaggedBatch
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Softmax
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
 
@@ -42,7 +42,7 @@ def paged_launches(
         numbers = torch.arange(702).repeat(3, 1)
         numbers[2, 701] = 702
     known = "plain" if latent else form
-    operands = PagedOperands(
+    operands = PagedAttentionInputs(
         query=torch.empty(sum(lengths), query, sizes[0], dtype=dtype),
         batch=batch,
         rows=RowsInPlace(fields_of(form, shared, size, dtype), numbers, numbers, (0, 0, 0), known),

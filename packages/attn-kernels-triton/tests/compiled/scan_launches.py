@@ -12,7 +12,7 @@ TOKENS, HEADS = 2048, 4
 
 
 def scan_launches(
-    decay: str, *, corrects: bool, size: int = 128, value_size: int = 0, dtype: torch.dtype = torch.bfloat16
+    decay: str, *, delta_rule: bool, size: int = 128, value_size: int = 0, dtype: torch.dtype = torch.bfloat16
 ) -> dict[str, Launch]:
     """The programs of one recurrence by name: by chunks both ways, and token by token."""
 
@@ -26,7 +26,7 @@ def scan_launches(
         key=rows(size),
         value=rows(values),
         decay=None if fades is None else rows(fades, kind=torch.float32),
-        strength=rows(kind=torch.float32) if corrects else None,
+        strength=rows(kind=torch.float32) if delta_rule else None,
     )
     given = given_of(steps, torch.empty(1, HEADS, size, values))
     work = between(given)

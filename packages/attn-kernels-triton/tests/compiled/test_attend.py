@@ -6,7 +6,7 @@ from artefacts import HOPPER, OTHERS, SHARED_MEMORY, artefact, compiled
 from attn_core import Causal, Full, Window
 from attn_core.distributions import SoftmaxWithSink
 from attn_core.dropout import Dropout
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, SoftCap, T5Bias
 from attn_kernels_triton.attention import backward, tiles
@@ -33,7 +33,7 @@ BANDS = {
 CROWDED = {"window and sinks", "full, ragged", "two-sided window, ragged"}
 """Of heads of 128 elements."""
 LISTED = {"size": 128, "mask": Causal() | Prefix(100)}
-PACKED = {"size": 128, "packed": Packed.of((700, 48, 1300))}
+PACKED = {"size": 128, "varlen": Varlen.of((700, 48, 1300))}
 DROPPED = {"size": 128, "dropout": Dropout(probability=0.1, seed=3)}
 EVERYTHING = {
     **PACKED,

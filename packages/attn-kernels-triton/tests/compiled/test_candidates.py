@@ -63,4 +63,4 @@ def test_on_hopper_no_candidate_of_decoding_spills(monkeypatch, width, choice, p
 def test_on_hopper_no_candidate_of_a_recurrence_spills(monkeypatch, program, channels, choice):
     monkeypatch.setattr("attn_kernels_triton.recurrence.compute.interpreted", lambda: True)
     monkeypatch.setitem(scan_tiles.SCAN_CHOICES, (program, True, channels, scan_tiles.NARROWEST), choice)
-    require_ships(scan_launches("channel" if channels else "head", corrects=True)[program])
+    require_ships(scan_launches("channel" if channels else "head", delta_rule=True)[program])

@@ -6,7 +6,7 @@ import pytest
 from artefacts import HOPPER, compiled
 from attn_core import Causal
 from attn_core.dropout import Dropout
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from attn_core.masks import Prefix
 from attn_core.modifiers import RelativeBias
 from launches import launches
@@ -30,7 +30,7 @@ FURTHER = {
 
 @pytest.mark.parametrize("name", FURTHER)
 def test_packed_texts_biases_and_dropout_of_heads_with_keys_of_their_own_compile(name):
-    for launch in launches(64, heads=(8, 8), packed=Packed.of((700, 1348)), **FURTHER[name]).values():
+    for launch in launches(64, heads=(8, 8), varlen=Varlen.of((700, 1348)), **FURTHER[name]).values():
         assert compiled(launch, HOPPER).metadata.target == HOPPER
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from artefacts import OTHERS, SHARED_MEMORY, artefact, compiled
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Window
 from attn_kernels_triton import fp8 as attend
 from attn_kernels_triton.attention.forward import empty, inputs_of
 
@@ -21,7 +21,7 @@ def launches(size: int, mask, heads: tuple[int, int] = (8, 2)) -> list:
     """The programs that round queries, keys and values, and the one that meets codes."""
     layout = Heads(query=heads[0], key_value=heads[1], key_size=size, value_size=size)
     query, key = (torch.empty(1, 2048, count, size, dtype=torch.bfloat16) for count in heads)
-    operands = Operands(query=query, key=key, value=key)
+    operands = AttentionInputs(query=query, key=key, value=key)
     plan = attend.checked_plan(AttentionSpec(heads=layout, mask=mask), operands)
     inputs = inputs_of(operands)
     return attend.launches(plan, inputs, attend.empty_coded(inputs, rotated=True), empty(plan, inputs))

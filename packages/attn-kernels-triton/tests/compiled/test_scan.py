@@ -7,7 +7,7 @@ from scan_launches import scan_launches
 
 REGISTERS = 255
 MATRIX = {"correct", "uncorrect", "remember", "unremember", "recall", "unrecall", "gradient_to_channels"}
-GATED_DELTA = {"decay": "head", "corrects": True}
+GATED_DELTA = {"decay": "head", "delta_rule": True}
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +32,9 @@ def test_on_hopper_programs_of_the_gated_delta_rule_do_not_spill(name):
 
 
 WORST = {
-    "channels that fade apart, the delta rule": {"decay": "channel", "corrects": True},
-    "the same in float32": {"decay": "channel", "corrects": True, "dtype": torch.float32},
-    "values of odd size": {"decay": "none", "corrects": False, "value_size": 129},
+    "channels that fade apart, the delta rule": {"decay": "channel", "delta_rule": True},
+    "the same in float32": {"decay": "channel", "delta_rule": True, "dtype": torch.float32},
+    "values of odd size": {"decay": "none", "delta_rule": False, "value_size": 129},
 }
 """Kinds that need the most registers of their sort."""
 
@@ -50,7 +50,7 @@ def test_on_hopper_no_program_of_the_heaviest_recurrences_spills(name):
 @pytest.mark.parametrize("size", [16, 32, 64])
 @pytest.mark.parametrize("decay", ["head", "channel"])
 def test_on_hopper_no_program_over_narrow_keys_spills(decay, size):
-    for launch in scan_launches(decay, corrects=True, size=size).values():
+    for launch in scan_launches(decay, delta_rule=True, size=size).values():
         found = artefact(launch)
         assert found.spills == 0, (launch.program.__name__, found.spills)
 
@@ -65,6 +65,6 @@ def test_on_hopper_memories_of_wide_keys_do_not_spill(name):
 @pytest.mark.parametrize("target", OTHERS)
 def test_every_program_of_a_recurrence_compiles_for_other_gpus(target, monkeypatch):
     monkeypatch.setattr("attn_kernels_triton.recurrence.tiles.SPLIT", OTHERS[target].backend == "cuda")
-    launches = scan_launches("channel", corrects=True, size=64)
+    launches = scan_launches("channel", delta_rule=True, size=64)
     found = [compiled(launch, OTHERS[target]).metadata.target for launch in launches.values()]
     assert found == [OTHERS[target]] * len(launches)

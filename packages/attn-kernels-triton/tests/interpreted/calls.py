@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Heads, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Heads, Mask
 from attn_core.distributions import Distribution, Softmax
 from attn_core.modifiers import Modifier
 from attn_testing import oracle
 from bounds import require_close, roundings_of
 from torch import Tensor
 
-Attend = Callable[[AttentionSpec, Operands], Tensor]
+Attend = Callable[[AttentionSpec, AttentionInputs], Tensor]
 
 
 class Call(NamedTuple):
@@ -37,7 +37,7 @@ class Call(NamedTuple):
         heads = Heads(query=self.heads[0], key_value=self.heads[1], key_size=self.sizes[0], value_size=self.sizes[1])
         return AttentionSpec(heads=heads, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution)
 
-    def operands(self, **more: Tensor) -> Operands:
+    def operands(self, **more: Tensor) -> AttentionInputs:
         """Random operands, N(0, 1), some of them twenty times larger where outliers are wanted."""
         generator = torch.Generator().manual_seed(self.queries + 7 * self.keys)
 
@@ -47,7 +47,7 @@ class Call(NamedTuple):
             return torch.where(far & self.outliers, 20 * drawn, drawn).to(self.dtype)
 
         (query, shared), (key_size, value_size) = self.heads, self.sizes
-        return Operands(
+        return AttentionInputs(
             query=normal(self.batch, self.queries, query, key_size),
             key=normal(self.batch, self.keys, shared, key_size),
             value=normal(self.batch, self.keys, shared, value_size),
@@ -56,23 +56,23 @@ class Call(NamedTuple):
         )
 
 
-def leaves(operands: Operands) -> dict[str, Tensor]:
+def leaves(operands: AttentionInputs) -> dict[str, Tensor]:
     """What gradients flow to, by name."""
     return {"query": operands.query, "key": operands.key, "value": operands.value, **operands.parameters}
 
 
-def with_leaves(operands: Operands, tensors: dict[str, Tensor]) -> Operands:
+def with_leaves(operands: AttentionInputs, tensors: dict[str, Tensor]) -> AttentionInputs:
     """The operands with these tensors in place of `leaves`."""
     own = {name: tensors[name] for name in ("query", "key", "value")}
     return dataclasses.replace(operands, **own, parameters={name: tensors[name] for name in operands.parameters})
 
 
-def wide(operands: Operands) -> Operands:
+def wide(operands: AttentionInputs) -> AttentionInputs:
     """The operands in float64."""
     return with_leaves(operands, {name: tensor.double() for name, tensor in leaves(operands).items()})
 
 
-def results(attend: Attend, spec: AttentionSpec, operands: Operands) -> dict[str, Tensor]:
+def results(attend: Attend, spec: AttentionSpec, operands: AttentionInputs) -> dict[str, Tensor]:
     """The output, and the gradient to everything of a fixed weighted sum of it."""
     tensors = {name: tensor.detach().requires_grad_() for name, tensor in leaves(operands).items()}
     out = attend(spec, with_leaves(operands, tensors))
@@ -81,7 +81,7 @@ def results(attend: Attend, spec: AttentionSpec, operands: Operands) -> dict[str
     return {"output": out.detach(), **{f"gradient to {n}": g for n, g in zip(tensors, found, strict=True)}}
 
 
-def require_right(attend: Attend, call: Call, operands: Operands | None = None) -> None:
+def require_right(attend: Attend, call: Call, operands: AttentionInputs | None = None) -> None:
     """Fail unless output and gradients are nearly as close to float64 as those of the plain computation."""
     operands = call.operands() if operands is None else operands
     exact = results(oracle.attend, call.spec, wide(operands))

@@ -154,8 +154,8 @@ def test_tiles_that_would_be_larger_than_the_blocks_of_a_list_compute_the_same(m
 @pytest.mark.parametrize("mask", [Causal(), Window(left=6), Strided(2)], ids=lambda mask: mask.kind)
 def test_padded_keys_are_seen_by_nobody(mask):
     call = Call(mask, 40, 40, batch=3, distribution=Softmax())
-    keep = torch.arange(40) < torch.tensor([[40], [17], [0]])
-    require_right(attend, call, call.operands(keep=keep))
+    key_padding_mask = torch.arange(40) < torch.tensor([[40], [17], [0]])
+    require_right(attend, call, call.operands(key_padding_mask=key_padding_mask))
 
 
 @pytest.mark.parametrize("mask", [Causal(), Window(left=5), Prefix(7), Strided(2)], ids=lambda mask: mask.kind)
@@ -163,8 +163,10 @@ def test_explicit_positions_are_used_for_masks_and_biases(mask):
     call = Call(mask, 3, 9, batch=2, modifiers=(Alibi(),))
     query = torch.tensor([[12, 13, 14], [4, 5, 6]])
     key = torch.stack([torch.arange(9).roll(4) + 6, torch.arange(9).flip(0)])
-    keep = torch.arange(9) < torch.tensor([[9], [7]])
-    require_right(attend, call, call.operands(query_positions=query, key_positions=key, keep=keep))
+    key_padding_mask = torch.arange(9) < torch.tensor([[9], [7]])
+    require_right(
+        attend, call, call.operands(query_positions=query, key_positions=key, key_padding_mask=key_padding_mask)
+    )
 
 
 def test_heads_before_rows_and_slices_of_a_larger_tensor_are_read_in_place():
@@ -210,7 +212,7 @@ def test_more_queries_than_keys_stand_before_all_of_them():
     operands = call.operands()
     last = dataclasses.replace(operands, query=operands.query[:, 6:])
     found = results(attend, call.spec, operands)
-    assert torch.equal(attend(few.spec, last), found["output"][:, 6:])
+    torch.testing.assert_close(attend(few.spec, last), found["output"][:, 6:], rtol=1e-5, atol=1e-6)
     assert not found["gradient to query"][:, :6].any()
 
 
@@ -237,14 +239,14 @@ def test_of_nothing_comes_nothing(queries, keys, batch):
         ({"key": torch.zeros(1, 4, 1, 16, dtype=BRAIN)}, "key.dtype"),
         ({"key": torch.zeros(1, 4, 1, 16, device="meta")}, "key.device"),
         ({"value": torch.zeros(1, 4, 1, 16, device="meta")}, "value.device"),
-        ({"keep": torch.ones(1, 4, dtype=torch.bool, device="meta")}, "keep.device"),
+        ({"key_padding_mask": torch.ones(1, 4, dtype=torch.bool, device="meta")}, "key_padding_mask.device"),
         ({"parameters": {"distribution.logit": torch.zeros(2, device="meta")}}, "distribution.logit.device"),
         ({"key": torch.zeros(1, 4, 2, 16)}, "key"),
         ({"value": torch.zeros(1, 5, 1, 16)}, "value"),
         ({"value": torch.zeros(1, 4, 16, 1).transpose(2, 3)}, None),
         ({"value": torch.zeros(1, 4, 1, 32)[..., ::2]}, "value.stride"),
         ({"query": torch.zeros(1, 4, 2)}, "query"),
-        ({"keep": torch.ones(1, 5, dtype=torch.bool)}, "keep"),
+        ({"key_padding_mask": torch.ones(1, 5, dtype=torch.bool)}, "key_padding_mask"),
         ({"key_positions": torch.zeros(2, 4, dtype=torch.int64)}, "key_positions"),
         (
             {

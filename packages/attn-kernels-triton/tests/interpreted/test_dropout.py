@@ -5,7 +5,7 @@ import torch
 from attn_core import Causal, Full, Window, configure, installed
 from attn_core.distributions import SoftmaxWithSink
 from attn_core.dropout import Dropout
-from attn_core.kernels.attend import Packed, texts
+from attn_core.kernels.attend import Varlen, texts
 from attn_core.masks import Prefix
 from attn_core.modifiers import RelativeBias
 from attn_kernels_triton.attention import tiles
@@ -38,9 +38,9 @@ def test_the_weights_that_are_dropped_are_those_that_the_mask_names(name):
 
 
 def test_packed_texts_drop_weights_each_by_its_own_number():
-    packed = Packed((5, 0, 33, 1, 20), (40, 9, 33, 60, 7))
-    call = Call(Causal(), sum(packed.queries), sum(packed.keys), batch=2)
-    operands = call.operands(packed=packed, dropout=HALF_DROPPED)
+    varlen = Varlen((5, 0, 33, 1, 20), (40, 9, 33, 60, 7))
+    call = Call(Causal(), sum(varlen.queries), sum(varlen.keys), batch=2)
+    operands = call.operands(varlen=varlen, dropout=HALF_DROPPED)
 
     def text_by_text(spec, given):
         return torch.cat([plain_attend(spec, text) for text in texts(given)], 1)

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, RaggedBatch, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, RaggedBatch, Window
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.fp8 import attend as attend_codes
@@ -40,18 +40,18 @@ def asked(size: int, value_size: int = 0, heads: int = 1, **parts) -> AttentionS
 def test_gradients_that_would_be_longer_than_32_bits_count_are_refused_however_little_operands_hold():
     key = rows(1, FAR // 16 + 1, 1, 16)
     with pytest.raises(InvalidValue, match=r"^key: elements"):
-        attend(asked(16), Operands(query=rows(1, 4, 1, 16), key=key, value=key))
+        attend(asked(16), AttentionInputs(query=rows(1, 4, 1, 16), key=key, value=key))
 
 
 def test_an_output_that_is_longer_than_the_queries_is_counted_too():
     query, value = rows(1, FAR // (16 * 256) + 1, 16, 16), rows(1, 4, 16, 256)
     with pytest.raises(InvalidValue, match=r"^output"):
-        attend(asked(16, 256, 16), Operands(query=query, key=rows(1, 4, 16, 16), value=value))
+        attend(asked(16, 256, 16), AttentionInputs(query=query, key=rows(1, 4, 16, 16), value=value))
 
 
 def test_a_gradient_to_the_output_whose_rows_lie_very_far_apart_is_read_right():
     query, key, value = (torch.randn(1, 3, 1, 16).to(HALF).requires_grad_() for _ in range(3))
-    out = attend(asked(16), Operands(query=query, key=key, value=value))
+    out = attend(asked(16), AttentionInputs(query=query, key=key, value=value))
     near = torch.randn(1, 3, 1, 16).to(HALF)
     far = reserved(FAR + 16).as_strided((1, 3, 1, 16), (0, 2**30, 0, 1)).copy_(near)
     first, second = (torch.autograd.grad(out, (query, key, value), change, retain_graph=True) for change in (near, far))
@@ -60,7 +60,7 @@ def test_a_gradient_to_the_output_whose_rows_lie_very_far_apart_is_read_right():
 
 @pytest.mark.parametrize("mask", [Window(left=2**40), Window(left=None, right=FAR - 1), Window(left=FAR, right=FAR)])
 def test_windows_wider_than_32_bits_count_see_what_is_there(mask):
-    operands = Operands(**{name: torch.randn(1, 40, 1, 16) for name in ("query", "key", "value")})
+    operands = AttentionInputs(**{name: torch.randn(1, 40, 1, 16) for name in ("query", "key", "value")})
     exact = oracle.attend(asked(16, mask=mask), operands)
     assert torch.allclose(attend(asked(16, mask=mask), operands), exact, atol=1e-5)
 
@@ -69,20 +69,20 @@ def test_windows_wider_than_32_bits_count_see_what_is_there(mask):
 def test_positions_that_32_bits_cannot_tell_apart_are_refused(name):
     given = {part: torch.zeros(1, 4, 1, 16) for part in ("query", "key", "value")}
     with pytest.raises(InvalidValue, match=f"^{name}.*{2**32}"):
-        attend(asked(16), Operands(**given, **{name: torch.tensor([[0, 1, 2, 2**32]])}))
+        attend(asked(16), AttentionInputs(**given, **{name: torch.tensor([[0, 1, 2, 2**32]])}))
 
 
 def test_codes_that_would_fill_more_than_32_bits_count_are_refused():
     query, key = rows(1, 4, 1, 16), rows(1, FAR // 32, 1, 16)
     with pytest.raises(InvalidValue, match=r"^key: codes"):
-        attend_codes(asked(16), Operands(query=query, key=key, value=key))
+        attend_codes(asked(16), AttentionInputs(query=query, key=key, value=key))
 
 
 def paged(
     fields: dict[str, torch.Tensor], numbers: torch.Tensor, context: int = 0, form: str = "plain"
-) -> PagedOperands:
+) -> PagedAttentionInputs:
     """A token of one request after so many others."""
-    return PagedOperands(
+    return PagedAttentionInputs(
         query=torch.randn(1, 3, 16, dtype=HALF),
         batch=RaggedBatch.of((1,), (context,), torch.tensor),
         rows=RowsInPlace(fields, numbers, numbers, (0,), form),
@@ -109,7 +109,7 @@ def test_memory_of_more_elements_than_32_bits_count_is_read_where_it_lies(outerm
 
 def test_numbers_of_rows_that_are_not_counted_in_64_bits_are_refused():
     fields = {name: rows(4, 3, 16, dtype=HALF) for name in ("key", "value")}
-    with pytest.raises(InvalidValue, match=r"^rows\.numbers\.dtype"):
+    with pytest.raises(InvalidValue, match=r"^rows\.kv_indices\.dtype"):
         attend_rows(asked(16, heads=3), paged(fields, torch.zeros(1, 1, dtype=torch.int32)))
 
 

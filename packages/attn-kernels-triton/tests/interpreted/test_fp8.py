@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask, Window
 from attn_core.distributions import SoftmaxWithSink
 from attn_core.errors import InvalidValue
 from attn_core.masking import seen_pairs
@@ -27,7 +27,7 @@ def outliers(*shape: int, seed: int) -> torch.Tensor:
 
 def inputs(mask: Mask, queries: int, keys: int, *, size: int = 32, dtype: torch.dtype = HALF):
     heads = Heads(query=2, key_value=1, key_size=size, value_size=size)
-    operands = Operands(
+    operands = AttentionInputs(
         query=outliers(1, queries, 2, size, seed=1).to(dtype),
         key=outliers(1, keys, 1, size, seed=2).to(dtype),
         value=outliers(1, keys, 1, size, seed=3).to(dtype),
@@ -35,7 +35,7 @@ def inputs(mask: Mask, queries: int, keys: int, *, size: int = 32, dtype: torch.
     return AttentionSpec(heads=heads, mask=mask), operands
 
 
-def by_plain(spec: AttentionSpec, operands: Operands, rounding: plain.Rounding) -> torch.Tensor:
+def by_plain(spec: AttentionSpec, operands: AttentionInputs, rounding: plain.Rounding) -> torch.Tensor:
     query, key, value = (rows[0].transpose(0, 1) for rows in (operands.query, operands.key, operands.value))
     queries, keys = query.shape[1], key.shape[1]
     seen = seen_pairs(spec.mask, torch.arange(keys - queries, keys)[None], torch.arange(keys)[None], None)[0, 0]
@@ -122,4 +122,4 @@ def test_logits_that_fall_where_products_rise_are_refused():
 def test_padded_keys_are_refused():
     spec, operands = inputs(Full(), 5, 5)
     with pytest.raises(InvalidValue, match=r"^mask"):
-        attend(spec, dataclasses.replace(operands, keep=torch.ones(1, 5, dtype=torch.bool)))
+        attend(spec, dataclasses.replace(operands, key_padding_mask=torch.ones(1, 5, dtype=torch.bool)))

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, RaggedBatch, Window, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask, RaggedBatch, Window, installed
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Distribution, Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.paged import PagedOperands, paged_problem
+from attn_core.kernels.paged import PagedAttentionInputs, paged_problem
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from attn_core.scores import ScaledDot
@@ -45,7 +45,7 @@ class Step(NamedTuple):
             heads=heads, score=score, mask=self.mask, modifiers=self.modifiers, distribution=self.distribution
         )
 
-    def operands(self) -> PagedOperands:
+    def operands(self) -> PagedAttentionInputs:
         """Random queries and memory; rows of a request lie anywhere, and only those that it can see."""
         generator = torch.Generator().manual_seed(sum(self.contexts))
 
@@ -67,7 +67,7 @@ class Step(NamedTuple):
             fields = {"latent": normal(POOL, value_size), "rotary_key": normal(POOL, key_size - value_size)}
         else:
             fields = {"key": normal(POOL, shared, key_size), "value": normal(POOL, shared, value_size)}
-        return PagedOperands(
+        return PagedAttentionInputs(
             query=normal(sum(self.lengths), query, key_size),
             batch=batch,
             rows=RowsInPlace(fields, torch.zeros(0), torch.stack(numbers), tuple(firsts)),
@@ -76,7 +76,7 @@ class Step(NamedTuple):
         )
 
 
-def by_definition(spec: AttentionSpec, operands: PagedOperands, dtype: torch.dtype) -> torch.Tensor:
+def by_definition(spec: AttentionSpec, operands: PagedAttentionInputs, dtype: torch.dtype) -> torch.Tensor:
     """Outputs of all requests, one after the other, over rows gathered for each."""
     outs, rows, batch = [], operands.rows, operands.batch
     fields = dict(rows.fields)
@@ -86,8 +86,8 @@ def by_definition(spec: AttentionSpec, operands: PagedOperands, dtype: torch.dty
     for span in batch.spans():
         end = batch.contexts[span.request] + span.stop - span.start
         first = rows.firsts[span.request]
-        numbers = rows.numbers[span.request, : end - first]
-        given = Operands(
+        numbers = rows.kv_indices[span.request, : end - first]
+        given = AttentionInputs(
             query=operands.query[None, span.start : span.stop].to(dtype),
             key=fields["key"][None, numbers].to(dtype),
             value=fields["value"][None, numbers].to(dtype),
@@ -140,7 +140,9 @@ def test_a_request_computes_the_same_to_the_bit_in_any_company():
             operands,
             query=operands.query[request : request + 1],
             batch=RaggedBatch.of((1,), step.contexts[request : request + 1], torch.tensor),
-            rows=dataclasses.replace(operands.rows, numbers=operands.rows.numbers[request : request + 1], firsts=(0,)),
+            rows=dataclasses.replace(
+                operands.rows, kv_indices=operands.rows.kv_indices[request : request + 1], firsts=(0,)
+            ),
             requests=(0,),
         )
         assert torch.equal(attend_rows(step.spec, alone)[0], together[request])
@@ -155,17 +157,17 @@ def test_only_the_requests_that_are_asked_for_are_computed():
     assert attend_rows(step.spec, dataclasses.replace(operands, requests=())).isnan().all()
 
 
-def changed_rows(operands: PagedOperands, **changes) -> PagedOperands:
+def changed_rows(operands: PagedAttentionInputs, **changes) -> PagedAttentionInputs:
     return dataclasses.replace(operands, rows=dataclasses.replace(operands.rows, **changes))
 
 
 @pytest.mark.parametrize("outside", [POOL, -1, 2**40])
 def test_a_table_that_points_outside_memory_is_refused(outside):
     operands = Step().operands()
-    numbers = operands.rows.numbers.clone()
+    numbers = operands.rows.kv_indices.clone()
     numbers[1, 77] = outside
-    with pytest.raises(InvalidValue, match=r"rows.numbers\[1, 77\].*0 to 399"):
-        attend_rows(Step().spec, changed_rows(operands, numbers=numbers))
+    with pytest.raises(InvalidValue, match=r"rows.kv_indices\[1, 77\].*0 to 399"):
+        attend_rows(Step().spec, changed_rows(operands, kv_indices=numbers))
 
 
 def test_what_programs_over_pages_would_misread_is_refused_before_they_start():
@@ -175,14 +177,14 @@ def test_what_programs_over_pages_would_misread_is_refused_before_they_start():
         "query.dtype": dataclasses.replace(operands, query=operands.query.double()),
         "query": dataclasses.replace(operands, query=operands.query[:1]),
         "positions.device": dataclasses.replace(operands, query=operands.query.to("meta")),
-        "rows.numbers, firsts": changed_rows(operands, firsts=(0,)),
-        "rows.numbers": changed_rows(operands, numbers=operands.rows.numbers[:, :50]),
+        "rows.kv_indices, firsts": changed_rows(operands, firsts=(0,)),
+        "rows.kv_indices": changed_rows(operands, kv_indices=operands.rows.kv_indices[:, :50]),
         "rows.fields": changed_rows(operands, fields={"key": fields["key"]}),
         "rows.form": changed_rows(operands, form="int2"),
         "key.dtype": changed_rows(operands, fields={**fields, "key": fields["key"].half()}),
         "value": changed_rows(operands, fields={**fields, "value": fields["value"][..., :8]}),
         "value.device": changed_rows(operands, fields={**fields, "value": fields["value"].to("meta")}),
-        "rows.numbers.device": changed_rows(operands, numbers=operands.rows.numbers.to("meta")),
+        "rows.kv_indices.device": changed_rows(operands, kv_indices=operands.rows.kv_indices.to("meta")),
         "query.stride": dataclasses.replace(operands, query=operands.query.mT.contiguous().mT),
         "value.stride": changed_rows(operands, fields={**fields, "value": fields["value"].mT.contiguous().mT}),
         "requests": dataclasses.replace(operands, requests=(2,)),

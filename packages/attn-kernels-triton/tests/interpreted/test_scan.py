@@ -13,12 +13,12 @@ from attn_kernels_triton.recurrence import tiles
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
 from attn_testing import DictionaryStore
 from attn_testing.serving import ragged
-from attn_variants.mechanisms.recurrences.scan import recurrent
+from attn_variants.mechanisms.recurrence_scan import recurrent
 from bounds import require_close
 from torch import Tensor
 
 BATCH, HEADS = 1, 2
-KINDS = [(decay, corrects) for decay in ("none", "head", "channel") for corrects in (False, True)]
+KINDS = [(decay, delta_rule) for decay in ("none", "head", "channel") for delta_rule in (False, True)]
 SHAPES = [(1, (5, 3)), (16, (16, 16)), (37, (20, 18))]
 """Tokens, and the sizes of keys and values: no chunk, one, and several that nothing fits."""
 ROUNDINGS, MORE = 4, 32
@@ -38,7 +38,7 @@ def small(monkeypatch):
 
 def draw(kind: tuple[str, bool], tokens: int, *, sizes=(20, 18), strongest: float = 0.5, batch: int = BATCH) -> Steps:
     """Steps in float64 of numbers that bfloat16 holds, keys of about length one; log decays down to -`strongest`."""
-    decay, corrects = kind
+    decay, delta_rule = kind
     generator = torch.Generator().manual_seed(tokens)
 
     def rows(*size: int, make=torch.randn) -> Tensor:
@@ -50,7 +50,7 @@ def draw(kind: tuple[str, bool], tokens: int, *, sizes=(20, 18), strongest: floa
         key=(rows(sizes[0]) * sizes[0] ** -0.5).bfloat16().double(),
         value=rows(sizes[1]),
         decay=None if fades is None else -strongest * rows(fades, make=torch.rand),
-        strength=rows(make=torch.rand) if corrects else None,
+        strength=rows(make=torch.rand) if delta_rule else None,
     )
 
 
@@ -278,11 +278,11 @@ def test_layers_take_these_kernels_and_compute_the_same(name):
     mechanism = installed().mechanisms.get(name)
     layer = mechanism.build(configure(mechanism, width=16, heads=2))
     rows = torch.randn(1, 19, 16, generator=torch.Generator().manual_seed(1))
-    keep = torch.arange(19)[None] < 17
-    found = [layer(rows, keep=keep)]
-    assert layer.plan.kernel(layer.read(rows, None, keep)[0]).name == "triton_chunked"
+    key_padding_mask = torch.arange(19)[None] < 17
+    found = [layer(rows, key_padding_mask=key_padding_mask)]
+    assert layer.plan.kernel(layer.read(rows, None, key_padding_mask)[0]).name == "triton_chunked"
     layer.plan = RecurrencePlan("plain_chunked")
-    found.append(layer(rows, keep=keep))
+    found.append(layer(rows, key_padding_mask=key_padding_mask))
     torch.testing.assert_close(found[0][:, :17], found[1][:, :17], rtol=1e-4, atol=1e-5)
     gradients = [torch.autograd.grad(out[:, :17].square().sum(), list(layer.parameters())) for out in found]
     for one, other in zip(*gradients, strict=True):

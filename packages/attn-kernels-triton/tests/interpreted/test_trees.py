@@ -9,7 +9,7 @@ import torch
 from attn_core import RaggedBatch, Window
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import SoftmaxWithSink
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_kernels_triton.paged.schedule import grove_of
@@ -29,7 +29,9 @@ def path_of(parents: tuple[int, ...], node: int) -> list[int]:
     return found
 
 
-def operands_of(step: Step, trees: list[tuple[int, tuple[int, ...]]], decoding: tuple[int, ...] = ()) -> PagedOperands:
+def operands_of(
+    step: Step, trees: list[tuple[int, tuple[int, ...]]], decoding: tuple[int, ...] = ()
+) -> PagedAttentionInputs:
     """Requests of trees after so many rows, and of plain tokens behind them."""
     generator = torch.Generator().manual_seed(1)
     free = torch.randperm(POOL, generator=generator).tolist()
@@ -55,7 +57,7 @@ def operands_of(step: Step, trees: list[tuple[int, tuple[int, ...]]], decoding: 
     lengths = (1,) * len(contexts)
     drawn = step._replace(lengths=(1,), contexts=(0,)).operands()
     query = torch.randn(len(contexts), step.heads[0], step.sizes[0], generator=generator, dtype=torch.float64)
-    return PagedOperands(
+    return PagedAttentionInputs(
         query=query.to(step.dtype),
         batch=RaggedBatch.of(lengths, contexts, torch.tensor, paths),
         rows=RowsInPlace(drawn.rows.fields, torch.zeros(0), torch.tensor(numbers), tuple(firsts)),
@@ -111,9 +113,9 @@ def test_a_tree_whose_ancestors_are_not_all_in_the_step_is_met_token_by_token():
 def test_tokens_that_remember_other_rows_are_not_taken_for_one_tree():
     step, trees, _ = STEPS["a chain"]
     operands = operands_of(step, trees)
-    numbers = operands.rows.numbers.clone()
+    numbers = operands.rows.kv_indices.clone()
     numbers[1, 3] = int(numbers[0, 4])
-    operands = dataclasses.replace(operands, rows=dataclasses.replace(operands.rows, numbers=numbers))
+    operands = dataclasses.replace(operands, rows=dataclasses.replace(operands.rows, kv_indices=numbers))
     assert grove_of(operands) is None
     expected = by_definition(step.spec, operands, step.dtype)
     torch.testing.assert_close(attend_rows(step.spec, operands), expected, rtol=1e-5, atol=1e-6)

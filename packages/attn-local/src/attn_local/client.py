@@ -13,7 +13,7 @@ from attn_client.writer import Writer
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.linear import WEIGHT_CHOICES
 from attn_engine import EngineConfig
-from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
+from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_models.sources.store import ModelStore
 
 from attn_local.running import RunningModel

@@ -11,7 +11,7 @@ from attn_client.sampling import ChatMessage, Prompt, Sampling, Sourced
 from attn_core.errors import InvalidValue
 from attn_engine import RequestOutput
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 
 OTHER_NAMES = {"completions": "n", "guesses": "num_speculative_tokens"}
 EARLY_STOPPING = {"full": "true", "hopeless": "false", "never": "never"}

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from attn_core import (
+    AttentionInputs,
     AttentionSpec,
     Capability,
     DeclaredMechanism,
     Heads,
     Kernel,
     Mechanism,
-    Operands,
     Window,
     configure,
     installed,
@@ -76,18 +76,18 @@ class MechanismAttention:
         if not self.mechanism.can(Capability.GROUPED):
             share = query.shape[1] // key.shape[1]
             key, value = (rows.repeat_interleave(share, dim=1) for rows in (key, value))
-        places, keep = read_mask(attention_mask, causal=causal, window=window)
+        places, key_padding_mask = read_mask(attention_mask, causal=causal, window=window)
         heads = Heads(query=query.shape[1], key_value=key.shape[1], key_size=query.shape[3], value_size=value.shape[3])
         spec = _as_the_model_says(
             self._spec(heads, causal=causal), scaling, words.get("softcap"), window if causal else None
         )
-        operands = Operands(
+        operands = AttentionInputs(
             query=query.transpose(1, 2),
             key=key.transpose(1, 2),
             value=value.transpose(1, 2),
             query_positions=places,
             key_positions=torch.arange(key.shape[2], device=key.device).expand(key.shape[0], -1),
-            keep=keep,
+            key_padding_mask=key_padding_mask,
             dropout=drawn_dropout(words.get("dropout") or 0.0),
         )
         flags = torch.is_grad_enabled(), operands.dropout is not None
@@ -147,8 +147,8 @@ def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[b
         gradients=flags[0],
         dropout=flags[1],
         padded=True,
-        placed=True,
-        scattered=True,
+        has_positions=True,
+        kv_unordered=True,
         queries=0,
         keys=0,
     )
@@ -175,19 +175,19 @@ def read_mask(mask: Tensor | None, *, causal: bool, window: int | None) -> tuple
         raise Incompatible(f"a mask {list(mask.shape)} of {mask.dtype} is not one of booleans for all heads")
     seen = mask[:, 0]
     places = torch.arange(seen.shape[2], device=mask.device)
-    keep = seen.any(1)
+    key_padding_mask = seen.any(1)
     if causal:
         # The last key that a query sees is its own.
         query = torch.where(seen, places, 0).amax(-1)
-        said = keep[:, None] & (places <= query[..., None])
+        said = key_padding_mask[:, None] & (places <= query[..., None])
         said = said & (places > query[..., None] - window) if window else said
     else:
         query = torch.arange(seen.shape[1], device=mask.device).expand(seen.shape[0], -1)
-        said = keep[:, None].expand_as(seen)
+        said = key_padding_mask[:, None].expand_as(seen)
     # Queries that are padding see nothing or too much; nobody reads what they get.
     if not torch.equal(said & seen.any(-1, keepdim=True), seen):
         raise Incompatible("the model's mask is not causal, a window or padding; mechanisms have no place for it")
-    return query, keep
+    return query, key_padding_mask
 
 
 PREFIX = "attn_"

@@ -34,7 +34,7 @@ class RunningMean(nn.Module):
         table = config.decay ** torch.arange(config.context or 64, dtype=torch.float64)
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         count = query.shape[1]
         distance = torch.arange(count)[:, None] - torch.arange(count)
         weights = self.table.to(query.dtype)[distance.clamp(min=0)].masked_fill(distance < 0, 0.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from attn_core import installed
+from attn_models.adapters.registry import decoder_adapter
+from attn_models.adapters.state_dict import init_empty_weights
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.decoder.mixture_of_experts import active_parameters
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.families.registry import decoder_adapter
-from attn_models.families.state_dict import init_empty_weights
 
 
 def gpt(**fields):

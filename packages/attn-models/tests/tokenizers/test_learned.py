@@ -6,7 +6,7 @@ import pytest
 from attn_core.errors import InvalidValue, UserError
 from attn_models.tokenizers import character_tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 
 TEXTS = ["Ein Hund läuft über die Straße.", "Two dogs run over the street."]
 

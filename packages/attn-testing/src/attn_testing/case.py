@@ -66,14 +66,20 @@ class Case:
         """What two float64 computations of one thing may differ by: rounding, or that of states kept in fewer bits."""
         return rounding([self.specs])
 
-    def attend(self, query: Tensor, source: Tensor | None = None, keep: Tensor | None = None, layer: Any = None) -> Any:
-        """The outputs [batch, query, width]; `source` and `keep` reach only layers that were given them."""
+    def attend(
+        self, query: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None, layer: Any = None
+    ) -> Any:
+        """The outputs [batch, query, width]; `source` and `key_padding_mask` reach only layers that were given them."""
         called = self.layer if layer is None else layer
-        return called(query, *self._extra(source), **({} if keep is None else {"keep": keep}))
+        return called(
+            query, *self._extra(source), **({} if key_padding_mask is None else {"key_padding_mask": key_padding_mask})
+        )
 
-    def weights(self, query: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Any:
+    def weights(self, query: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Any:
         """The weights [batch, heads, query, key]."""
-        return self.layer.weights(query, *self._extra(source), **({} if keep is None else {"keep": keep}))
+        return self.layer.weights(
+            query, *self._extra(source), **({} if key_padding_mask is None else {"key_padding_mask": key_padding_mask})
+        )
 
     def source(self, *shape: int, seed: int = 2) -> Tensor | None:
         """Random source rows [*shape, width] where the layer attends to a source, else None."""

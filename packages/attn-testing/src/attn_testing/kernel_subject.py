@@ -32,8 +32,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "head_masks": (False, True),
     "length_bound": (False, True),
     "padded": (False, True),
-    "placed": (False, True),
-    "scattered": (False, True),
+    "has_positions": (False, True),
+    "kv_unordered": (False, True),
     "gradients": (False, True),
     "dtype": ("float32", "float64", "bfloat16", "float16"),
 }
@@ -55,7 +55,7 @@ MASKS_WITH = {"head_masks": HEAD_MASKS, "length_bound": LENGTH_MASKS}
 """Which kinds of masks make these fields true."""
 MASK_WITH = {"head_masks": "per_head", "length_bound": "neighbourhood"}
 
-FLAGS = ("irregular_groups", "padded", "placed", "scattered", "gradients")
+FLAGS = ("irregular_groups", "padded", "has_positions", "kv_unordered", "gradients")
 """Fields whose name alone says in a label that they are true."""
 
 RANDOM_PROBLEMS = 12
@@ -132,8 +132,8 @@ def with_field(problem: Problem, field: str, value: Any) -> Problem:
         changed = dataclasses.replace(changed, mask=MASK_WITH[field] if value else "full")
     bound: dict[str, Any] = {name: changed.mask in kinds for name, kinds in MASKS_WITH.items()}
     bound["reach"] = reach_of(MASKS[changed.mask]) if changed.mask in MASKS else 0
-    placed = changed.placed or changed.scattered
-    changed = dataclasses.replace(changed, placed=placed, padded=changed.padded or placed, **bound)
+    has_positions = changed.has_positions or changed.kv_unordered
+    changed = dataclasses.replace(changed, has_positions=has_positions, padded=changed.padded or has_positions, **bound)
     if changed.irregular_groups:
         changed = dataclasses.replace(changed, query_heads=3, key_value_heads=2)
     return changed

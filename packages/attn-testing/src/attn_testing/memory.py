@@ -242,10 +242,10 @@ def padded(listed: list[list[dict[str, Tensor]]], order: list[list[int]], *, rin
         ]
         fields[name] = torch.stack([torch.stack(stack) for stack in stacks])
     positions = torch.tensor([pad(places, [0] * n, first=ring) for places, n in zip(order, spare, strict=True)])
-    keep = torch.tensor(
+    key_padding_mask = torch.tensor(
         [pad([True] * len(places), [False] * n, first=ring) for places, n in zip(order, spare, strict=True)]
     )
-    return Rows(fields, positions.long(), keep if any(spare) else None)
+    return Rows(fields, positions.long(), key_padding_mask if any(spare) else None)
 
 
 def pad(items: list[Item], padding: list[Item], *, first: bool) -> list[Item]:

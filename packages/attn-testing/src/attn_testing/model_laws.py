@@ -33,7 +33,7 @@ class ModelLaws(
     model.Causality,
     model.StepEqualsForward,
     model.CrowdEqualsAlone,
-    model.LikeliestOfLogits,
+    model.GreedyTokensOfLogits,
     model.SavedAndLoaded,
 ):
     """Every law. A model's test file inherits this, names its family and gives small configs."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask, Window
 from attn_core.distributions import (
     AdaptiveEntmax,
     Distribution,
@@ -143,25 +143,29 @@ def mask_of(problem: Problem) -> Mask:
     return MASKS[problem.mask]
 
 
-def operands_of(problem: Problem) -> dict[str, Operands]:
-    """Operands by name of their layout: as many queries as keys, fewer, many, and where accepted padded and placed."""
+def operands_of(problem: Problem) -> dict[str, AttentionInputs]:
+    """AttentionInputs by name of their layout: as many queries as keys, fewer, many, and where accepted padded and
+    placed.
+    """
     found = {"square": draw(problem, 7, 7), "fewer queries": draw(problem, 3, 9), "many": draw(problem, 70, 137)}
     if problem.padded:
-        keep = torch.ones(BATCH, 9, dtype=torch.bool)
-        keep[0, 6:] = False
-        keep[1] = False
-        found["padded, one wholly"] = draw(problem, 9, 9, keep=keep)
-    keep, places = torch.arange(9) < torch.tensor([[9], [7]]), torch.tensor([[12, 13, 14], [4, 5, 6]])
-    if problem.placed:
-        found["placed"] = draw(problem, 3, 9, query_positions=places - 4, keep=keep)
+        key_padding_mask = torch.ones(BATCH, 9, dtype=torch.bool)
+        key_padding_mask[0, 6:] = False
+        key_padding_mask[1] = False
+        found["padded, one wholly"] = draw(problem, 9, 9, key_padding_mask=key_padding_mask)
+    key_padding_mask, places = torch.arange(9) < torch.tensor([[9], [7]]), torch.tensor([[12, 13, 14], [4, 5, 6]])
+    if problem.has_positions:
+        found["has_positions"] = draw(problem, 3, 9, query_positions=places - 4, key_padding_mask=key_padding_mask)
         found["counted from the first"] = draw(problem, 70, 137, query_positions=torch.arange(70)[None])
-    if problem.scattered:
+    if problem.kv_unordered:
         keys = torch.stack([torch.arange(9).roll(4) + 6, torch.arange(9).flip(0)])
-        found["scattered"] = draw(problem, 3, 9, query_positions=places, key_positions=keys, keep=keep)
+        found["kv_unordered"] = draw(
+            problem, 3, 9, query_positions=places, key_positions=keys, key_padding_mask=key_padding_mask
+        )
     return found
 
 
-def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> Operands:
+def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> AttentionInputs:
     """Random operands, N(0, 1), in the problem's type; the same for the same sizes."""
     generator = torch.Generator().manual_seed(queries * 100 + keys)
     dtype: torch.dtype = getattr(torch, problem.dtype)
@@ -169,7 +173,7 @@ def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> Operan
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64).to(problem.device, dtype)
 
-    operands = Operands(
+    operands = AttentionInputs(
         query=normal(BATCH, queries, problem.query_heads, problem.key_size),
         key=normal(BATCH, keys, problem.key_value_heads, problem.key_size),
         value=normal(BATCH, keys, problem.key_value_heads, problem.value_size),
@@ -179,7 +183,7 @@ def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> Operan
     return dataclasses.replace(operands, **there)
 
 
-def tensors(operands: Operands) -> dict[str, Tensor]:
+def tensors(operands: AttentionInputs) -> dict[str, Tensor]:
     """The tensors that gradients flow to, by name."""
     own = {"query": operands.query, "key": operands.key, "value": operands.value}
     return own | dict(operands.parameters)

@@ -137,7 +137,7 @@ def unbounded(spec: StateSpec) -> StateSpec:
 def by_position(rows: Rows, place: int) -> dict[int, int]:
     """Where each position of the real rows at `place` stands; raises `LawBroken` where one comes twice."""
     positions = rows.positions[place].tolist()
-    real = [True] * len(positions) if rows.keep is None else rows.keep[place].tolist()
+    real = [True] * len(positions) if rows.key_padding_mask is None else rows.key_padding_mask[place].tolist()
     stands = {position: i for i, position in enumerate(positions) if real[i]}
     require(len(stands) == sum(real), f"a position comes twice among {positions}")
     return stands

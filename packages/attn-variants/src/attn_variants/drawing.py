@@ -13,7 +13,7 @@ from attn_core.norms import QkL2Norm
 from attn_core.scores import Additive, Concat
 from torch import Tensor, nn
 
-from attn_variants.score.additive import draw_additive, draw_concat
+from attn_variants.scores import draw_additive, draw_concat
 
 
 class PartWeights(nn.Module):

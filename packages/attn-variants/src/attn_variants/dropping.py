@@ -6,7 +6,7 @@ import dataclasses
 from typing import Protocol
 
 import torch
-from attn_core import Operands
+from attn_core import AttentionInputs
 from attn_core.dropout import Dropout
 
 SEEDS = (1 << 63) - 1
@@ -19,7 +19,7 @@ class Drops(Protocol):
     dropout: float
 
 
-def dropping(operands: Operands, layer: Drops) -> Operands:
+def dropping(operands: AttentionInputs, layer: Drops) -> AttentionInputs:
     """The operands of whole sequences, of which the layer drops weights by a seed drawn from torch's generator.
 
     The generator is that of the CPU whatever the device, so that nothing waits for a GPU; activations that are computed

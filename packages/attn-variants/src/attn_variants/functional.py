@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask
 from attn_core.distributions import Distribution, Softmax
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import Modifier
@@ -80,11 +80,11 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         query, key, value = (rows[None] if rows.dim() == 3 else rows for rows in (query, key, value))
     family = Family(score=scaled(score, scale), modifiers=tuple(modifiers), distribution=distribution or Softmax())
     spec = family.spec(heads_of(query, key, value, enable_gqa=enable_gqa), mask, is_causal=is_causal)
-    operands = Operands(
+    operands = AttentionInputs(
         query=query.transpose(1, 2),
         key=key.transpose(1, 2),
         value=value.transpose(1, 2),
-        keep=checked_padding(key_padding_mask, key),
+        key_padding_mask=checked_padding(key_padding_mask, key),
         parameters=checked_parameters(spec, parameters or {}),
         dropout=drawn(dropout_p) if dropout_p else None,
     )

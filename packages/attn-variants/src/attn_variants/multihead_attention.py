@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Operands, installed
+from attn_core import AttentionInputs, AttentionSpec, Capability, Mechanism, MechanismConfig, installed
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
@@ -142,20 +142,22 @@ class MultiheadAttention(nn.Module):
         masks = Masks.of(key_padding_mask, attn_mask, (query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
         masks = masks.with_hint(is_causal=is_causal)
         if self.takes_pairs:
-            operands = dataclasses.replace(self.attention.project_each(query, key, value), keep=masks.keep)
+            operands = dataclasses.replace(
+                self.attention.project_each(query, key, value), key_padding_mask=masks.key_padding_mask
+            )
             out, weights = self._attend_pairs(operands, masks, need_weights=need_weights)
         else:
             self._check_possible(same, masks, need_weights=need_weights)
             given = (query, key) if self.mechanism.can(Capability.CROSS) else (query,)
-            out = self.attention(*given, keep=masks.keep)
-            weights = self.attention.weights(*given, keep=masks.keep) if need_weights else None
+            out = self.attention(*given, key_padding_mask=masks.key_padding_mask)
+            weights = self.attention.weights(*given, key_padding_mask=masks.key_padding_mask) if need_weights else None
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         if not batched:
             return out[0], None if weights is None else weights[0]
         return out if self.batch_first else out.transpose(0, 1), weights
 
-    def _attend_pairs(self, operands: Operands, masks: Masks, *, need_weights: bool) -> Result:
+    def _attend_pairs(self, operands: AttentionInputs, masks: Masks, *, need_weights: bool) -> Result:
         layer = self.attention
         spec = masks.narrowed(layer.spec)
         operands = dropping(operands, layer)
@@ -180,7 +182,7 @@ class MultiheadAttention(nn.Module):
         if masks.is_causal and not self.config.causal:
             message = f"mechanism {name!r} was built to look ahead: build it with causal=True for is_causal=True"
             raise Incompatible(message, mechanism=name)
-        if masks.keep is not None and not self.mechanism.can(Capability.PADDING):
+        if masks.key_padding_mask is not None and not self.mechanism.can(Capability.PADDING):
             raise Incompatible(f"mechanism {name!r} takes no key_padding_mask", mechanism=name)
         if need_weights and not self.mechanism.can(Capability.WEIGHTS):
             message = f"mechanism {name!r} has no attention weights: call it with need_weights=False"
@@ -227,11 +229,11 @@ class Same(NamedTuple):
 class Masks(NamedTuple):
     """The masks of a call in the convention of attn: True means that a key may be attended to.
 
-    `keep` [batch, key_len] is a bool padding mask; `mask` is bool or an additive bias and broadcasts to [batch,
-    num_heads, query_len, key_len].
+    `key_padding_mask` [batch, key_len] is a bool padding mask; `mask` is bool or an additive bias and broadcasts to
+    [batch, num_heads, query_len, key_len].
     """
 
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
     mask: Tensor | None
     is_causal: bool = False
 

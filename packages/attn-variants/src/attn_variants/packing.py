@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_core.kernels.attend import Packed
+from attn_core.kernels.attend import Varlen
 from torch import Tensor
 
-from attn_variants.compute.rotary import Turns, turns_to
+from attn_variants.compute.rotary import CosSin, cos_sin_to
 from attn_variants.dropping import dropping
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ def forward_packed(layer: SpecLayer, rows: Tensor, lengths: Sequence[int], more:
     given = sorted(name for name, value in more.items() if value is not None)
     if given or layer.spec.cross:
         raise InvalidValue.of("lengths", f"beside {', '.join(given) or 'a source'}", "texts that attend to themselves")
-    packed = Packed.of(lengths)
-    if sum(packed.keys) != rows.shape[-2]:
-        raise InvalidValue.of("lengths", sum(packed.keys), f"{rows.shape[-2]} in all, as there are rows")
-    spans = [span for span, _ in packed.spans()]
+    varlen = Varlen.of(lengths)
+    if sum(varlen.keys) != rows.shape[-2]:
+        raise InvalidValue.of("lengths", sum(varlen.keys), f"{rows.shape[-2]} in all, as there are rows")
+    spans = [span for span, _ in varlen.spans()]
     if not joint(layer):
         return torch.cat([rows[..., :0, :], *(layer(rows[..., span, :]) for span in spans)], dim=-2)
-    query, key, value = layer.project(rows, turns_of_texts(layer, rows, packed))
-    operands = dataclasses.replace(layer.operands(query, {"key": key, "value": value}), packed=packed)
+    query, key, value = layer.project(rows, cos_sin_of_documents(layer, rows, varlen))
+    operands = dataclasses.replace(layer.operands(query, {"key": key, "value": value}), varlen=varlen)
     out: Tensor = layer.output(layer.attend(rows, dropping(operands, layer)).flatten(-2))
     return out
 
@@ -46,9 +46,9 @@ def joint(layer: SpecLayer) -> bool:
     return type(layer) is SpecLayer and layer.inner is None and not layer.borrows
 
 
-def turns_of_texts(layer: SpecLayer, rows: Tensor, packed: Packed) -> Turns | None:
+def cos_sin_of_documents(layer: SpecLayer, rows: Tensor, varlen: Varlen) -> CosSin | None:
     """The turns of positions that start anew in each text; None where positions turn nothing."""
     if layer.spec.rotary is None:
         return None
-    places = torch.tensor([place for length in packed.keys for place in range(length)], device=rows.device)
-    return turns_to(layer.spec.rotary, layer.rotated, max(packed.keys, default=1), rows).at(places.long())
+    places = torch.tensor([place for length in varlen.keys for place in range(length)], device=rows.device)
+    return cos_sin_to(layer.spec.rotary, layer.rotated, max(varlen.keys, default=1), rows).at(places.long())

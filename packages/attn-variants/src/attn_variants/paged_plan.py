@@ -10,7 +10,7 @@ import torch
 from attn_core import AttentionSpec, RaggedBatch, installed
 from attn_core.batch import RowsInPlace
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.paged import LATENT, PagedKernel, PagedOperands, paged_problem
+from attn_core.kernels.paged import LATENT, PagedAttentionInputs, PagedKernel, paged_problem
 from torch import Tensor
 
 PLAIN, CODED = ("plain",), ("int8", "int4")
@@ -32,7 +32,7 @@ class Reached:
 
         All rows of the step must have been remembered.
         """
-        operands = PagedOperands(
+        operands = PagedAttentionInputs(
             query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
         )
         return self.kernel.run_paged(self.spec, operands)

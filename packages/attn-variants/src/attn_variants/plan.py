@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Kernel, Operands, installed
+from attn_core import AttentionInputs, AttentionSpec, Kernel, installed
 from attn_core.kernels.attend import attend_problem, texts
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import choose, explain
@@ -39,24 +39,24 @@ class KernelPlan:
         """A fresh plan: kernels are known by who they are."""
         return KernelPlan(self.spec, self.name)
 
-    def run(self, operands: Operands, spec: AttentionSpec | None = None) -> Tensor:
+    def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
         """The output [batch, query, heads, value_size] from the chosen kernel; raises `KernelRefused`.
 
-        Packed texts that no kernel takes together are computed one by one. `spec` is computed instead of the plan's own
+        Varlen texts that no kernel takes together are computed one by one. `spec` is computed instead of the plan's own
         where the two differ in tensors only; see `tensor_masks.without_tensors`.
         """
         spec = spec or self.spec
-        if operands.packed is not None:
+        if operands.varlen is not None:
             kernel = self.packed_kernel(operands)
             if kernel is not None:
                 return kernel.run(spec, operands)
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
-        scattered = operands.key_positions is not None
-        placed = scattered or operands.query_positions is not None
-        padded, drops = placed or operands.keep is not None, operands.dropout is not None
-        flags = torch.is_grad_enabled(), padded, placed, scattered, drops
-        if scattered or self.spec.mask.kind in ALL_SEEN:
+        kv_unordered = operands.key_positions is not None
+        has_positions = kv_unordered or operands.query_positions is not None
+        padded, drops = has_positions or operands.key_padding_mask is not None, operands.dropout is not None
+        flags = torch.is_grad_enabled(), padded, has_positions, kv_unordered, drops
+        if kv_unordered or self.spec.mask.kind in ALL_SEEN:
             lengths = (0, 0)
         elif torch.compiler.is_compiling():
             lengths = (COMPILED, COMPILED)
@@ -71,14 +71,14 @@ class KernelPlan:
             return attend(spec, names, operands)
         return self._kernels[index].run(spec, operands)
 
-    def packed_kernel(self, operands: Operands) -> Kernel | None:
+    def packed_kernel(self, operands: AttentionInputs) -> Kernel | None:
         """The cheapest kernel, or the one of this plan's name, that takes packed texts together, if any does."""
         query = operands.query
-        said = operands.keep is not None, operands.dropout is not None
+        said = operands.key_padding_mask is not None, operands.dropout is not None
         kind = query.dtype, query.device.type, torch.is_grad_enabled(), *said
         if kind not in self._packed:
             dtype, device, gradients, padded, drops = kind
-            problem = self._problem(dtype, device, (gradients, padded, False, False, drops), packed=True)
+            problem = self._problem(dtype, device, (gradients, padded, False, False, drops), varlen=True)
             best = explain([k for k in self._kernels if self.name in {None, k.name}], problem)[:1]
             self._packed[kind] = best[0].kernel if best and best[0].accepted else None
         return self._packed[kind]
@@ -98,21 +98,21 @@ class KernelPlan:
         return self._chosen[key]
 
     def _problem(self, dtype: torch.dtype, device: str, flags: Flags, **known: bool | int) -> Problem:
-        gradients, padded, placed, scattered, drops = flags
+        gradients, padded, has_positions, kv_unordered, drops = flags
         return attend_problem(
             self.spec,
             dtype=str(dtype).removeprefix("torch."),
             device=device,
             gradients=gradients,
             padded=padded,
-            placed=placed,
-            scattered=scattered,
+            has_positions=has_positions,
+            kv_unordered=kv_unordered,
             dropout=drops,
             **known,
         )
 
 
-def no_rows(operands: Operands) -> tuple[int, ...]:
+def no_rows(operands: AttentionInputs) -> tuple[int, ...]:
     """The shape of no output at all."""
     return operands.query.shape[0], 0, operands.query.shape[2], operands.value.shape[-1]
 

@@ -21,13 +21,13 @@ def attn_kernels() -> list[Kernel]:
     """The kernels for `attend`, for chosen blocks and for linear recurrences."""
     from attn_variants.kernels.banded import Banded
     from attn_variants.kernels.block_sparse import BlockSparse
-    from attn_variants.kernels.chosen import ChosenTiles, ChosenWhole
+    from attn_variants.kernels.chosen import SelectedBlocksTiled, SelectedBlocksWhole
     from attn_variants.kernels.plain import Plain
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
     from attn_variants.kernels.torch_sdpa import TorchSdpa
 
     attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
-    return [*attention, ChosenTiles(), ChosenWhole(), PlainChunked(), PlainRecurrent()]
+    return [*attention, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]
 
 
 @hookimpl

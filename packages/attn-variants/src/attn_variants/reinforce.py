@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 
 import torch
-from attn_core import Attend, AttentionSpec, InnerAttention, Operands
+from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention
 from attn_core.distributions import Softmax
 from torch import Tensor, nn
 
@@ -42,7 +42,7 @@ class SamplingAttention(InnerAttention, nn.Module):
         self.expected = expected
         self.samples: SampledKeys | None = None
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- as all inner modules
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- as all inner modules
         """Outputs [batch, query_len, num_heads, value_dim]."""
         if not self.training:
             return attend(operands)
@@ -54,7 +54,7 @@ class SamplingAttention(InnerAttention, nn.Module):
             weights, self.samples = sample_keys(weights)
         return summed(self.spec, operands, weights)
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- as the base has it
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- as the base has it
         """The weights of hard attention, [batch, num_heads, query_len, key_len]."""
         return attend(operands)
 

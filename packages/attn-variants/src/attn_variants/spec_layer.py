@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from attn_core import AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, Operands, RaggedBatch
+from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.errors import InvalidValue, WrongState
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
-from attn_variants.compute.rotary import Turns, rotate, rotated_size, turns_to
+from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
 from attn_variants.drawing import named_weights, part_weights
 from attn_variants.dropping import dropping
 from attn_variants.joint import JointProjection
@@ -24,7 +24,7 @@ from attn_variants.mechanisms.layer_utils import by_heads
 from attn_variants.packing import forward_packed
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
-from attn_variants.stepping import attend_ragged, turns_of
+from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 
 
 class SpecLayer(nn.Module):
@@ -89,9 +89,9 @@ class SpecLayer(nn.Module):
             self.query = pack([query])
             return
         if self.spec.cross or self.key is None:
-            packed = [pack([part]) for part in memory]
-            self.query, self.value = pack([query]), packed[-1]
-            self.key = packed[0] if self.key is not None else None
+            varlen = [pack([part]) for part in memory]
+            self.query, self.value = pack([query]), varlen[-1]
+            self.key = varlen[0] if self.key is not None else None
             return
         key, value = memory
         self.joint = JointProjection(
@@ -103,8 +103,8 @@ class SpecLayer(nn.Module):
         """What the layer is made of once it is packed; None where that is not all that it computes."""
         if self.joint is None or self.inner is not None or type(self) is not SpecLayer:
             return None
-        turns = partial(turns_of, self)
-        return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, turns=turns)
+        cos_sin = partial(cos_sin_of_batch, self)
+        return AttentionParts(spec=self.spec, projections=self.joint.whole, output=self.output, cos_sin=cos_sin)
 
     def use_kernel(self, name: str | None) -> None:
         """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
@@ -121,19 +121,21 @@ class SpecLayer(nn.Module):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
         lengths: Sequence[int] | None = None,
     ) -> Tensor:
         """Attend over whole sequences; each row holds texts of these `lengths` end to end, where they are given.
 
-        `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None; `keep`
-        [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
+        `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None;
+        `key_padding_mask` [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
         Returns [batch, query, width].
         """
         if lengths is not None:
-            return forward_packed(self, query, lengths, {"source": source, "keep": keep, "borrowed": borrowed})
-        out = self.attend(query, dropping(self._operands(query, source, keep, borrowed), self))
+            return forward_packed(
+                self, query, lengths, {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
+            )
+        out = self.attend(query, dropping(self._operands(query, source, key_padding_mask, borrowed), self))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def weights(
@@ -141,11 +143,11 @@ class SpecLayer(nn.Module):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
-        operands = self._operands(query, source, keep, borrowed)
+        operands = self._operands(query, source, key_padding_mask, borrowed)
         if self.inner is None:
             return attention_weights(self.spec, operands)
         weights: Tensor = self.inner.weights(query, operands, partial(attention_weights, self.spec))
@@ -153,7 +155,7 @@ class SpecLayer(nn.Module):
 
     def lend(self, query: Tensor) -> Fields:
         """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width], turned."""
-        key, value = self.project_memory(query, self.turns_to(query.shape[-2], query))
+        key, value = self.project_memory(query, self.cos_sin_to(query.shape[-2], query))
         return self.remembered(query, key, value)
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
@@ -165,11 +167,11 @@ class SpecLayer(nn.Module):
         out = attend_ragged(self, query, batch, state)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
-    def attend(self, rows: Tensor, operands: Operands) -> Tensor:
+    def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, width]."""
         return self._attend(rows, operands, self._plan)
 
-    def attend_last(self, rows: Tensor, operands: Operands) -> Tensor:
+    def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
         """As `attend`, for one query [batch, 1, heads, key_size] behind all its keys."""
         return self._attend(rows, operands, self._last_plan)
 
@@ -181,20 +183,20 @@ class SpecLayer(nn.Module):
         self,
         query: Tensor,
         fields: Fields,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         positions: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Operands:
-        """Operands of queries [batch, query, heads, key_size] and remembered fields [batch, key, ...].
+    ) -> AttentionInputs:
+        """AttentionInputs of queries [batch, query, heads, key_size] and remembered fields [batch, key, ...].
 
-        `positions` are those of queries and keys; see `Operands`.
+        `positions` are those of queries and keys; see `AttentionInputs`.
         """
-        return Operands(
+        return AttentionInputs(
             query=query,
             key=fields["key"] if self.spec.score.reads_keys else fields["value"][..., :0],
             value=fields["value"],
             query_positions=positions[0],
             key_positions=positions[1],
-            keep=keep,
+            key_padding_mask=key_padding_mask,
             parameters=self.part_weights(),
             fields={} if self.inner is None else fields,
         )
@@ -215,46 +217,46 @@ class SpecLayer(nn.Module):
         query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
 
-    def project(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
         if self.joint is None:
-            return self.project_turned(rows, turn), *self.project_memory(rows, turn)
+            return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         heads = self.spec.heads
         query, key, value = self.joint(rows)
         query = self._normed(by_heads(query, heads.query), "query_gain")
         key = self._normed(by_heads(key, heads.key_value), "key_gain")
-        return self._turned(query, turn), self._turned(key, turn), by_heads(value, heads.key_value)
+        return self._turned(query, cos_sin), self._turned(key, cos_sin), by_heads(value, heads.key_value)
 
-    def project_turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
+    def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
         """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
-        return self._turned(self.project_query(rows), turn)
+        return self._turned(self.project_query(rows), cos_sin)
 
-    def project_memory(self, rows: Tensor, turn: Turns | None) -> tuple[Tensor, Tensor]:
+    def project_memory(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
         """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, width]."""
         key, value = self._memory(rows)
-        return self._turned(key, turn), value
+        return self._turned(key, cos_sin), value
 
-    def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> Operands:
+    def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
         """Projections of inputs that differ: [batch, query_len, width], [batch, key_len, width] and the same.
 
         Queries are aligned with the last keys, unless the spec is cross. Raises `InvalidValue` where rotary positions
         are turned and there are more queries than keys.
         """
         projected, (keys, values) = self.project_query(query), self._memory(key, value)
-        turn = self.turns_to(key.shape[-2], key)
-        if turn is not None:
+        cos_sin = self.cos_sin_to(key.shape[-2], key)
+        if cos_sin is not None:
             first = key.shape[-2] - query.shape[-2]
             if first < 0:
                 raise InvalidValue.of("query", tuple(query.shape), f"at most {key.shape[-2]} queries, as many as keys")
-            projected, keys = self._turned(projected, turn.at(slice(first, None))), self._turned(keys, turn)
+            projected, keys = self._turned(projected, cos_sin.at(slice(first, None))), self._turned(keys, cos_sin)
         fields = {"key": keys, "value": values}
         return self.operands(projected, fields, None, (self._query_places(query), None))
 
-    def turns_to(self, length: int, like: Tensor) -> Turns | None:
+    def cos_sin_to(self, length: int, like: Tensor) -> CosSin | None:
         """The turns of positions 0 to `length`, exclusive, or None where positions do not turn anything."""
         if self.spec.rotary is None:
             return None
-        return turns_to(self.spec.rotary, self.rotated, length, like)
+        return cos_sin_to(self.spec.rotary, self.rotated, length, like)
 
     def part_weights(self) -> Mapping[str, Tensor]:
         """The learned tensors of what a kernel computes, named as in `AttentionSpec.weights`."""
@@ -266,12 +268,12 @@ class SpecLayer(nn.Module):
             return rows
         return normed(rows, self.norm.named().get(gain), self.spec.norm)
 
-    def _turned(self, rows: Tensor, turn: Turns | None) -> Tensor:
-        if turn is None or self.spec.rotary is None or not rows.shape[-1]:
+    def _turned(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
+        if cos_sin is None or self.spec.rotary is None or not rows.shape[-1]:
             return rows
-        return rotate(rows, turn, interleaved=self.spec.rotary.interleaved)
+        return rotate(rows, cos_sin, interleaved=self.spec.rotary.interleaved)
 
-    def _attend(self, rows: Tensor, operands: Operands, plan: KernelPlan) -> Tensor:
+    def _attend(self, rows: Tensor, operands: AttentionInputs, plan: KernelPlan) -> Tensor:
         if self.inner is None:
             return plan.run(operands)
         out: Tensor = self.inner(rows, operands, plan.run)
@@ -295,8 +297,8 @@ class SpecLayer(nn.Module):
         return self._normed(by_heads(self.key(rows), heads.key_value), "key_gain"), value
 
     def _operands(
-        self, query: Tensor, source: Tensor | None, keep: Tensor | None, borrowed: Fields | None = None
-    ) -> Operands:
+        self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, borrowed: Fields | None = None
+    ) -> AttentionInputs:
         if self.spec.cross != (source is not None):
             allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
             raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
@@ -305,5 +307,5 @@ class SpecLayer(nn.Module):
             fields = self.remembered(source, *self._memory(source))
         else:
             fields = self.lend(query) if borrowed is None else borrowed
-            projected = self.project_turned(query, self.turns_to(query.shape[-2], query))
-        return self.operands(projected, fields, keep, (self._query_places(query), None))
+            projected = self.project_rotated(query, self.cos_sin_to(query.shape[-2], query))
+        return self.operands(projected, fields, key_padding_mask, (self._query_places(query), None))

@@ -11,13 +11,15 @@ from attn_core import Fields, LayerState, RaggedBatch, Rotary
 from attn_core.batch import PagedView, Rows, Span
 from torch import Tensor
 
-from attn_variants.compute.rotary import Turns, turns_to
+from attn_variants.compute.rotary import CosSin, cos_sin_to
 
 if TYPE_CHECKING:
     from attn_variants.spec_layer import SpecLayer
 
 
-_TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], Turns]] = WeakKeyDictionary()
+_TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], CosSin]] = (
+    WeakKeyDictionary()
+)
 """The turns of the batches at hand: the same for all layers of a model."""
 
 
@@ -67,10 +69,10 @@ def remember(
     """
     if layer.spec.cross:
         return layer.project_query(rows), state["source"], None
-    turn, view = turns_of(layer, rows, batch), state["kv"]
+    cos_sin, view = cos_sin_of_batch(layer, rows, batch), state["kv"]
     if layer.borrows:
-        return layer.project_turned(rows, turn), view, None
-    query, key, value = layer.project(rows, turn)
+        return layer.project_rotated(rows, cos_sin), view, None
+    query, key, value = layer.project(rows, cos_sin)
     return query, view, view.append(layer.remembered(rows, key, value))
 
 
@@ -100,7 +102,7 @@ def attend_last(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor
     to the newest.
     """
     located = (positions[:, None], key_places(layer, remembered)) if layer.last_needs_positions else (None, None)
-    operands = layer.operands(query[:, None], remembered.fields, remembered.keep, located)
+    operands = layer.operands(query[:, None], remembered.fields, remembered.key_padding_mask, located)
     return layer.attend_last(rows[:, None], operands)[:, 0]
 
 
@@ -110,7 +112,7 @@ def attend_chunk(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tenso
     `query` is [tokens, heads, key_size]; `positions` [tokens].
     """
     located = (positions[None], key_places(layer, remembered))
-    operands = layer.operands(query[None], remembered.fields, remembered.keep, located)
+    operands = layer.operands(query[None], remembered.fields, remembered.key_padding_mask, located)
     return layer.attend(rows[None], operands)[0]
 
 
@@ -119,19 +121,19 @@ def key_places(layer: SpecLayer, remembered: Rows) -> Tensor | None:
     return None if layer.spec.cross else remembered.positions
 
 
-def turns_of(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> Turns | None:
+def cos_sin_of_batch(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
     """The turns of the rows' positions; None where positions turn nothing."""
     if layer.spec.rotary is None:
         return None
-    return batch_turns(layer.spec.rotary, layer.rotated, rows, batch)
+    return batch_cos_sin(layer.spec.rotary, layer.rotated, rows, batch)
 
 
-def batch_turns(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> Turns:
+def batch_cos_sin(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> CosSin:
     """The turns [tokens, 1, rotated] of a batch's positions, for the type and device of `rows`."""
     known = _TURNS.setdefault(batch, {})
     key = rotary, rotated, rows.dtype, rows.device
     if key not in known:
         longest = max(length + context for length, context in zip(batch.lengths, batch.contexts, strict=True))
-        table = turns_to(rotary, rotated, longest, rows)
+        table = cos_sin_to(rotary, rotated, longest, rows)
         known[key] = table.at(batch.positions)
     return known[key]

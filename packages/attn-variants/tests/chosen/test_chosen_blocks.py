@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import Heads, installed
 from attn_core.kernels.dispatch import choose
-from attn_core.kernels.selected import Choices, ChosenSpec, KeyBlocks, chosen_problem
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksSpec, selected_blocks_problem
 from attn_core.masking import shares
 from attn_variants.compute.chosen import pieces, whole
 from attn_variants.compute.chosen.tiles import attend_in_tiles, tiled
@@ -29,28 +29,28 @@ def drawn(batch, groups, queries, shared, blocks, within, top):
     worth = torch.rand(batch, groups, queries, blocks)
     worth = worth.masked_fill(torch.arange(blocks) > places[:, None, :, None] // within, -1.0)
     best = torch.nn.functional.pad(worth, (0, top), value=-1.0).topk(top, -1)
-    keep = torch.rand(batch, blocks, within) < 0.9
-    keep[:, 1] = False
+    key_padding_mask = torch.rand(batch, blocks, within) < 0.9
+    key_padding_mask[:, 1] = False
     tensors = [part.requires_grad_() for part in (query, key, value)]
-    return tensors, best.indices.masked_fill(best.values < 0, -1), places, keep
+    return tensors, best.indices.masked_fill(best.values < 0, -1), places, key_padding_mask
 
 
 def by_gathering(query, chosen, places, blocks):
     """Every query gathers the keys of its own blocks."""
     sequence = torch.arange(query.shape[0])[:, None, None, None]
     group = torch.arange(query.shape[1])[:, None, None]
-    at, within = chosen.clamp(min=0), torch.arange(blocks.keep.shape[-1])
+    at, within = chosen.clamp(min=0), torch.arange(blocks.key_padding_mask.shape[-1])
     keys, values = (part[sequence, group, at].flatten(3, 4) for part in (blocks.key, blocks.value))
     past = at[..., None] * len(within) + within <= places[:, None, :, None, None]
-    allowed = (past & blocks.keep[sequence, at] & (chosen >= 0)[..., None]).flatten(3)
+    allowed = (past & blocks.key_padding_mask[sequence, at] & (chosen >= 0)[..., None]).flatten(3)
     return shares(query @ keys.transpose(-1, -2), allowed[..., None, :]) @ values
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_tiles_give_what_gathering_keys_for_every_query_gives_forward_and_backward(case):
     *sizes, tile = case
-    tensors, chosen, places, keep = drawn(*sizes)
-    blocks = KeyBlocks(*tensors[1:], keep)
+    tensors, chosen, places, key_padding_mask = drawn(*sizes)
+    blocks = KeyBlocks(*tensors[1:], key_padding_mask)
     ours = attend_in_tiles(tensors[0], chosen, places, blocks, tile)
     theirs = by_gathering(tensors[0], chosen, places, blocks)
     probe = torch.randn_like(ours)
@@ -76,11 +76,11 @@ def test_every_choice_has_a_place_of_its_own_beside_others_of_its_block(case):
 
 @pytest.mark.parametrize("most", [1, 100, 4000])
 def test_pieces_change_nothing(most, monkeypatch):
-    tensors, chosen, places, keep = drawn(*CASES[0][:-1])
-    blocks = KeyBlocks(*tensors[1:], keep)
+    tensors, chosen, places, key_padding_mask = drawn(*CASES[0][:-1])
+    blocks = KeyBlocks(*tensors[1:], key_padding_mask)
 
     def run():
-        out = pieces.attend_in_pieces(Choices(tensors[0], chosen, places), blocks)
+        out = pieces.attend_in_pieces(SelectedBlocks(tensors[0], chosen, places), blocks)
         return out, *torch.autograd.grad(out.square().sum(), tensors)
 
     at_once = run()
@@ -95,14 +95,16 @@ def whole_sequences(tokens, within, top, shared):
     blocks = -(-tokens // within)
     query = torch.randn(2, 3, tokens, shared, 4, dtype=torch.float64)
     key, value = (torch.randn(2, 3, blocks, within, size, dtype=torch.float64) for size in (4, 3))
-    keep = (torch.arange(blocks * within) < tokens).view(blocks, within).expand(2, -1, -1)
-    key, value = (rows * keep[:, None, ..., None] for rows in (key, value))
+    key_padding_mask = (torch.arange(blocks * within) < tokens).view(blocks, within).expand(2, -1, -1)
+    key, value = (rows * key_padding_mask[:, None, ..., None] for rows in (key, value))
     places = torch.arange(tokens).expand(2, -1)
     own = (places // within)[:, None, :, None]
     worth = torch.rand(2, 3, tokens, blocks).masked_fill(torch.arange(blocks) >= own, -1.0)
     best = worth.topk(min(top, blocks) - 1, -1)
     others = best.indices.masked_fill(best.values < 0, -1)
-    return Choices(query, torch.cat([own.expand(-1, 3, -1, -1), others], -1), places), KeyBlocks(key, value, keep)
+    return SelectedBlocks(query, torch.cat([own.expand(-1, 3, -1, -1), others], -1), places), KeyBlocks(
+        key, value, key_padding_mask
+    )
 
 
 @pytest.mark.parametrize("backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH])
@@ -111,7 +113,7 @@ def whole_sequences(tokens, within, top, shared):
 @pytest.mark.parametrize(("within", "top"), [(8, 3), (5, 1), (4, 9)])
 def test_blocks_met_by_all_who_chose_them_give_what_tiles_give(within, top, tokens, shared, backend):
     choices, blocks = whole_sequences(tokens, within, top, shared)
-    square = KeyBlocks(blocks.key, torch.cat([blocks.value, blocks.value[..., :1]], -1), blocks.keep)
+    square = KeyBlocks(blocks.key, torch.cat([blocks.value, blocks.value[..., :1]], -1), blocks.key_padding_mask)
     for met in (blocks, square):
         with sdpa_kernel(backend):
             found = whole.attend_whole(choices, met)
@@ -120,10 +122,12 @@ def test_blocks_met_by_all_who_chose_them_give_what_tiles_give(within, top, toke
 
 def test_both_kernels_are_offered_and_whole_blocks_are_for_inference_on_whole_sequences():
     kernels = installed().kernels
-    problem = chosen_problem(ChosenSpec(heads=Heads(query=2, key_value=1, key_size=4, value_size=4)), **PLAIN)
-    assert choose(kernels, problem).name == "chosen_whole"
+    problem = selected_blocks_problem(
+        SelectedBlocksSpec(heads=Heads(query=2, key_value=1, key_size=4, value_size=4)), **PLAIN
+    )
+    assert choose(kernels, problem).name == "selected_blocks_whole"
     for change in ({"gradients": True}, {"padded": True}, {"device": "cuda"}):
-        assert choose(kernels, dataclasses.replace(problem, **change)).name == "chosen_tiles"
+        assert choose(kernels, dataclasses.replace(problem, **change)).name == "selected_blocks_tiled"
 
 
 PLAIN = {"dtype": "float32", "device": "cpu", "gradients": False, "padded": False}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.clusters.layers import Clustered
+from attn_variants.mechanisms.clusters_layers import Clustered
 
 
 def rows(*shape):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.clusters.lsh_layer import HashBuckets, JoinedBuckets
+from attn_variants.mechanisms.clusters_layers import HashBuckets, JoinedBuckets
 
 
 def rows(*shape):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.clusters.layers import Routing
+from attn_variants.mechanisms.clusters_layers import Routing
 from torch.nn.functional import normalize
 
 
@@ -59,8 +59,8 @@ def test_in_training_centroids_turn_towards_the_tokens_nearest_to_them_and_in_us
 def test_padding_turns_no_centroid():
     one, other = routing().train(), routing().train()
     query = rows(1, 2, 6, 5)
-    keep = torch.tensor([[True, True, True, True, False, False]])
-    one(query, query, query, keep)
+    key_padding_mask = torch.tensor([[True, True, True, True, False, False]])
+    one(query, query, query, key_padding_mask)
     other(*(query[:, :, :4],) * 3, None)
     assert torch.allclose(one.centroids, other.centroids, rtol=0, atol=1e-12)
 

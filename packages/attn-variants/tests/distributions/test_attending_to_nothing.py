@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.unbounded import sigmoid, softmax_with_sink
+from attn_variants.distributions import sigmoid, softmax, softmax_with_sink
 
 
 def doubles(*shape):

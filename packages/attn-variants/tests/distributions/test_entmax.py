@@ -1,8 +1,6 @@
 import pytest
 import torch
-from attn_variants.distribution.entmax import entmax, entmax15
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
+from attn_variants.distributions import entmax, entmax15, softmax, sparsemax
 
 GOLDEN = [1.0, 0.5, -1.0, 0.9]
 

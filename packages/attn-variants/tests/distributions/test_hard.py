@@ -72,16 +72,16 @@ def test_queries_and_keys_learn_to_look_where_the_reward_is(build):
 
 def test_masked_keys_are_never_drawn(build):
     layer = build("sampled", {"expected": 0.0}, width=8, heads=2, causal=False).train()
-    keep = torch.tensor([[True, False, True, False, True], [False] * 5])
+    key_padding_mask = torch.tensor([[True, False, True, False, True], [False] * 5])
     rows = doubles(2, 5, 8).requires_grad_()
     for _ in range(20):
-        out = layer(rows, keep=keep)
+        out = layer(rows, key_padding_mask=key_padding_mask)
         assert torch.equal(out[1], torch.zeros(5, 8, dtype=torch.float64))
         (gradient,) = torch.autograd.grad(out.sum() + layer.inner.samples.log_probability.sum(), rows)
         assert torch.isfinite(gradient).all()
         assert torch.equal(gradient[1], torch.zeros(5, 8, dtype=torch.float64))
-    shares = torch.softmax(doubles(1, 1, 500, 5).masked_fill(~keep[0], float("-inf")), -1)
-    assert sample_keys(shares)[0][..., ~keep[0]].sum() == 0
+    shares = torch.softmax(doubles(1, 1, 500, 5).masked_fill(~key_padding_mask[0], float("-inf")), -1)
+    assert sample_keys(shares)[0][..., ~key_padding_mask[0]].sum() == 0
 
 
 def test_the_expectation_taken_in_training_is_softmax_attention(build, agrees):

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from attn_core.errors import UserError
-from attn_variants.distribution.stick_breaking import broken
+from attn_variants.distributions import broken
 
 
 def doubles(*shape):

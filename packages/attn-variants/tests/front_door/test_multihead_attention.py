@@ -181,8 +181,8 @@ def test_mechanisms_with_a_spec_take_everything(name, options):
 def test_self_attention_is_that_of_the_mechanisms_layer(name):
     module, given = MultiheadAttention(24, 4, mechanism=name, dtype=torch.float64), rows(2, 7, 24)
     out, weights = module(given, given, given, key_padding_mask=PADDING, average_attn_weights=False)
-    assert torch.allclose(out, module.attention(given, keep=~PADDING), **TOLERANCE)
-    assert torch.allclose(weights, module.attention.weights(given, keep=~PADDING), **TOLERANCE)
+    assert torch.allclose(out, module.attention(given, key_padding_mask=~PADDING), **TOLERANCE)
+    assert torch.allclose(weights, module.attention.weights(given, key_padding_mask=~PADDING), **TOLERANCE)
 
 
 def test_cross_attention_takes_the_source_as_keys_and_values():
@@ -197,7 +197,7 @@ def test_cross_attention_takes_the_source_as_keys_and_values():
 def test_other_mechanisms_compute_self_attention(name):
     module, given = MultiheadAttention(24, 4, mechanism=name), torch.randn(2, 7, 24)
     out, _ = module(given, given, given, key_padding_mask=PADDING, need_weights=False)
-    assert torch.equal(out, module.attention(given, keep=~PADDING))
+    assert torch.equal(out, module.attention(given, key_padding_mask=~PADDING))
 
 
 def test_what_a_mechanism_cannot_do_is_refused():

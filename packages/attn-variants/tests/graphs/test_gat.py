@@ -60,13 +60,15 @@ def test_the_complete_graph_by_its_edges_equals_all_pairs(build, causal):
     full, along = graph(build, causal=causal), graph(build, edges=every, causal=causal)
     along.load_state_dict(full.state_dict())
     rows = torch.randn(2, TOKENS, WIDTH, dtype=torch.float64)
-    keep = torch.tensor([[True] * TOKENS, [True, False, True, True, False, False]])
-    for given in (None, keep):
+    key_padding_mask = torch.tensor([[True] * TOKENS, [True, False, True, True, False, False]])
+    for given in (None, key_padding_mask):
         found = []
         for layer in (full, along):
             inputs = rows.clone().requires_grad_()
-            out = layer(inputs, keep=given)
-            found.append((out, layer.weights(rows, keep=given), *torch.autograd.grad(out.square().sum(), inputs)))
+            out = layer(inputs, key_padding_mask=given)
+            found.append(
+                (out, layer.weights(rows, key_padding_mask=given), *torch.autograd.grad(out.square().sum(), inputs))
+            )
         for one, other in zip(*found, strict=True):
             assert torch.allclose(one, other, rtol=0, atol=1e-12)
 

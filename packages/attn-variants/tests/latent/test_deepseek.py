@@ -31,18 +31,18 @@ def theirs(version, query_latent, bias):
     sizes = SIZES | {"q_lora_rank": query_latent, "attention_bias": bias}
     if version == 2:
         layer = v2.DeepseekV2Attention(v2.DeepseekV2Config(**sizes), 0)
-        turns = torch.polar(torch.ones_like(angles), angles)[None]
+        cos_sin = torch.polar(torch.ones_like(angles), angles)[None]
     else:
         layer = v3.DeepseekV3Attention(v3.DeepseekV3Config(**sizes), 0)
         both = torch.cat([angles, angles], -1)[None]
-        turns = both.cos(), both.sin()
+        cos_sin = both.cos(), both.sin()
     for name in ("kv_a_layernorm", "q_a_layernorm"):
         norm = getattr(layer, name)
         if norm is not None:
             wide = torch.nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)
             torch.nn.init.uniform_(wide.weight, 0.5, 1.5)
             setattr(layer, name, wide)
-    return layer.double().eval(), turns
+    return layer.double().eval(), cos_sin
 
 
 def copy_weights(layer, their):
@@ -73,7 +73,7 @@ def copy_weights(layer, their):
 
 @pytest.mark.parametrize(("version", "query_latent", "bias"), [(2, 10, False), (2, None, True), (3, 10, True)])
 def test_outputs_and_gradients_equal_those_of_transformers(build, agrees, version, query_latent, bias):
-    their, turns = theirs(version, query_latent, bias)
+    their, cos_sin = theirs(version, query_latent, bias)
     layer = build("mla", OPTIONS | {"query_latent": query_latent}, width=WIDTH, heads=HEADS, bias=bias)
     if bias:
         for linear in (their.kv_a_proj_with_mqa, their.o_proj):
@@ -83,7 +83,7 @@ def test_outputs_and_gradients_equal_those_of_transformers(build, agrees, versio
     tolerance = 1e-5 if version == 2 else 1e-10
     agrees("mla", package=f"transformers DeepseekV{version}Attention").functions(
         layer,
-        lambda rows: their(rows, position_embeddings=turns, attention_mask=None, past_key_values=None)[0],
+        lambda rows: their(rows, position_embeddings=cos_sin, attention_mask=None, past_key_values=None)[0],
         torch.randn(2, TOKENS, WIDTH, dtype=torch.float64),
         tolerance=tolerance,
     )

@@ -3,15 +3,15 @@ import torch
 from attn_core import RaggedBatch, Rotary, Shape, configure, installed, state_bytes
 from attn_core.errors import InvalidValue
 from attn_testing.memory import DictionaryStore
-from attn_variants.compute.rotary import turns_to
+from attn_variants.compute.rotary import cos_sin_to
 
 WIDTH, HEADS, LATENT, ROTATED, NOPE, VALUE = 24, 3, 10, 4, 5, 6
 OPTIONS = {"latent": LATENT, "rotary_size": ROTATED, "nope_size": NOPE, "value_size": VALUE}
 
 
 def memory_of(layer, rows):
-    turns = turns_to(layer.rotary, layer.rotated, rows.shape[1], rows)
-    return layer.queries(rows, turns), layer.memory(rows, turns)
+    cos_sin = cos_sin_to(layer.rotary, layer.rotated, rows.shape[1], rows)
+    return layer.queries(rows, cos_sin), layer.memory(rows, cos_sin)
 
 
 def by_hand(layer, rows):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.low_rank.layers import LowRank, basis
+from attn_variants.mechanisms.low_rank_layers import LowRank, basis
 
 
 def rows(*shape):
@@ -41,7 +41,7 @@ def test_each_output_is_softmax_attention_over_truncated_singular_values(agrees)
 def test_gradients_equal_those_through_torchs_singular_values(agrees):
     inputs = [rows(1, 1, 6, 4).requires_grad_() for _ in range(3)]
 
-    def by_svd(query, key, value, keep):
+    def by_svd(query, key, value, key_padding_mask):
         def truncated(matrix):
             left, values, right = torch.linalg.svd(matrix, full_matrices=False)
             return (left[..., :2] * values[..., None, :2]) @ right[..., :2, :]

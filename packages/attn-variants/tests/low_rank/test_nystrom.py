@@ -2,7 +2,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import UserError
-from attn_variants.mechanisms.low_rank.layers import pseudoinverse
+from attn_variants.mechanisms.low_rank_layers import pseudoinverse
 
 WIDTH, HEADS = 12, 3
 
@@ -23,16 +23,16 @@ def test_with_a_landmark_for_every_token_it_is_softmax_attention(build, agrees):
 
 
 def test_landmarks_are_means_of_equal_stretches_of_the_real_tokens(build):
-    from attn_variants.mechanisms.low_rank.layers import means, stretches
+    from attn_variants.mechanisms.low_rank_layers import means, stretches
     from attn_variants.mechanisms.whole_sequence_layer import ranks
 
     rows = torch.arange(8.0, dtype=torch.float64)[None, None, :, None]
-    keep = torch.tensor([[True, True, False, True, True, True, False, True]])
-    place, count = ranks(keep, rows)
+    key_padding_mask = torch.tensor([[True, True, False, True, True, True, False, True]])
+    place, count = ranks(key_padding_mask, rows)
     of = place.clamp(min=0) * 3 // count
-    sizes = stretches(of, keep, 3)
+    sizes = stretches(of, key_padding_mask, 3)
     assert sizes.tolist() == [[2, 2, 2]]
-    assert means(rows * keep[:, None, :, None], of, sizes).flatten().tolist() == [0.5, 3.5, 6.0]
+    assert means(rows * key_padding_mask[:, None, :, None], of, sizes).flatten().tolist() == [0.5, 3.5, 6.0]
 
 
 def test_the_price_grows_linearly_with_the_length():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import configure, installed, state_bytes
 from attn_core.errors import InvalidValue
-from attn_variants.mechanisms.memory.ntm_layer import by_content, interpolated, sharpened, shifted
+from attn_variants.mechanisms.ntm_layer import by_content, interpolated, sharpened, shifted
 
 F64 = torch.float64
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from attn_core import AttentionSpec, Causal, Heads, Operands
-from attn_variants.parallel.deals import Contiguous, Striped
-from attn_variants.parallel.group import ring_attend_here, ulysses_attend_here
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads
+from attn_variants.context_parallel import Contiguous, Striped, ring_attend_here, ulysses_attend_here
 
 
 def ours(spec, ranks, group):
@@ -46,7 +45,7 @@ def main():
     for way, (deal, attend) in ways.items():
         places = deal.places(rank, tokens)
         rows = [given[name][:, places].requires_grad_() for name in ("query", "key", "value")]
-        out = attend(Operands(query=rows[0], key=rows[1], value=rows[2]))
+        out = attend(AttentionInputs(query=rows[0], key=rows[1], value=rows[2]))
         gradients = torch.autograd.grad(out, rows, given["upstream"][:, places])
         named = zip(("out", "query", "key", "value"), (out.detach(), *gradients), strict=True)
         found |= {f"{way}.{name}": rows.numpy() for name, rows in named}

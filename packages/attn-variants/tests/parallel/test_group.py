@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads
 from attn_variants.compute import plain
-from attn_variants.parallel.deals import Contiguous, Striped
-from attn_variants.parallel.ring import ring_attend
+from attn_variants.context_parallel import Contiguous, Striped, ring_attend
 
 RANKS, TOKENS = 2, 12
 DEALS = {"contiguous": Contiguous(RANKS), "striped": Striped(RANKS), "ulysses": Contiguous(RANKS)}
@@ -56,7 +55,7 @@ def by_one(given):
     """Outputs and gradients of the whole in one process."""
     rows = [given[name].requires_grad_() for name in ("query", "key", "value")]
     spec = AttentionSpec(heads=Heads(query=4, key_value=rows[1].shape[2], key_size=4, value_size=4), mask=Causal())
-    out = plain.attend(spec, Operands(query=rows[0], key=rows[1], value=rows[2]))
+    out = plain.attend(spec, AttentionInputs(query=rows[0], key=rows[1], value=rows[2]))
     found = (out.detach(), *torch.autograd.grad(out, rows, given["upstream"]))
     return dict(zip(NAMES, found, strict=True))
 
@@ -80,7 +79,7 @@ def test_processes_find_together_the_outputs_and_gradients_of_one(computed, way,
 def test_the_ring_of_ring_attention_pytorch_finds_the_same(tmp_path):
     given = drawn(key_value=4)
     found = in_order(by_processes(tmp_path, given, "peer"), "peer", Contiguous(RANKS))
-    operands = Operands(**{name: given[name] for name in ("query", "key", "value")})
+    operands = AttentionInputs(**{name: given[name] for name in ("query", "key", "value")})
     spec = AttentionSpec(heads=Heads(query=4, key_value=4, key_size=4, value_size=4), mask=Causal())
     assert torch.allclose(ring_attend(spec, operands, Contiguous(RANKS)), found["out"], rtol=0, atol=1e-5)
     expected = by_one(given)

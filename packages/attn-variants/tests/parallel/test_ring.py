@@ -4,16 +4,14 @@ import itertools
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Window
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Window
 from attn_core.distributions import Entmax
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.masks import GlobalTokens, PerHead
 from attn_core.modifiers import Alibi, RelativeBias, RelativeValues, SoftCap
 from attn_variants.compute import plain
 from attn_variants.compute.merging import merged, partial
-from attn_variants.parallel.deals import Contiguous, Striped
-from attn_variants.parallel.ring import attend_parts, pairs_by_step, ring_attend
-from attn_variants.parallel.ulysses import ulysses_attend
+from attn_variants.context_parallel import Contiguous, Striped, attend_parts, pairs_by_step, ring_attend, ulysses_attend
 
 TOKENS = 24
 HEADS = Heads(query=4, key_value=2, key_size=6, value_size=5)
@@ -35,7 +33,7 @@ def given(batch=2, tokens=TOKENS):
 
 def part_of(rows, at, cut):
     """All queries, and the keys of one cut."""
-    return Operands(
+    return AttentionInputs(
         query=rows["query"],
         key=rows["key"][:, cut],
         value=rows["value"][:, cut],
@@ -56,15 +54,15 @@ def same(found, expected, rows):
 @pytest.mark.parametrize("name", SPECS)
 def test_a_ring_finds_the_outputs_and_gradients_of_the_whole(name, deal):
     rows = given()
-    operands = Operands(**rows)
+    operands = AttentionInputs(**rows)
     same(ring_attend(SPECS[name], operands, deal), plain.attend(SPECS[name], operands), rows)
 
 
 def test_padding_goes_round_with_its_keys_and_a_sequence_of_nothing_else_gives_zeros():
     rows = given(batch=3)
-    keep = torch.rand(3, TOKENS) > 0.4
-    keep[2] = False
-    operands = Operands(**rows, keep=keep)
+    key_padding_mask = torch.rand(3, TOKENS) > 0.4
+    key_padding_mask[2] = False
+    operands = AttentionInputs(**rows, key_padding_mask=key_padding_mask)
     found = ring_attend(SPECS["full"], operands, Striped(4))
     assert not found[2].any()
     same(found, plain.attend(SPECS["full"], operands), rows)
@@ -74,13 +72,13 @@ def test_padding_goes_round_with_its_keys_and_a_sequence_of_nothing_else_gives_z
 @pytest.mark.parametrize("name", ["full", "causal", "window"])
 def test_heads_dealt_to_ranks_find_the_outputs_and_gradients_of_the_whole(name, ranks):
     rows = given()
-    operands = Operands(**rows)
+    operands = AttentionInputs(**rows)
     same(ulysses_attend(SPECS[name], operands, ranks), plain.attend(SPECS[name], operands), rows)
 
 
 def test_parts_may_come_in_any_order_and_any_of_them_may_be_empty():
     rows, spec = given(batch=1, tokens=9), SPECS["causal"]
-    whole, at = Operands(**rows), torch.arange(9)[None]
+    whole, at = AttentionInputs(**rows), torch.arange(9)[None]
     cuts = [slice(0, 4), slice(4, 4), slice(4, 7), slice(7, 9)]
     parts = [part_of(rows, at, cut) for cut in cuts]
     expected = plain.attend(spec, whole)
@@ -124,7 +122,7 @@ def test_attention_over_no_part_at_all_is_refused():
 
 
 def test_tokens_ranks_and_heads_that_do_not_divide_are_refused():
-    operands = Operands(**given(tokens=10))
+    operands = AttentionInputs(**given(tokens=10))
     with pytest.raises(InvalidValue, match="tokens: 10"):
         ring_attend(SPECS["full"], operands, Striped(4))
     with pytest.raises(InvalidValue, match="ranks: 0"):
@@ -146,7 +144,7 @@ def test_tokens_ranks_and_heads_that_do_not_divide_are_refused():
 def test_attention_whose_parts_cannot_be_merged_is_refused(changed, told):
     spec = AttentionSpec(heads=HEADS, **changed)
     with pytest.raises(Incompatible, match=told):
-        ring_attend(spec, Operands(**given()), Contiguous(2))
+        ring_attend(spec, AttentionInputs(**given()), Contiguous(2))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def test_attention_whose_parts_cannot_be_merged_is_refused(changed, told):
 )
 def test_heads_that_differ_are_not_dealt(changed):
     with pytest.raises(Incompatible, match="heads cannot be dealt"):
-        ulysses_attend(AttentionSpec(heads=HEADS, **changed), Operands(**given()), 2)
+        ulysses_attend(AttentionSpec(heads=HEADS, **changed), AttentionInputs(**given()), 2)
 
 
 def test_a_part_never_holds_more_scores_than_queries_of_a_rank_by_keys_of_a_rank():
@@ -172,7 +170,7 @@ def test_a_part_never_holds_more_scores_than_queries_of_a_rank_by_keys_of_a_rank
                 largest[0] = max(largest[0], out.numel())
             return out
 
-    operands = Operands(**{name: rows.detach() for name, rows in given(batch=1, tokens=64).items()})
+    operands = AttentionInputs(**{name: rows.detach() for name, rows in given(batch=1, tokens=64).items()})
     with Sizes():
         ring_attend(SPECS["causal"], operands, Striped(8))
     assert largest[0] <= max(HEADS.query * 8 * 8, 64 * HEADS.query * 6)

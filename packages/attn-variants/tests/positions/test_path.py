@@ -9,7 +9,7 @@ import pytest
 import torch
 from attn_core import Heads, Rotary
 from attn_core.errors import Incompatible, InvalidValue
-from attn_variants.places.householder import Paths, path_scores
+from attn_variants.mechanisms.path_layer import Paths, path_scores
 from torch.nn.functional import silu
 
 TOKENS = 11
@@ -67,10 +67,12 @@ def test_outputs_and_gradients_are_those_of_paths_walked_token_by_token(build, a
 def test_whole_sequences_by_blocks_are_those_of_all_pairs_and_so_are_gradients(build, tokens, padded):
     layer = build("path", {"rank": 5, "block": 4}, width=16, heads=4, key_value_heads=2)
     rows = doubles(2, tokens, 16)
-    keep = torch.rand(2, tokens) > 0.3 if padded else None
+    key_padding_mask = torch.rand(2, tokens) > 0.3 if padded else None
     value = layer.lend(rows)["value"].repeat_interleave(2, dim=2)
-    expected = layer.output(torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, keep=keep), value).flatten(-2))
-    found, weights = layer(rows, keep=keep), list(layer.parameters())
+    expected = layer.output(
+        torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows, key_padding_mask=key_padding_mask), value).flatten(-2)
+    )
+    found, weights = layer(rows, key_padding_mask=key_padding_mask), list(layer.parameters())
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
     upstream = doubles(*found.shape)
     grads = [torch.autograd.grad(out, weights, upstream, retain_graph=True) for out in (found, expected)]

@@ -17,7 +17,7 @@ def doubles(*shape):
     return torch.randn(*shape, dtype=torch.float64)
 
 
-def waves(place, size):
+def sinusoids(place, size):
     """PE of one position, element by element (Vaswani et al. 2017, section 3.5)."""
     elements = [
         (math.cos if element % 2 else math.sin)(place / 10000 ** (2 * (element // 2) / size)) for element in range(size)
@@ -40,11 +40,11 @@ def by_loops(layer, rows, place, scale):
 
 
 def added(vector, position):
-    return vector + waves(position, len(vector))
+    return vector + sinusoids(position, len(vector))
 
 
 def behind(vector, position):
-    return torch.cat([vector, waves(position, len(vector))])
+    return torch.cat([vector, sinusoids(position, len(vector))])
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_where_projections_change_nothing_adding_to_each_is_adding_to_the_inputs
             one.weight.copy_(torch.eye(10))
     mha.load_state_dict(layer.state_dict())
     rows = doubles(2, 6, 10)
-    expected = mha(rows + torch.stack([waves(place, 10) for place in range(6)]))
+    expected = mha(rows + torch.stack([sinusoids(place, 10) for place in range(6)]))
     agrees("positions_added", identity="identity projections: mha of x + p").outputs(layer(rows), expected, 1e-12)
     with torch.no_grad():
         layer.key.weight.mul_(2.0)
     mha.load_state_dict(layer.state_dict())
-    assert not torch.allclose(layer(rows), mha(rows + torch.stack([waves(place, 10) for place in range(6)])))
+    assert not torch.allclose(layer(rows), mha(rows + torch.stack([sinusoids(place, 10) for place in range(6)])))
 
 
 def test_concatenated_positions_remember_no_more_than_none(build):
@@ -96,7 +96,7 @@ def test_depths_and_positions_are_fused_and_added_to_the_inputs(build, agrees):
     assert [depths[token] for token in range(10)] == [2, 2, 1, 0, 2, 2, 1, 1, 2, 3]
     mha.load_state_dict(layer.attention.state_dict())
     u, w = layer.sequential.weight, layer.structural.weight
-    fused = torch.stack([torch.tanh(u @ waves(i, 12) + w @ waves(depths[i], 12)) for i in range(10)])
+    fused = torch.stack([torch.tanh(u @ sinusoids(i, 12) + w @ sinusoids(depths[i], 12)) for i in range(10)])
     found, expected = layer(rows), mha(rows + fused)
     oracle = agrees("dependency_depth", paper="mha of x + tanh(U PE + W PE of networkx's depths)")
     oracle.outputs(found, expected, 1e-12)

@@ -7,7 +7,7 @@ import torch
 from attn_core import Rotary, configure, installed
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.rotary import LongRope, Yarn, rotary_scaling
-from attn_variants.compute.rotary import turns
+from attn_variants.compute.rotary import cos_sin_of
 
 SIZE = 16
 SHORT, LONG = [1.0 + i / 10 for i in range(8)], [1.0 + 2 * i for i in range(8)]
@@ -96,8 +96,8 @@ def test_frequencies_and_attention_factor_are_those_of_transformers(agrees, name
 
 def test_linear_scaling_puts_every_position_where_a_fraction_of_it_was():
     scaled = Rotary(scaling=rotary_scaling({"kind": "linear", "factor": 4}))
-    stretched = turns(scaled, SIZE, torch.arange(0, 40, 4), torch.float64)
-    plain = turns(Rotary(), SIZE, torch.arange(10), torch.float64)
+    stretched = cos_sin_of(scaled, SIZE, torch.arange(0, 40, 4), torch.float64)
+    plain = cos_sin_of(Rotary(), SIZE, torch.arange(10), torch.float64)
     assert torch.allclose(stretched.cosines, plain.cosines, rtol=0, atol=1e-15)
     assert torch.allclose(stretched.sines, plain.sines, rtol=0, atol=1e-15)
 

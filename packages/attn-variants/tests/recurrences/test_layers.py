@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import Incompatible, InvalidValue
-from attn_variants.mechanisms.recurrences.decay_layers import log_retention, slopes_of
+from attn_variants.mechanisms.recurrence_layers import log_retention, slopes_of
 from torch.nn.functional import silu
 
 CAUSAL_ONLY = ["retnet", "gla", "deltanet", "kda", "lightning"]

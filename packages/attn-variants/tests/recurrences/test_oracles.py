@@ -8,8 +8,8 @@ import torch
 from attn_core import configure, installed
 from attn_core.kernels.plans import RecurrencePlan
 from attn_core.kernels.recurrence import Steps
-from attn_variants.mechanisms.recurrences import performer_layer as favor
-from attn_variants.mechanisms.recurrences.scan import chunked, effective_weights
+from attn_variants.mechanisms import linear_layers as favor
+from attn_variants.mechanisms.recurrence_scan import chunked, effective_weights
 
 pytestmark = pytest.mark.oracle
 
@@ -58,7 +58,7 @@ def test_linear_attention_without_its_features(agrees, steps):
 
 
 def test_retention(agrees, steps):
-    from attn_variants.mechanisms.recurrences.decay_layers import log_retention
+    from attn_variants.mechanisms.recurrence_layers import log_retention
 
     decay = log_retention(HEADS, steps.key)[None, None].expand(1, TOKENS, -1, 1)
     ours = chunked(steps._replace(query=steps.query * KEY**-0.5, decay=decay), None, 16)[0]
@@ -172,11 +172,11 @@ def test_efficient_attention_but_for_the_scale_that_the_oracle_adds(agrees):
     mechanism = installed().mechanisms.get("efficient")
     layer = mechanism.build(configure(mechanism, width=8, heads=2, causal=False)).double()
     given = torch.randn(2, 7, 8, dtype=torch.float64)
-    keep = torch.arange(7) < torch.tensor([[7], [4]])
+    key_padding_mask = torch.arange(7) < torch.tensor([[7], [4]])
 
     def theirs(rows):
         parts = [linear(rows).unflatten(-1, (2, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value)]
-        return layer.output(linear_attn(*parts, kv_mask=keep).transpose(1, 2).flatten(-2) * 4**0.5)
+        return layer.output(linear_attn(*parts, kv_mask=key_padding_mask).transpose(1, 2).flatten(-2) * 4**0.5)
 
     oracle = agrees("efficient", package="linear-attention-transformer linear_attn")
-    oracle.functions(lambda rows: layer(rows, keep=keep), theirs, given, tolerance=1e-12)
+    oracle.functions(lambda rows: layer(rows, key_padding_mask=key_padding_mask), theirs, given, tolerance=1e-12)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue, WrongState
-from attn_variants.mechanisms.recurrences import performer_layer as favor
-from attn_variants.mechanisms.recurrences.performer_layer import independent, orthogonal
+from attn_variants.mechanisms import linear_layers as favor
+from attn_variants.mechanisms.linear_layers import independent, orthogonal
 from torch import nn
 
 SIZE = 8

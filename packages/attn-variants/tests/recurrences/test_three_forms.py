@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attn_core.kernels.recurrence import Steps
-from attn_variants.mechanisms.recurrences.scan import (
+from attn_variants.mechanisms.recurrence_scan import (
     by_doubling,
     chunked,
     effective_weights,
@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 KEY, VALUE, HEADS, BATCH = 3, 4, 2, 2
-KINDS = [(decay, corrects) for decay in ("none", "head", "channel") for corrects in (False, True)]
+KINDS = [(decay, delta_rule) for decay in ("none", "head", "channel") for delta_rule in (False, True)]
 LENGTHS = st.sampled_from([0, 1, 2, 3, 7, 8, 13, 31])
 
 
 def draw(tokens, kind, *, strongest=2.0, seed=0):
     """Steps of a kind with keys of length one, in float64; log decays reach down to -`strongest`."""
-    decay, corrects = kind
+    decay, delta_rule = kind
     generator = torch.Generator().manual_seed(seed)
 
     def rows(*size, make=torch.randn):
@@ -33,7 +33,7 @@ def draw(tokens, kind, *, strongest=2.0, seed=0):
         key=torch.nn.functional.normalize(rows(KEY), dim=-1),
         value=rows(VALUE),
         decay=None if fades is None else -strongest * rows(fades, make=torch.rand),
-        strength=rows(make=torch.rand) if corrects else None,
+        strength=rows(make=torch.rand) if delta_rule else None,
     )
 
 
@@ -93,10 +93,10 @@ def test_no_strength_of_decay_overflows(kind, strongest):
         assert torch.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize("corrects", [False, True])
+@pytest.mark.parametrize("delta_rule", [False, True])
 @pytest.mark.parametrize("size", [1, KEY])
-def test_a_decay_of_one_is_none(corrects, size):
-    steps = draw(13, ("none", corrects))
+def test_a_decay_of_one_is_none(delta_rule, size):
+    steps = draw(13, ("none", delta_rule))
     still = steps._replace(decay=torch.zeros(BATCH, 13, HEADS, size, dtype=torch.float64))
     for form in (lambda s: recurrent(s)[0], parallel, lambda s: chunked(s, None, 4)[0]):
         close(form(still), form(steps))
@@ -142,11 +142,11 @@ def test_with_strength_zero_nothing_is_written():
 def test_a_padded_token_changes_nothing():
     for kind in KINDS:
         steps = draw(8, kind)
-        keep = torch.tensor([True, False, True, True, False, False, True, True]).expand(BATCH, -1)
-        real = Steps(*(None if part is None else part[:, keep[0]] for part in steps))
-        out, after = chunked(steps.kept(keep), None, 3)
+        key_padding_mask = torch.tensor([True, False, True, True, False, False, True, True]).expand(BATCH, -1)
+        real = Steps(*(None if part is None else part[:, key_padding_mask[0]] for part in steps))
+        out, after = chunked(steps.kept(key_padding_mask), None, 3)
         expected, expected_after = recurrent(real)
-        close(out[:, keep[0]], expected)
+        close(out[:, key_padding_mask[0]], expected)
         close(after, expected_after)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import Rotary, Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_variants.mechanisms.recurrences.scan import chunked, parallel, recurrent
+from attn_variants.mechanisms.recurrence_scan import chunked, parallel, recurrent
 from torch.nn.functional import silu
 from torch.utils.flop_counter import FlopCounterMode
 

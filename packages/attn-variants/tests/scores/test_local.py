@@ -3,7 +3,7 @@
 import math
 
 import torch
-from attn_variants.distribution.local import around
+from attn_variants.distributions import around
 
 WIDTH = 8
 
@@ -58,8 +58,10 @@ def test_local_p_is_the_equations_of_the_paper_forward_and_backward(build, agree
 def test_padding_does_not_move_the_place_that_a_query_names(build):
     layer = build("local_p", {"radius": 2}, width=WIDTH, heads=2)
     rows, source = doubles(1, 3, WIDTH), doubles(1, 9, WIDTH)
-    keep = torch.arange(9)[None] < 6
-    assert torch.allclose(layer(rows, source, keep=keep), layer(rows, source[:, :6]), rtol=0, atol=1e-14)
+    key_padding_mask = torch.arange(9)[None] < 6
+    assert torch.allclose(
+        layer(rows, source, key_padding_mask=key_padding_mask), layer(rows, source[:, :6]), rtol=0, atol=1e-14
+    )
 
 
 def test_a_source_shorter_than_the_window_is_met_whole(build):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Heads, Operands, configure, installed
+from attn_core import AttentionInputs, AttentionSpec, Heads, configure, installed
 from attn_core.errors import Incompatible, InvalidValue
 from attn_core.scores import Concat, Cosine
 from attn_variants.compute import plain
@@ -30,7 +30,7 @@ def test_content_addressing_of_a_memory_of_three_rows(agrees, beta, expected):
     spec = AttentionSpec(heads=Heads(query=1, key_value=1, key_size=3, value_size=3), score=Cosine())
     memory = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0]], dtype=torch.float64)[None, :, None]
     sharpness = torch.tensor([beta], dtype=torch.float64).expm1().log()
-    operands = Operands(query=memory[:, :1], key=memory, value=memory, parameters={"score.sharpness": sharpness})
+    operands = AttentionInputs(query=memory[:, :1], key=memory, value=memory, parameters={"score.sharpness": sharpness})
     weights = plain.attention_weights(spec, operands)[0, 0, 0]
     golden = agrees("cosine", paper="golden weights over three rows")
     golden.outputs(weights, torch.tensor(expected, dtype=torch.float64), 5e-6)
@@ -105,15 +105,15 @@ def test_general_scores_are_the_luong_attention_of_joeynmt(build, agrees):
     layer = made_identity(build("luong", {"score": "general"}, width=WIDTH, heads=1))
     with torch.no_grad():
         layer.score.weight[0].copy_(peer.key_layer.weight)
-    keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    key_padding_mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 
     def theirs(state, source):
         peer.compute_proj_keys(source)
-        return peer(query=state, mask=keep[:, None], values=source)[0]
+        return peer(query=state, mask=key_padding_mask[:, None], values=source)[0]
 
     oracle = agrees("luong", package="joeynmt LuongAttention")
     oracle.functions(
-        lambda state, source: layer(state, source, keep=keep),
+        lambda state, source: layer(state, source, key_padding_mask=key_padding_mask),
         theirs,
         doubles(2, 1, WIDTH),
         doubles(2, 5, WIDTH),
@@ -133,7 +133,7 @@ def test_additive_scores_are_the_bahdanau_attention_of_joeynmt(build, agrees, na
         layer.score.query_weight[0].copy_(peer.query_layer.weight.T)
         layer.score.vector[0].copy_(peer.energy_layer.weight[0])
         layer.score.bias.zero_()
-    keep = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    key_padding_mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
 
     def theirs(state, source):
         peer.compute_proj_keys(source)
@@ -141,16 +141,20 @@ def test_additive_scores_are_the_bahdanau_attention_of_joeynmt(build, agrees, na
         for place in range(state.shape[1]):  # one decoder state at a time
             one = state[:, place : place + 1]
             peer.compute_proj_query(one)
-            rows.append(peer(query=one, mask=keep[:, None], values=source)[0])
+            rows.append(peer(query=one, mask=key_padding_mask[:, None], values=source)[0])
         return torch.cat(rows, 1)
 
     oracle = agrees(name, package="joeynmt BahdanauAttention")
     if name == "additive":
         rows = doubles(2, 5, WIDTH)
-        oracle.functions(lambda x: layer(x, keep=keep), lambda x: theirs(x, x), rows, tolerance=1e-13)
+        oracle.functions(
+            lambda x: layer(x, key_padding_mask=key_padding_mask), lambda x: theirs(x, x), rows, tolerance=1e-13
+        )
     else:
         both = doubles(2, 3, WIDTH), doubles(2, 5, WIDTH)
-        oracle.functions(lambda *given: layer(*given, keep=keep), theirs, *both, tolerance=1e-13)
+        oracle.functions(
+            lambda *given: layer(*given, key_padding_mask=key_padding_mask), theirs, *both, tolerance=1e-13
+        )
 
 
 @pytest.mark.oracle

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, Window, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Window, installed
 from attn_core.kernels.attend import attend_problem
 from attn_core.kernels.dispatch import choose
 from attn_core.masks import (
@@ -50,7 +50,7 @@ def heads(query=4, key_value=4, size=8):
 
 
 def draw(layout, queries, keys, batch=2):
-    return Operands(
+    return AttentionInputs(
         query=torch.randn(batch, queries, layout.query, layout.key_size, dtype=torch.float64),
         key=torch.randn(batch, keys, layout.key_value, layout.key_size, dtype=torch.float64),
         value=torch.randn(batch, keys, layout.key_value, layout.value_size, dtype=torch.float64),
@@ -79,9 +79,9 @@ def test_cl_13_outputs_and_gradients_over_many_tiles_equal_those_of_the_equation
 )
 def test_padded_sequences_of_several_lengths_equal_those_of_the_equation(mask):
     spec = AttentionSpec(heads=heads(), mask=mask)
-    keep = torch.arange(150) < torch.tensor([[150], [83], [0], [150]])
-    keep[3, 20:40] = False
-    operands = dataclasses.replace(draw(spec.heads, 150, 150, batch=4), keep=keep)
+    key_padding_mask = torch.arange(150) < torch.tensor([[150], [83], [0], [150]])
+    key_padding_mask[3, 20:40] = False
+    operands = dataclasses.replace(draw(spec.heads, 150, 150, batch=4), key_padding_mask=key_padding_mask)
     for found, expected in zip(results(attend, spec, operands), results(plain.attend, spec, operands), strict=True):
         assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
@@ -113,8 +113,8 @@ def test_parts_in_few_bits_are_put_together_in_many():
     spec = AttentionSpec(heads=heads(), mask=Strided(9))
     operands = draw(spec.heads, 150, 150)
     few = [rows.bfloat16() for rows in (operands.query, operands.key, operands.value)]
-    out = attend(spec, Operands(query=few[0], key=few[1], value=few[2]))
-    exact = plain.attend(spec, Operands(query=few[0].double(), key=few[1].double(), value=few[2].double()))
+    out = attend(spec, AttentionInputs(query=few[0], key=few[1], value=few[2]))
+    exact = plain.attend(spec, AttentionInputs(query=few[0].double(), key=few[1].double(), value=few[2].double()))
     assert out.dtype == torch.bfloat16
     assert torch.allclose(out.double(), exact, rtol=0.01, atol=0.02)
 
@@ -158,7 +158,7 @@ def kept(mask, length):
 
     leaves = [rows.requires_grad_() for rows in torch.randn(3, 1, length, 4, 8)]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        out = attend(spec, Operands(query=leaves[0], key=leaves[1], value=leaves[2]))
+        out = attend(spec, AttentionInputs(query=leaves[0], key=leaves[1], value=leaves[2]))
     assert out.requires_grad
     return sum(held.values())
 
@@ -182,8 +182,8 @@ def test_it_is_chosen_where_little_is_left_and_not_where_all_is_or_calls_are_sho
     assert choose(kernels, problem(mask, 128)).name == "torch_sdpa"
     assert choose(kernels, problem(mask | Predicate(lambda q, k: q == k), 4096)).name == "torch_sdpa"
     assert choose(kernels, problem(Window(left=4000), 4096)).name == "torch_sdpa"
-    placed = problem(mask, 4096, padded=True, placed=True, scattered=True)
-    assert choose(kernels, placed).name == "torch_sdpa"
+    has_positions = problem(mask, 4096, padded=True, has_positions=True, kv_unordered=True)
+    assert choose(kernels, has_positions).name == "torch_sdpa"
 
 
 def test_a_layer_chooses_by_the_length_of_its_call():
@@ -192,7 +192,7 @@ def test_a_layer_chooses_by_the_length_of_its_call():
     run = {kernel.name: index for index, kernel in enumerate(installed().kernels)}
     for length in (64, 2000):
         rows = torch.randn(1, length, 1, 8)
-        plan.run(Operands(query=rows, key=rows, value=rows))
+        plan.run(AttentionInputs(query=rows, key=rows, value=rows))
         names.append(list(plan._chosen.values())[-1])
     assert names == [run["torch_sdpa"], run["block_sparse"]]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Heads, Operands, Window, installed
+from attn_core import AttentionInputs, AttentionSpec, Heads, Window, installed
 from attn_core.masks import BigBird, Neighbourhood
 from attn_variants.compute.block_sparse import compiled
 from attn_variants.compute.block_sparse.compiled import named, tiles, tiles_backward
@@ -25,10 +25,10 @@ def test_a_compiled_layer_computes_by_tiles_what_the_layer_does_forward_and_back
     monkeypatch.setattr(compiled, "outputs", lambda *given: ran.append(1) or whole(*given))
     for length in (130, 90):
         rows = torch.randn(2, length, 16, dtype=torch.float64, requires_grad=True)
-        keep = torch.arange(length) < torch.tensor([[length], [length - 77]]) if padded else None
+        key_padding_mask = torch.arange(length) < torch.tensor([[length], [length - 77]]) if padded else None
         found = []
         for call in (layer, fast):
-            out = call(rows, keep=keep)
+            out = call(rows, key_padding_mask=key_padding_mask)
             weights = [rows, *layer.parameters()]
             found.append([out, *torch.autograd.grad(out.square().sum(), weights, allow_unused=True)])
         for one, other in zip(*found, strict=True):
@@ -61,5 +61,5 @@ def test_graphs_are_priced_for_long_sequences(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     rows = torch.randn(1, 5, 1, 8)
     heads = Heads(query=1, key_value=1, key_size=8, value_size=8)
-    KernelPlan(AttentionSpec(heads=heads, mask=Window(left=2))).run(Operands(query=rows, key=rows, value=rows))
+    KernelPlan(AttentionSpec(heads=heads, mask=Window(left=2))).run(AttentionInputs(query=rows, key=rows, value=rows))
     assert asked == [(COMPILED, COMPILED)]

@@ -8,7 +8,7 @@ from attn_core import Heads, configure, installed, state_bytes
 from attn_core.errors import InvalidValue
 from attn_testing.serving import Serving
 from attn_testing.subject import Subject
-from attn_variants.sparse.heavy_hitters import Budget, last_queries
+from attn_variants.mechanisms.h2o_layer import Budget, last_queries
 
 TOKENS = 14
 

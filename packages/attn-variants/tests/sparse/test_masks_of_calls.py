@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Operands, Rotary
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Rotary
 from attn_core.masks import Graph, Segments, Tree
 from attn_variants.compute.block_sparse import attend as block_sparse
 from attn_variants.compute.plain import attend, attention_weights
@@ -22,9 +22,9 @@ def layer_of(mask, **more):
 
 @pytest.mark.parametrize("lengths", [(4, 1, 6), (0, 9), (3, 3, 3)], ids=str)
 def test_packed_documents_are_what_they_are_alone_forward_and_gradient(lengths):
-    packed, alone = layer_of(Segments(lengths) & Causal()), layer_of(Causal())
+    varlen, alone = layer_of(Segments(lengths) & Causal()), layer_of(Causal())
     rows = torch.randn(1, sum(lengths), 16, dtype=torch.float64, requires_grad=True)
-    together = packed(rows)
+    together = varlen(rows)
     pieces = [alone(piece) for piece in rows.split(lengths, dim=1) if piece.shape[1]]
     assert torch.allclose(together, torch.cat(pieces, dim=1), rtol=0, atol=1e-13)
     probe = torch.linspace(-1, 1, together.numel(), dtype=torch.float64).view_as(together)
@@ -34,10 +34,10 @@ def test_packed_documents_are_what_they_are_alone_forward_and_gradient(lengths):
 
 
 def test_turned_documents_are_what_they_are_alone_because_turns_are_relative():
-    packed, alone = layer_of(Segments((5, 4)) & Causal(), rotary=Rotary()), layer_of(Causal(), rotary=Rotary())
+    varlen, alone = layer_of(Segments((5, 4)) & Causal(), rotary=Rotary()), layer_of(Causal(), rotary=Rotary())
     rows = torch.randn(1, 9, 16, dtype=torch.float64)
     pieces = [alone(piece) for piece in rows.split((5, 4), dim=1)]
-    assert torch.allclose(packed(rows), torch.cat(pieces, dim=1), rtol=0, atol=1e-12)
+    assert torch.allclose(varlen(rows), torch.cat(pieces, dim=1), rtol=0, atol=1e-12)
 
 
 def test_every_path_of_a_tree_sees_what_it_would_see_alone():
@@ -56,7 +56,7 @@ def test_a_complete_graph_is_full_attention(computation):
     nodes = range(6)
     complete = Graph.of(6, itertools.product(nodes, nodes))
     rows = torch.randn(3, 2, 6, 4, 4, dtype=torch.float64)
-    operands = Operands(query=rows[0], key=rows[1][:, :, :2], value=rows[2][:, :, :2])
+    operands = AttentionInputs(query=rows[0], key=rows[1][:, :, :2], value=rows[2][:, :, :2])
     found = computation(AttentionSpec(heads=LAYOUT, mask=complete), operands)
     full = attend(AttentionSpec(heads=LAYOUT, mask=Full()), operands)
     assert torch.allclose(found, full, rtol=0, atol=1e-13)
@@ -66,7 +66,7 @@ def test_a_complete_graph_is_full_attention(computation):
 def test_an_isolated_node_gives_zeros_and_gets_no_gradient(computation):
     spec = AttentionSpec(heads=LAYOUT, mask=Graph.of(4, [(0, 1), (1, 0), (3, 3)]))
     rows = [torch.randn(1, 4, heads, 4, dtype=torch.float64, requires_grad=True) for heads in (4, 2, 2)]
-    operands = Operands(query=rows[0], key=rows[1], value=rows[2])
+    operands = AttentionInputs(query=rows[0], key=rows[1], value=rows[2])
     out = computation(spec, operands)
     assert torch.equal(out[:, 2], torch.zeros(1, 4, 4, dtype=torch.float64))
     out.sum().backward()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attn_core import AttentionSpec, Causal, Heads, Operands, Window, configure, installed
+from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Window, configure, installed
 from attn_core.masking import seen_pairs
 from attn_core.masks import BigBird, PerHead, Segments, Tree, mask_mod
 from attn_testing.problems import MASKS
@@ -146,7 +146,7 @@ def test_flex_attention_computes_what_masks_say():
     for queries, keys, mask in every_mask():
         spec = spec_with(mask)
         query, memory = torch.randn(1, queries, HEADS, 8), torch.randn(2, 1, keys, HEADS, 8)
-        operands = Operands(query=query, key=memory[0], value=memory[1])
+        operands = AttentionInputs(query=query, key=memory[0], value=memory[1])
         block_mask = create_block_mask(mask_mod(mask, queries, keys), 1, HEADS, queries, keys, device="cpu")
         turned = (rows.transpose(1, 2) for rows in (operands.query, operands.key, operands.value))
         out = flex_attention(*turned, block_mask=block_mask).transpose(1, 2)
@@ -167,7 +167,7 @@ def spec_with(mask):
 @pytest.mark.parametrize("mask", [Segments((3, 1, 5)) & Causal(), Tree((-1, 0, 0, 2, 1), context=4)], ids=str)
 def test_masks_given_to_torch_give_the_same(mask):
     tokens = torch.randn(3, 2, 9, HEADS, 8, dtype=torch.float64)
-    operands = Operands(query=tokens[0], key=tokens[1], value=tokens[2])
+    operands = AttentionInputs(query=tokens[0], key=tokens[1], value=tokens[2])
     places = torch.arange(9)[None]
     query, key, value = tokens.transpose(2, 3)
     expected = scaled_dot_product_attention(query, key, value, attn_mask=seen_pairs(mask, places, places))

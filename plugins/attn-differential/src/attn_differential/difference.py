@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import Attend, InnerAttention, Operands
+from attn_core import Attend, AttentionInputs, InnerAttention
 from torch import Tensor, nn
 
 EPSILON = 1e-5
@@ -24,7 +24,7 @@ class Difference(InnerAttention, nn.Module):
         self.lambdas = nn.Parameter(torch.randn(4, size) * DEVIATION)
         self.norm = nn.RMSNorm(2 * size, eps=EPSILON)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- as every inner one
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- as every inner one
         """Outputs [batch, query, heads / 2, 2 size]."""
         # A pair reads the values of two heads, one after the other; each half is an attention of its own.
         halves = operands.value[:, :, 0::2], operands.value[:, :, 1::2]
@@ -34,7 +34,7 @@ class Difference(InnerAttention, nn.Module):
         normed: Tensor = self.norm(first - self.share().to(first.dtype) * second)
         return normed * (1 - self.initial)
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- as every inner one
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- as every inner one
         """A₁ - λ A₂ [batch, heads / 2, query, key], before the norm; rows sum to 1 - λ."""
         both = attend(operands)
         return both[:, 0::2] - self.share().to(both.dtype) * both[:, 1::2]

@@ -25,7 +25,7 @@ from attn_core.errors import InvalidValue
 from attn_dsa.options import DsaConfig
 
 if TYPE_CHECKING:
-    from attn_dsa.chosen import ChosenTokens
+    from attn_dsa.chosen import SelectedTokens
 
 
 class Dsa(DeclaredMechanism):
@@ -54,11 +54,11 @@ class Dsa(DeclaredMechanism):
             raise InvalidValue.of("causal", config.causal, "True: mechanism 'dsa' chooses among past tokens")
         return AttentionSpec(heads=config.head_layout, mask=Causal(), rotary=config.rotary)
 
-    def inner(self, config: MechanismConfig) -> ChosenTokens:
+    def inner(self, config: MechanismConfig) -> SelectedTokens:
         """The indexer with random weights, and the attention to what it chooses."""
-        from attn_dsa.chosen import ChosenTokens
+        from attn_dsa.chosen import SelectedTokens
 
-        return ChosenTokens(self.spec(config), DsaConfig.of(config))
+        return SelectedTokens(self.spec(config), DsaConfig.of(config))
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """Causal attention up to `top` tokens, of which all are chosen; beyond, tokens are chosen and read here."""

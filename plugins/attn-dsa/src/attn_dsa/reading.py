@@ -16,7 +16,7 @@ from attn_dsa.tile import Memory, Tile
 def chosen_keys(tile: Tile, memory: Memory, mask: Mask, top: int) -> tuple[Tensor, Tensor]:
     """Which keys each query reads, bool [batch, query, key], and the index scores [batch, query, key]."""
     scores = index_scores(tile.index, tile.weights, memory.index)
-    allowed = seen_pairs(mask, tile.positions, memory.positions, memory.keep)[:, 0]
+    allowed = seen_pairs(mask, tile.positions, memory.positions, memory.key_padding_mask)[:, 0]
     return choose(scores, allowed, min(top, scores.shape[-1])), scores
 
 

@@ -28,10 +28,10 @@ class Tile:
 @dataclass(frozen=True, eq=False)
 class Memory:
     """Keys and values [batch, key, groups, size], index keys [batch, key, index_size], turned, at least float32;
-    positions [batch or 1, key]; `keep` [batch, key], or None where all keys are real."""
+    positions [batch or 1, key]; `key_padding_mask` [batch, key], or None where all keys are real."""
 
     key: Tensor
     value: Tensor
     index: Tensor
     positions: Tensor
-    keep: Tensor | None
+    key_padding_mask: Tensor | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_core import Attend, AttentionSpec, Fields, InnerAttention, Operands
+from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, InnerAttention
 from attn_core.masking import allowed_pairs, of_query_heads, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
@@ -27,16 +27,16 @@ class ForgetGates(InnerAttention, nn.Module):
         """ "gate": log f [..., heads] of rows [..., width], at least float32."""
         return {"gate": logsigmoid(wide(self.gate(rows)))}
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
-        placed = operands.query_positions is not None or operands.key_positions is not None
-        if not placed and operands.query.shape[1] == operands.key.shape[1]:
+        has_positions = operands.query_positions is not None or operands.key_positions is not None
+        if not has_positions and operands.query.shape[1] == operands.key.shape[1]:
             return from_the_start(self.spec.heads, operands, gate_sums(operands))
         value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
         out = self.weights(rows, operands, attend) @ value
         return out.transpose(1, 2).to(operands.value.dtype)
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
         """Weights [batch, heads, query, key]."""
         heads = self.spec.heads
         query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
@@ -46,7 +46,7 @@ class ForgetGates(InnerAttention, nn.Module):
         )
 
 
-def forgotten(operands: Operands) -> Tensor:
+def forgotten(operands: AttentionInputs) -> Tensor:
     """D [batch, heads, query, key], float64: the sums of log f from after key to query.
 
     Keys stand at positions 0, 1, ... Padding forgets nothing. Above the diagonal D means nothing.
@@ -56,9 +56,9 @@ def forgotten(operands: Operands) -> Tensor:
     return sums.gather(2, places)[..., None] - sums[:, :, None, :]
 
 
-def gate_sums(operands: Operands) -> Tensor:
+def gate_sums(operands: AttentionInputs) -> Tensor:
     """c [batch, heads, key], float64: the sum of log f up to each key. Padding forgets nothing."""
     gates = operands.fields["gate"].double()
-    if operands.keep is not None:
-        gates = gates.masked_fill(~operands.keep[..., None], 0.0)
+    if operands.key_padding_mask is not None:
+        gates = gates.masked_fill(~operands.key_padding_mask[..., None], 0.0)
     return gates.cumsum(1).transpose(1, 2)

@@ -42,17 +42,18 @@ class GatedDeltaLayer(nn.Module):
         self.fade_bias = nn.Parameter(torch.ones(sizes.heads))
         self.norm = nn.Parameter(torch.ones(sizes.value))
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
-        rule, _ = self._rule(query, source, keep, None)
+        rule, _ = self._rule(query, source, key_padding_mask, None)
         return self._out(self._read(rule, self._empty(rule), query)[0], query)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of the values in what each head reads, unnormed."""
-        return weights(self._rule(query, source, keep, None)[0])
+        return weights(self._rule(query, source, key_padding_mask, None)[0])
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """New rows [tokens, width] of many requests -> [tokens, width].
@@ -87,20 +88,20 @@ class GatedDeltaLayer(nn.Module):
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
     def _rule(
-        self, rows: Tensor, source: Tensor | None, keep: Tensor | None, tail: Tensor | None
+        self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, tail: Tensor | None
     ) -> tuple[Rule, Tensor]:
         if source is not None:
             raise InvalidValue.of("source", tuple(source.shape), "None: 'gated_deltanet' runs over one sequence")
         mixed = wide(torch.cat([self.query(rows), self.key(rows), self.value(rows)], dim=-1))
-        mixed = mixed if keep is None else torch.where(keep[..., None], mixed, 0)
+        mixed = mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0)
         mixed, tail = self._convolved(mixed, tail)
         sizes = self.sizes
         query, key, value = torch.split(mixed, [sizes.into, sizes.into, sizes.out], dim=-1)
         query, key = (self._for_each_head(unit(by_heads(part, sizes.key_heads))) for part in (query, key))
         decay = -wide(self.rate).exp() * softplus(wide(self.fade(rows)) + wide(self.fade_bias))
         strength = wide(self.strength(rows)).sigmoid()
-        if keep is not None:
-            decay, strength = (torch.where(keep[..., None], part, 0) for part in (decay, strength))
+        if key_padding_mask is not None:
+            decay, strength = (torch.where(key_padding_mask[..., None], part, 0) for part in (decay, strength))
         decay, strength = (part.transpose(1, 2)[..., None] for part in (decay, strength))
         return Rule(query * sizes.key**-0.5, key, by_heads(value, sizes.heads), decay, strength), tail
 

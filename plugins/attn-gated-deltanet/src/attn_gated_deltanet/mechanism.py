@@ -125,7 +125,7 @@ class GatedDeltaNet(ComputedMechanism):
         """What kernels may compute in place of the layer."""
         heads, _, key, value = self.Config.of(config).sizes
         layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
-        return RecurrenceSpec(heads=layout, decay="head", corrects=True)
+        return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """The recurrence, where a kernel costs less than the layer's own plain computation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Attend, InnerAttention, Operands
+from attn_core import Attend, AttentionInputs, InnerAttention
 from torch import Tensor, nn
 
 
@@ -21,11 +21,11 @@ class Gate(InnerAttention, nn.Module):
         if self.gate.bias is not None:
             nn.init.zeros_(self.gate.bias)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Gated outputs [batch, query, heads, value_size] of rows [batch, query, width]."""
         gates = torch.sigmoid(self.gate(rows))
         return attend(operands) * torch.unflatten(gates, -1, (self.heads, -1))
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- the gate comes after
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- the gate comes after
         """The softmax weights [batch, heads, query, key], before the gate."""
         return attend(operands)

@@ -43,19 +43,20 @@ class Mamba2Layer(nn.Module):
         self.skip = nn.Parameter(torch.ones(sizes.heads))
         self.norm = nn.Parameter(torch.ones(sizes.inner))
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
         self._refuse(source)
-        return self._run(query, keep, None, None)[0]
+        return self._run(query, key_padding_mask, None, None)[0]
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The effective weights [batch, heads, query, key] of x in what each head reads, without skip and gate."""
         self._refuse(source)
-        _, mixed, step = self._projected(query, keep)
-        system, _ = self._system(self._convolved(mixed, keep, None)[0], step)
+        _, mixed, step = self._projected(query, key_padding_mask)
+        system, _ = self._system(self._convolved(mixed, key_padding_mask, None)[0], step)
         step = step.transpose(1, 2)[:, :, None]
         return weights(system) * step
 
@@ -78,11 +79,11 @@ class Mamba2Layer(nn.Module):
         return torch.cat(outs)
 
     def _run(
-        self, rows: Tensor, keep: Tensor | None, memory: Tensor | None, tail: Tensor | None
+        self, rows: Tensor, key_padding_mask: Tensor | None, memory: Tensor | None, tail: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs [batch, tokens, width], the memory and the tail after them."""
-        gate, mixed, step = self._projected(rows, keep)
-        mixed, tail = self._convolved(mixed, keep, tail)
+        gate, mixed, step = self._projected(rows, key_padding_mask)
+        mixed, tail = self._convolved(mixed, key_padding_mask, tail)
         system, value = self._system(mixed, step)
         if memory is None:
             memory = value.new_zeros(rows.shape[0], self.sizes.heads, self.sizes.state, self.sizes.head)
@@ -90,23 +91,29 @@ class Mamba2Layer(nn.Module):
         out = out + wide(self.skip)[:, None, None] * value
         return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail
 
-    def _projected(self, rows: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Gates, the input of the convolution, and step sizes, zero where a token is padded."""
         sizes = self.sizes
         parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.heads], dim=-1)
         step = softplus(parts[2] + wide(self.step_bias))
-        return parts[0], parts[1], step if keep is None else torch.where(keep[..., None], step, 0)
+        return (
+            parts[0],
+            parts[1],
+            step if key_padding_mask is None else torch.where(key_padding_mask[..., None], step, 0),
+        )
 
-    def _convolved(self, rows: Tensor, keep: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _convolved(self, rows: Tensor, key_padding_mask: Tensor | None, tail: Tensor | None) -> tuple[Tensor, Tensor]:
         """Rows [batch, tokens, channels] after the convolution and SiLU, and its last taps - 1 inputs."""
         taps, tokens, filters = self.sizes.taps, rows.shape[1], wide(self.filters)
-        rows = rows if keep is None else torch.where(keep[..., None], rows, 0)
+        rows = rows if key_padding_mask is None else torch.where(key_padding_mask[..., None], rows, 0)
         known = pad(rows, (0, 0, taps - 1, 0)) if tail is None else torch.cat([tail.to(rows.dtype), rows], dim=1)
         summed = wide(self.filter_bias) + known[:, :tokens] * filters[:, 0]
         for tap in range(1, taps):
             summed = torch.addcmul(summed, known[:, tap : tap + tokens], filters[:, tap])
         mixed = silu(summed)
-        return mixed if keep is None else torch.where(keep[..., None], mixed, 0), known[:, tokens:]
+        return mixed if key_padding_mask is None else torch.where(key_padding_mask[..., None], mixed, 0), known[
+            :, tokens:
+        ]
 
     def _system(self, mixed: Tensor, step: Tensor) -> tuple[System, Tensor]:
         """The system of what left the convolution and of step sizes, and x [batch, heads, tokens, head_size]."""

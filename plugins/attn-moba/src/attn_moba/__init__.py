@@ -18,9 +18,9 @@ from attn_core import (
     Shape,
     hookimpl,
 )
-from attn_core.cost import ChosenPairs
+from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import InvalidValue
-from attn_core.kernels.selected import ChosenSpec
+from attn_core.kernels.selected import SelectedBlocksSpec
 
 if TYPE_CHECKING:
     from attn_moba.blocks import BlockMixture
@@ -73,7 +73,7 @@ class Moba(DeclaredMechanism):
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Blocks are chosen here and read by a kernel."""
-        return (Computation(part="chosen blocks", asked=ChosenSpec(heads=config.head_layout)),)
+        return (Computation(part="chosen blocks", asked=SelectedBlocksSpec(heads=config.head_layout)),)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, a score for each block, and the pairs of every query and the keys of its blocks.
@@ -82,7 +82,7 @@ class Moba(DeclaredMechanism):
         """
         heads = config.head_layout
         block, top = sizes(config)
-        pairs = ChosenPairs(block=block, top=top)
+        pairs = SelectedBlockPairs(block=block, top=top)
         scored = shape.batch * shape.query * -(-shape.key // block)
         score, pair = 2 * heads.query * heads.key_size, 2 * heads.query * (heads.key_size + heads.value_size)
         chosen = Cost(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Attend, AttentionSpec, InnerAttention, Operands
-from attn_core.kernels.plans import ChosenPlan
-from attn_core.kernels.selected import Choices, KeyBlocks
+from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention
+from attn_core.kernels.plans import SelectedBlocksPlan
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
 from attn_core.masking import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -21,9 +21,9 @@ class BlockMixture(InnerAttention, nn.Module):
         self.spec = spec
         self.block = block
         self.top = top
-        self.plan = ChosenPlan(spec.heads)
+        self.plan = SelectedBlocksPlan(spec.heads)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
         if rows.shape[1] == 0:
             return attend(operands)
@@ -31,15 +31,15 @@ class BlockMixture(InnerAttention, nn.Module):
         query = wide(operands.query) * self.spec.heads.key_size**-0.5
         key, value = (self._of_heads(rows).transpose(1, 2).contiguous() for rows in (operands.key, operands.value))
         blocks = KeyBlocks(key, value, self._blocks(self._keep(operands)))
-        choices = Choices(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places)
+        choices = SelectedBlocks(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places)
         found = self.plan.read(choices, blocks, operands)
         return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
-    def weights(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
         """Weights [batch, heads, query, key], zero outside the chosen blocks."""
         chosen, places = self._chosen(operands)
         blocks = -(-operands.key.shape[1] // self.block)
-        # Choices that are none point behind the last block.
+        # SelectedBlocks that are none point behind the last block.
         seen = torch.zeros(*chosen.shape[:-1], blocks + self.top, dtype=torch.bool, device=chosen.device)
         seen = seen.scatter(-1, torch.where(chosen < 0, blocks + self.top - 1, chosen), value=True)
         keys = seen[..., :blocks].repeat_interleave(self.block, dim=-1)[..., : operands.key.shape[1]].transpose(1, 2)
@@ -48,15 +48,15 @@ class BlockMixture(InnerAttention, nn.Module):
         scores = torch.einsum("bqhd,bkhd->bhqk", wide(operands.query), wide(key)) * self.spec.heads.key_size**-0.5
         return shares(scores, keys & past & self._keep(operands)[:, None, None])
 
-    def _chosen(self, operands: Operands) -> tuple[Tensor, Tensor]:
-        """Choices as of `choose`, and positions of the queries [batch, query]."""
+    def _chosen(self, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """SelectedBlocks as of `choose`, and positions of the queries [batch, query]."""
         places = positions(operands)[0].expand(operands.query.shape[0], -1)
         keys = self._of_heads(operands.key), self._blocks(self._keep(operands))
         return choose(wide(operands.query), *keys, places // self.block, self.top), places
 
-    def _keep(self, operands: Operands) -> Tensor:
+    def _keep(self, operands: AttentionInputs) -> Tensor:
         """Which keys are real, [batch, key]."""
-        given = operands.keep
+        given = operands.key_padding_mask
         return operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool) if given is None else given
 
     def _of_heads(self, rows: Tensor) -> Tensor:

@@ -21,9 +21,9 @@ from attn_core import (
     Window,
     hookimpl,
 )
-from attn_core.cost import ChosenPairs
+from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import InvalidValue
-from attn_core.kernels.selected import ChosenSpec
+from attn_core.kernels.selected import SelectedBlocksSpec
 
 from attn_nsa.options import NsaConfig
 
@@ -74,7 +74,7 @@ class Nsa(DeclaredMechanism):
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Kernels compute the window and read the selected blocks; compressed ones are met here."""
-        selected = Computation(part="selected blocks", asked=ChosenSpec(heads=config.head_layout))
+        selected = Computation(part="selected blocks", asked=SelectedBlocksSpec(heads=config.head_layout))
         return Computation(part="window", asked=self.spec(config)), selected, Computation(part="compressed blocks")
 
     def state(self, config: MechanismConfig) -> StateSpecs:
@@ -99,7 +99,7 @@ class Nsa(DeclaredMechanism):
         )
         pair = 2 * heads.query * sizes
         rest = compression + 2 * queries * config.width * 3 * heads.query
-        selected = ChosenPairs(block=own.select, top=own.top)
+        selected = SelectedBlockPairs(block=own.select, top=own.top)
         weights = (own.compress + 1) * (heads.key_size**2 + heads.value_size**2) + own.compress * sizes
         branches = Cost(
             flops=rest + pair * (queries * blocks + selected.met(shape)),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Attend, AttentionSpec, InnerAttention, Operands
-from attn_core.kernels.plans import ChosenPlan
-from attn_core.kernels.selected import Choices, KeyBlocks
+from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention
+from attn_core.kernels.plans import SelectedBlocksPlan
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
 from attn_core.masking import positions, shares, wide
 from torch import Tensor, nn
 
@@ -24,24 +24,28 @@ class Branches(InnerAttention, nn.Module):
         super().__init__()
         heads, length, stride = spec.heads, options.compress, options.stride
         self.options = options
-        self.plan = ChosenPlan(heads)
+        self.plan = SelectedBlocksPlan(heads)
         self.groups = heads.key_value
         self.scale: float = heads.key_size**-0.5
         self.compress_key = Compression(heads.key_size, length=length, stride=stride)
         self.compress_value = Compression(heads.value_size, length=length, stride=stride)
         self.gates = nn.Linear(options.width, 3 * heads.query)
 
-    def forward(self, rows: Tensor, operands: Operands, attend: Attend) -> Tensor:
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]; `attend` is the branch of the window."""
         if rows.shape[1] == 0:
             return attend(operands)
         gates: Tensor = torch.unflatten(torch.sigmoid(self.gates(rows)), -1, (3, -1, 1))
-        keep = operands.keep
-        keep = operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool) if keep is None else keep
+        key_padding_mask = operands.key_padding_mask
+        key_padding_mask = (
+            operands.key.new_ones(operands.key.shape[:2], dtype=torch.bool)
+            if key_padding_mask is None
+            else key_padding_mask
+        )
         places = positions(operands)[0].expand(operands.query.shape[0], -1)
         query = self._grouped(operands.query)
-        compressed, weights = self._compressed(query, places, operands, keep)
-        selected = self._selected(query, weights, places, operands, keep)
+        compressed, weights = self._compressed(query, places, operands, key_padding_mask)
+        selected = self._selected(query, weights, places, operands, key_padding_mask)
         far = [part.permute(0, 2, 1, 3, 4).flatten(2, 3).to(rows.dtype) for part in (compressed, selected)]
         branches = torch.stack([*far, attend(operands)], dim=2)
         out: Tensor = (branches * gates).sum(2)
@@ -51,23 +55,27 @@ class Branches(InnerAttention, nn.Module):
         """Scaled queries [batch, groups, query, shared, size] of queries [batch, query, heads, size]."""
         return torch.unflatten(wide(query), 2, (self.groups, -1)).transpose(1, 2) * self.scale
 
-    def _compressed(self, query: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> tuple[Tensor, Tensor]:
+    def _compressed(
+        self, query: Tensor, places: Tensor, operands: AttentionInputs, key_padding_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Outputs [batch, groups, query, shared, value_size] and weights [..., compressed] over whole blocks."""
-        key = wide(self.compress_key(operands.key, keep)).permute(0, 2, 3, 1)
-        value = wide(self.compress_value(operands.value, keep)).transpose(1, 2)
+        key = wide(self.compress_key(operands.key, key_padding_mask)).permute(0, 2, 3, 1)
+        value = wide(self.compress_value(operands.value, key_padding_mask)).transpose(1, 2)
         options = self.options
         last = torch.arange(key.shape[-1], device=key.device) * options.stride + options.compress - 1
-        real = windows(keep, options.compress, options.stride).any(-1)
+        real = windows(key_padding_mask, options.compress, options.stride).any(-1)
         seen = (last <= places[..., None]) & real[:, None]
         # Queries and heads as rows of one product: beside an axis of queries, torch would copy the keys for each.
         scores = torch.unflatten(query.flatten(2, 3) @ key, 2, query.shape[2:4])
         weights = shares(scores, seen[:, None, :, None])
         return torch.unflatten(weights.flatten(2, 3) @ value, 2, query.shape[2:4]), weights
 
-    def _selected(self, query: Tensor, weights: Tensor, places: Tensor, operands: Operands, keep: Tensor) -> Tensor:
+    def _selected(
+        self, query: Tensor, weights: Tensor, places: Tensor, operands: AttentionInputs, key_padding_mask: Tensor
+    ) -> Tensor:
         """Outputs [batch, groups, query, shared, value_size] over the selected blocks."""
         size = self.options.select
-        key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, keep))
+        key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, key_padding_mask))
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
         key, value = (wide(rows).permute(0, 3, 1, 2, 4).contiguous() for rows in (key, value))
-        return self.plan.read(Choices(query, chosen, places), KeyBlocks(key, value, real), operands)
+        return self.plan.read(SelectedBlocks(query, chosen, places), KeyBlocks(key, value, real), operands)

@@ -22,10 +22,10 @@ class Compression(nn.Module):
         self.mix = nn.Linear(length * size, size, bias=False)
         self.output = nn.Linear(size, size, bias=False)
 
-    def forward(self, rows: Tensor, keep: Tensor) -> Tensor:
+    def forward(self, rows: Tensor, key_padding_mask: Tensor) -> Tensor:
         """[batch, block, heads, size] of rows [batch, key, heads, size], in their type; padding counts as zeros."""
         blocks = windows(rows, self.length, self.stride) + self.places[:, None]
-        blocks = blocks * windows(keep, self.length, self.stride)[..., None, None]
+        blocks = blocks * windows(key_padding_mask, self.length, self.stride)[..., None, None]
         out: Tensor = self.output(torch.relu(self.mix(blocks.transpose(2, 3).flatten(3))))
         return out
 

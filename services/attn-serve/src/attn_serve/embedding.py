@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 
 import torch
 from attn_core.errors import AttnError, DeadlineExceeded, InternalError
-from attn_models.encoder.sentences import SentenceEncoder
+from attn_models.loading.sentences import SentenceEncoder
 
 from attn_serve.answers import EmbeddingsAnswer
 from attn_serve.requests import TextsWanted

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue, Unavailable
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.sentences import load_sentence_encoder
 
 from attn_serve.answers import EmbeddingsAnswer, LoadAnswer, MapAnswer, ModelInfo, TokenizedAnswer
 from attn_serve.embedding import Embedding

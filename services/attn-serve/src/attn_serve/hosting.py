@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from attn_models.encoder.folders import is_encoder
+from attn_models.loading.encoders import is_encoder
 
 from attn_serve.encoder_host import EncoderHost
 from attn_serve.host import Deliver, EngineHost

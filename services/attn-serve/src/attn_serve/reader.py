@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_core.errors import InvalidValue
 from attn_models.tokenizers import Tokenizer
-from attn_models.tokenizers.seq2seq import decoder_start_ids, encoder_input_ids
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
 
 from attn_serve.answers import TokenizedAnswer
 from attn_serve.requests import PromptInput

@@ -1,4 +1,4 @@
-"""One attempt at a job: what a worker is given, does, tells and comes to."""
+"""One attempt at a job: what its worker gets, sends and returns."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from attn_train.jobs.record import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord
-from attn_train.loop.stop import Stop
+from attn_train.records import CheckpointRecord, ErrorRecord, LogLine, MetricsRecord, Stop
 from attn_train.spec import TrainingSpec
 
 
@@ -34,7 +33,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Began:
+class TrainingStarted:
     """The model is there and training goes on from `step`, where `checkpoint` is (None: from the start)."""
 
     step: int
@@ -42,14 +41,14 @@ class Began:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Working:
+class Heartbeat:
     """The worker is not stuck: it made an update, or a batch of an evaluation. Told now and then, not recorded."""
 
 
-Message: TypeAlias = Began | Working | MetricsRecord | CheckpointRecord | LogLine
+Message: TypeAlias = TrainingStarted | Heartbeat | MetricsRecord | CheckpointRecord | LogLine
 """What a worker tells while it works."""
 
-Tell: TypeAlias = Callable[[Message], None]
+SendMessage: TypeAlias = Callable[[Message], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +97,6 @@ class Worker(Protocol):
 class Backend(Protocol):
     """Where workers run."""
 
-    def start(self, assignment: Assignment, tell: Tell, ended: Callable[[Outcome], None]) -> Worker:
-        """Start a worker. `tell` gets its messages in order, then `ended` its outcome, from any thread."""
+    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> Worker:
+        """Start a worker. `send` gets its messages in order, then `ended` its outcome, from any thread."""
         ...

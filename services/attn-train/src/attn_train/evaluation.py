@@ -8,32 +8,26 @@ from pathlib import Path
 
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.encoder.folders import load_masked, load_tagger
-from attn_models.encoder.vit import load_image_classifier
-from attn_models.families.native import VIT_ADAPTERS
-from attn_models.families.registry import ENCODER_ADAPTERS
+from attn_models.adapters.registry import ENCODER_ADAPTERS, VIT_ADAPTERS
+from attn_models.evaluation import MAX_WINDOW, text_loss
 from attn_models.loading import load_model
+from attn_models.loading.encoders import load_image_classifier, load_masked, load_tagger
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import read_folder
 from attn_models.weights.safe_files import read_config
 from torch import Tensor
 
-from attn_train.data import text_path
-from attn_train.image_data import known_images, load_images
-from attn_train.loop.evaluation import text_loss
-from attn_train.loop.images import ImageSet, named
-from attn_train.loop.lessons import VALIDATION_SEED
-from attn_train.loop.masking import ANSWERED, Masking, guessed
-from attn_train.loop.padded import validation_mean
-from attn_train.loop.tags import EVERYTHING, collated, rightness
-from attn_train.loop.text import read_text
+from attn_train.data.images import known_images, load_images
+from attn_train.data.load import text_path
+from attn_train.data.treebank import read_sentences, tokenize_sentences
 from attn_train.spec import DataSpec
-from attn_train.tag_data import tagged
-from attn_train.treebank import sentences_of
+from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss
+from attn_train.tasks.image_classification import LabelledImages, classification_metrics
+from attn_train.tasks.language_modeling import read_text
+from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, Masking, masked_metrics
+from attn_train.tasks.token_classification import ALL_BATCHES, collate, tagging_accuracy
 
 BATCH = 32
-WINDOW = 1024
-"""The most tokens that a language model reads at once; perplexities of other windows are others."""
 
 
 def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
@@ -50,18 +44,18 @@ def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
 def _measure(folder: Path) -> Callable[[Path, str, Path], dict[str, float]]:
     layout = read_config(folder / "config.json").get("model_type")
     if layout in VIT_ADAPTERS:
-        return _images
+        return _image_classifier
     if layout not in ENCODER_ADAPTERS:
-        return _foreseen
+        return _language_model
     names = read_folder(folder, verify="sizes").tensors.entries
     if "cls.predictions.bias" in names:
-        return _masked
+        return _masked_language_model
     if "classifier.weight" in names:
-        return _tags
+        return _tagger
     raise Incompatible(f"{folder}: an encoder that neither tags words nor guesses masked tokens")
 
 
-def _images(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
+def _image_classifier(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
     classifier = load_image_classifier(folder)
     spec = DataSpec(name=data) if data in known_images() else DataSpec(path=data, validation=0.0)
     images = load_images(spec)
@@ -70,21 +64,21 @@ def _images(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: A
         raise InvalidValue.of("data", f"images of {', '.join(unknown)}", allowed)
     found = images.validation if len(images.validation.labels) else images.training
     places = torch.tensor([classifier.labels.index(name) for name in images.names])
-    right = named(classifier.model, ImageSet(found.images, places[found.labels]))
+    right = classification_metrics(classifier.model, LabelledImages(found.images, places[found.labels]))
     return {"images": float(len(found.labels)), "loss": right["loss"], "images_right": right["right"]}
 
 
-def _tags(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
+def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
     tagger, names, tokenizer = load_tagger(folder)
-    kept = tagged(sentences_of([Path(data)]), tokenizer, names, tagger.encoder.context)
-    right = validation_mean(
+    kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.context)
+    right = mean_validation_loss(
         tagger,
         kept,
-        collated,
-        lambda batch: rightness(tagger, batch),
+        collate,
+        lambda batch: tagging_accuracy(tagger, batch),
         batch=BATCH,
-        batches=EVERYTHING,
-        done=lambda: None,
+        batches=ALL_BATCHES,
+        on_batch=lambda: None,
     )
     if right is None:
         allowed = f"at least one of at most {tagger.encoder.context} tokens, with tags"
@@ -92,15 +86,15 @@ def _tags(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG
     return {"sentences": float(len(kept)), "tags_right": right}
 
 
-def _masked(folder: Path, data: str, home: Path) -> dict[str, float]:
+def _masked_language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
     model, tokenizer = load_masked(folder)
     _, ids = _read(data, tokenizer, home)
     masking = Masking(ids, tokenizer, context=model.encoder.context, batch=BATCH, seed=VALIDATION_SEED)
-    found = guessed(model, masking, ANSWERED)
+    found = masked_metrics(model, masking, FINAL_BATCHES)
     return {"tokens": float(len(ids)), "loss": found["loss"], "guesses_right": found["right"]}
 
 
-def _foreseen(folder: Path, data: str, home: Path) -> dict[str, float]:
+def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
     loaded = load_model(folder)
     if loaded.source_context is not None:
         message = f"{folder}: the model reads a source; attn translate --references says how well it translates"
@@ -108,9 +102,7 @@ def _foreseen(folder: Path, data: str, home: Path) -> dict[str, float]:
     if loaded.tokenizer is None:
         raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
     text, ids = _read(data, loaded.tokenizer, home)
-    if len(ids) < 2:
-        raise InvalidValue.of("data", f"{len(ids)} tokens", "at least two")
-    window = min(WINDOW, loaded.model.context)
+    window = min(MAX_WINDOW, loaded.model.context)
     loss = text_loss(loaded.model, ids, window)
     bits = loss * (len(ids) - 1) / math.log(2)
     found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}

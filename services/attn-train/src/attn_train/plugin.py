@@ -1,9 +1,11 @@
-"""What this package offers to attn. Imports neither torch nor Ray."""
+"""What this package offers to attn: its service and `attn evaluate`. Importing it imports neither torch nor Ray."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from json import dumps
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from attn_core.plugins.hooks import Command, hookimpl
 
 if TYPE_CHECKING:
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 @hookimpl
 def attn_services(cluster: Cluster) -> list[GrpcService]:
     """TrainingService."""
-    from attn_train.service.grpc_service import TrainingGrpc
+    from attn_train.service import TrainingGrpc
 
     return [TrainingGrpc(cluster)]
 
@@ -26,6 +28,25 @@ def attn_commands() -> list[Command]:
         Command(
             name="evaluate",
             summary="Measure a model that names images, tags words or guesses masked tokens.",
-            target="attn_train.evaluate_command:evaluate_command",
+            target="attn_train.plugin:evaluate_command",
         )
     ]
+
+
+def evaluate_command(
+    model: Annotated[str, typer.Argument(help="A trained model of this machine by name, or its folder.")],
+    data: Annotated[str, typer.Option(help="A .npz file or folder of images, a treebank, a text, or a name.")],
+    json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,  # noqa: FBT002
+) -> None:
+    """Measure a model on data of yours, here: perplexity, images named, words tagged or masked tokens guessed.
+
+    Examples: `attn evaluate smollm2-135m-instruct --data mine.txt`, `attn evaluate vit-1a2b3c4d --data digits`,
+    `attn evaluate folder --data test.conllu`.
+    """
+    from attn_models.sources.store import ModelStore
+    from attn_schema.home import home_folder
+
+    from attn_train.evaluation import evaluate
+
+    found = evaluate(ModelStore().find(model), data, home_folder())
+    typer.echo(dumps(found) if json else "\n".join(f"{name:14} {value:.4f}" for name, value in found.items()))

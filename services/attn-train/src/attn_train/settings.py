@@ -1,4 +1,4 @@
-"""What the operator decides, from the environment."""
+"""How an operator configures training, and where the files of jobs are."""
 
 from __future__ import annotations
 
@@ -8,39 +8,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attn_core.errors import InvalidValue
+from attn_schema.home import models_folder
 
-JOBS_AT_ONCE = "ATTN_TRAIN_JOBS"
+MAX_CONCURRENT_JOBS = "ATTN_TRAIN_JOBS"
 DATA_ROOTS = "ATTN_TRAIN_DATA"
 THREADS = "ATTN_TRAIN_THREADS"
-SILENCE = "ATTN_TRAIN_SILENCE"
+STALL_TIMEOUT = "ATTN_TRAIN_STALL_TIMEOUT"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """`jobs_at_once` train, the others wait; each on `threads` CPU threads.
+    """At most `max_concurrent_jobs` train at once, others are queued; each uses `threads` CPU threads.
 
-    A worker that makes no update for `silence` seconds is replaced.
-
-    Texts named by path must lie below one of `data_roots`; None lets callers on this machine name any file and
-    others only what lies in the home's folder `data`.
+    A worker that makes no update for `stall_timeout` seconds is replaced. Data paths must be below one of `data_roots`;
+    None allows any file to callers on this machine, and to others only files in the folder `data` of the home.
     """
 
-    jobs_at_once: int = 1
+    max_concurrent_jobs: int = 1
     threads: int = 1
-    silence: int = 600
+    stall_timeout: int = 600
     data_roots: tuple[Path, ...] | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> TrainSettings:
-        """ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_SILENCE and ATTN_TRAIN_DATA (folders, separated as in PATH).
+        """From ATTN_TRAIN_JOBS, ATTN_TRAIN_THREADS, ATTN_TRAIN_STALL_TIMEOUT and ATTN_TRAIN_DATA.
 
-        Raises InvalidValue for what is no number.
+        ATTN_TRAIN_DATA lists folders, separated as in PATH. Raises `InvalidValue` for a number that is none.
         """
         roots = environ.get(DATA_ROOTS)
         return cls(
-            jobs_at_once=_count(environ, JOBS_AT_ONCE, 1),
+            max_concurrent_jobs=_count(environ, MAX_CONCURRENT_JOBS, 1),
             threads=_count(environ, THREADS, len(os.sched_getaffinity(0))),
-            silence=_count(environ, SILENCE, 600),
+            stall_timeout=_count(environ, STALL_TIMEOUT, 600),
             data_roots=None if roots is None else tuple(Path(root) for root in roots.split(os.pathsep) if root),
         )
 
@@ -50,3 +49,40 @@ def _count(environ: Mapping[str, str], name: str, default: int) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InvalidValue.of(name, text, "a whole number from 1")
     return int(text)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths below the home folder."""
+
+    home: Path
+
+    @property
+    def store(self) -> Path:
+        """The records of all jobs."""
+        return self.home / "jobs" / "jobs.sqlite3"
+
+    @property
+    def data(self) -> Path:
+        """Texts that may be named by path from anywhere."""
+        return self.home / "data"
+
+    def job(self, job_id: str) -> Path:
+        """The folder of one job."""
+        return self.home / "jobs" / job_id
+
+    def checkpoints(self, job_id: str) -> Path:
+        """The folder of its checkpoints."""
+        return self.job(job_id) / "checkpoints"
+
+    def worker_lock(self, job_id: str) -> Path:
+        """Held by the process that trains."""
+        return self.job(job_id) / "worker.lock"
+
+    def supervisor_lock(self, job_id: str) -> Path:
+        """Held by what watches over the worker."""
+        return self.job(job_id) / "supervisor.lock"
+
+    def model(self, job_id: str) -> Path:
+        """The finished model."""
+        return models_folder(self.home) / job_id

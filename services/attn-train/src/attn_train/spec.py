@@ -47,9 +47,9 @@ class ModelSpec:
         """What is trained, in a word."""
         return self.mechanism
 
-    def values(self, decided: Mapping[str, Any]) -> dict[str, Any]:
+    def values(self, model_fields: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the family for this shape, with those that the data have decided on, such as `vocabulary`."""
-        values = dataclasses.asdict(self) | dict(decided)
+        values = dataclasses.asdict(self) | dict(model_fields)
         values |= values.pop("others")
         return {name: value for name, value in values.items() if value is not None}
 
@@ -76,9 +76,9 @@ class FamilyModelSpec:
         """The longest sequence that is written, in tokens."""
         return int(self.fields["context"])
 
-    def values(self, decided: Mapping[str, Any]) -> dict[str, Any]:
+    def values(self, model_fields: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the family, with those that the data have decided on."""
-        return {**self.fields, **decided}
+        return {**self.fields, **model_fields}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Watches over one job: starts workers, records what they tell, starts another when one is lost."""
+"""Supervises one job: starts workers, records their messages, and replaces a worker that is lost."""
 
 from __future__ import annotations
 
@@ -10,42 +10,41 @@ from pathlib import Path
 from typing import TypeVar
 
 from attn_core.errors import Unavailable, WrongState
+from attn_schema.locks import exclusive
 
 from attn_train.attempt import (
     Assignment,
     Backend,
-    Began,
     Failed,
     Finished,
+    Heartbeat,
     Lost,
     Message,
     Outcome,
     Stopped,
+    TrainingStarted,
     Worker,
-    Working,
 )
-from attn_train.jobs.record import ErrorRecord, Job, JobState, LogLine
-from attn_train.jobs.store import JobStore, Superseded
-from attn_train.layout import Layout
-from attn_train.locks import exclusive
-from attn_train.loop.stop import Stop
+from attn_train.records import ErrorRecord, Job, JobState, LogLine, Stop
+from attn_train.settings import Layout
+from attn_train.store import JobStore, Superseded
 
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorSettings:
     """`poll` seconds between looks at the record for a stop; a worker told to stop is killed after `grace`.
 
-    A worker that told nothing for `silence` seconds is taken for stuck, killed and replaced.
+    A worker that told nothing for `stall_timeout` seconds is taken for stuck, killed and replaced.
     """
 
     home: Path
     threads: int | None = None
     poll: float = 0.5
     grace: float = 60.0
-    silence: float = 600.0
+    stall_timeout: float = 600.0
 
 
-NUDGE = None
+CHECK_NOW = None
 
 
 class Supervisor:
@@ -59,8 +58,8 @@ class Supervisor:
         self._store = JobStore(self._layout.store)
         self._inbox: queue.SimpleQueue[tuple[int, Outcome] | None] = queue.SimpleQueue()
         self._suspended = False
-        self._took_over = False
-        self._last_word: tuple[int, float] | None = None
+        self._claimed = False
+        self._last_message: tuple[int, float] | None = None
 
     def run(self) -> None:
         """Work until the job is final or suspended; returns at once if another supervisor has it.
@@ -77,22 +76,22 @@ class Supervisor:
         finally:
             self._store.close()
 
-    def nudge(self) -> None:
+    def check_now(self) -> None:
         """Look at the record now."""
-        self._inbox.put(NUDGE)
+        self._inbox.put(CHECK_NOW)
 
     def suspend(self) -> None:
         """Stop the worker with a checkpoint and put the job back into the queue."""
         self._suspended = True
-        self.nudge()
+        self.check_now()
 
-    def hear(self, attempt: int, message: Message) -> None:
+    def receive(self, attempt: int, message: Message) -> None:
         """Record what the worker of `attempt` tells; what comes from an older one is dropped."""
-        self._last_word = attempt, time.monotonic()
-        if isinstance(message, Working):
+        self._last_message = attempt, time.monotonic()
+        if isinstance(message, Heartbeat):
             return
         try:
-            if isinstance(message, Began):
+            if isinstance(message, TrainingStarted):
                 self._store.begin(self.job_id, attempt, message.step, message.checkpoint)
             else:
                 self._store.append(self.job_id, attempt, [message])
@@ -101,7 +100,7 @@ class Supervisor:
 
     def _attempt(self) -> bool:
         """One attempt; whether another is to follow."""
-        job = _again(lambda: self._begin(self._store.get(self.job_id)))
+        job = _retried(lambda: self._begin(self._store.get(self.job_id)))
         if job.state.final:
             return False
         assignment = Assignment(
@@ -113,16 +112,16 @@ class Supervisor:
         )
         worker = self._backend.start(
             assignment,
-            lambda message: self.hear(job.attempt, message),
+            lambda message: self.receive(job.attempt, message),
             lambda outcome: self._inbox.put((job.attempt, outcome)),
         )
         outcome = self._outcome(job.attempt, worker)
-        return _again(lambda: self._conclude(job.attempt, outcome))
+        return _retried(lambda: self._conclude(job.attempt, outcome))
 
     def _begin(self, job: Job) -> Job:
         if job.state is JobState.CANCELLING:
             return self._store.change(job.id, job.attempt, JobState.CANCELLED)
-        mine, self._took_over = self._took_over, True
+        mine, self._claimed = self._claimed, True
         if job.state is JobState.QUEUED:
             return self._store.change(job.id, job.attempt, JobState.STARTING)
         if mine or job.state.final:
@@ -139,7 +138,7 @@ class Supervisor:
             try:
                 item = self._inbox.get(timeout=self._settings.poll)
             except queue.Empty:
-                item = NUDGE
+                item = CHECK_NOW
             if item is not None and item[0] == attempt:
                 return item[1]
             asked = self._store.get(self.job_id).stop or (Stop.SAVE if self._suspended else None)
@@ -152,14 +151,14 @@ class Supervisor:
                 return Stopped(stop=Stop.DISCARD)
             if self._is_stuck(attempt):
                 worker.kill()
-                stuck = Unavailable(f"the worker told nothing for {self._settings.silence:g} seconds")
+                stuck = Unavailable(f"the worker told nothing for {self._settings.stall_timeout:g} seconds")
                 return Lost(error=ErrorRecord.of(stuck))
 
     def _is_stuck(self, attempt: int) -> bool:
         """Whether the worker fell silent; one that has not begun may still wait for a free CPU."""
-        if self._last_word is None or self._last_word[0] != attempt:
+        if self._last_message is None or self._last_message[0] != attempt:
             return False
-        return time.monotonic() - self._last_word[1] > self._settings.silence
+        return time.monotonic() - self._last_message[1] > self._settings.stall_timeout
 
     def _conclude(self, attempt: int, outcome: Outcome) -> bool:
         store, job = self._store, self._store.get(self.job_id)
@@ -187,7 +186,7 @@ class Supervisor:
 Result = TypeVar("Result")
 
 
-def _again(decide: Callable[[], Result]) -> Result:
+def _retried(decide: Callable[[], Result]) -> Result:
     """What `decide` comes to; it decides anew if the job was asked to stop while it did."""
     try:
         return decide()

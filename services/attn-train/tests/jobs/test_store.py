@@ -7,11 +7,18 @@ import threading
 
 import pytest
 from attn_core.errors import AlreadyExists, OutOfCapacity, UnknownName, WrongState
-from attn_train.jobs.record import CheckpointRecord, ErrorRecord, JobState, LogLine, MetricsRecord, StateChange
-from attn_train.jobs.states import NEXT
-from attn_train.jobs.store import JobStore, Superseded
-from attn_train.loop.stop import Stop
-from attn_train.loop.trainer import TrainingDiverged
+from attn_train.records import (
+    TRANSITIONS,
+    CheckpointRecord,
+    ErrorRecord,
+    JobState,
+    LogLine,
+    MetricsRecord,
+    StateChange,
+    Stop,
+)
+from attn_train.store import JobStore, Superseded
+from attn_train.trainer import TrainingDiverged
 
 S = JobState
 
@@ -114,7 +121,7 @@ def test_a_final_job_takes_no_more_events(store, spec):
 
 
 def test_only_states_that_may_follow_do_and_a_refused_change_leaves_no_trace(store, spec):
-    for number, (current, allowed) in enumerate(NEXT.items()):
+    for number, (current, allowed) in enumerate(TRANSITIONS.items()):
         for following in S:
             job = store.submit(f"{number}-{following}", spec)
             with sqlite3.connect(store.path) as other:

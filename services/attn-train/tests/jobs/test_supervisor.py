@@ -12,12 +12,11 @@ import time
 
 import pytest
 from attn_core.errors import Unavailable
-from attn_train.attempt import Began, Failed, Finished, Lost, Stopped, Working
-from attn_train.jobs.record import ErrorRecord, JobState, LogLine, MetricsRecord
-from attn_train.jobs.store import JobStore
-from attn_train.layout import Layout
-from attn_train.locks import exclusive
-from attn_train.loop.stop import Stop
+from attn_schema.locks import exclusive
+from attn_train.attempt import Failed, Finished, Heartbeat, Lost, Stopped, TrainingStarted
+from attn_train.records import ErrorRecord, JobState, LogLine, MetricsRecord, Stop
+from attn_train.settings import Layout
+from attn_train.store import JobStore
 from attn_train.supervisor import Supervisor, SupervisorSettings
 
 LOST = Lost(error=ErrorRecord.of(Unavailable("killed")))
@@ -31,11 +30,11 @@ class Scripted:
         self.attempts = []
         self.killed = 0
 
-    def start(self, assignment, tell, ended):
+    def start(self, assignment, send, ended):
         self.attempts.append(assignment.attempt)
         script = self.scripts.pop(0)
         worker = ScriptedWorker(self)
-        threading.Thread(target=lambda: ended(script(assignment, tell, worker)), daemon=True).start()
+        threading.Thread(target=lambda: ended(script(assignment, send, worker)), daemon=True).start()
         return worker
 
 
@@ -53,19 +52,19 @@ class ScriptedWorker:
         self.backend.killed += 1
 
 
-def finish(assignment, tell, worker):
-    tell(Began(step=0, checkpoint=None))
-    tell(MetricsRecord(step=1, values={"loss": 1.0}))
+def finish(assignment, send, worker):
+    send(TrainingStarted(step=0, checkpoint=None))
+    send(MetricsRecord(step=1, values={"loss": 1.0}))
     return Finished(model_path="/model")
 
 
-def lose(assignment, tell, worker):
-    tell(Began(step=0, checkpoint=None))
+def lose(assignment, send, worker):
+    send(TrainingStarted(step=0, checkpoint=None))
     return LOST
 
 
-def wait_for_stop(assignment, tell, worker):
-    tell(Began(step=0, checkpoint=None))
+def wait_for_stop(assignment, send, worker):
+    send(TrainingStarted(step=0, checkpoint=None))
     worker.stopped.wait(20)
     return Stopped(stop=worker.asked)
 
@@ -109,7 +108,7 @@ def test_an_error_of_the_job_itself_is_not_tried_again(tmp_path, job):
 def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
     begun, silent = threading.Event(), threading.Event()
 
-    def deaf(assignment, tell, worker):
+    def deaf(assignment, send, worker):
         begun.set()
         silent.wait(20)
         return LOST
@@ -126,37 +125,37 @@ def test_a_worker_that_does_not_stop_is_killed_after_its_grace(tmp_path, job):
 def test_a_worker_that_falls_silent_is_killed_and_replaced(tmp_path, job):
     silent = threading.Event()
 
-    def hang(assignment, tell, worker):
-        tell(Began(step=0, checkpoint=None))
+    def hang(assignment, send, worker):
+        send(TrainingStarted(step=0, checkpoint=None))
         silent.wait(20)
         return LOST
 
     backend = Scripted(hang, finish)
-    supervise(tmp_path, backend, silence=0.5)[1].join(20)
+    supervise(tmp_path, backend, stall_timeout=0.5)[1].join(20)
     silent.set()
     found = job.get("job")
     assert (found.state, found.failures, backend.killed) == (JobState.SUCCEEDED, 1, 1)
 
 
 def test_a_worker_that_only_says_that_it_works_is_left_alone(tmp_path, job):
-    def work_slowly(assignment, tell, worker):
+    def work_slowly(assignment, send, worker):
         for _ in range(20):
-            tell(Working())
+            send(Heartbeat())
             time.sleep(0.05)
-        return finish(assignment, tell, worker)
+        return finish(assignment, send, worker)
 
     backend = Scripted(work_slowly)
-    supervise(tmp_path, backend, silence=0.8)[1].join(20)
+    supervise(tmp_path, backend, stall_timeout=0.8)[1].join(20)
     assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 
 def test_a_worker_that_waits_for_a_free_processor_is_not_taken_for_stuck(tmp_path, job):
-    def wait(assignment, tell, worker):
+    def wait(assignment, send, worker):
         time.sleep(0.3)
-        return finish(assignment, tell, worker)
+        return finish(assignment, send, worker)
 
     backend = Scripted(wait)
-    supervise(tmp_path, backend, silence=0.2)[1].join(20)
+    supervise(tmp_path, backend, stall_timeout=0.2)[1].join(20)
     assert (job.get("job").state, backend.killed) == (JobState.SUCCEEDED, 0)
 
 
@@ -167,7 +166,7 @@ def test_a_suspended_job_is_queued_and_its_worker_fenced(tmp_path, job):
     found = job.get("job")
     assert (found.state, found.attempt, found.failures) == (JobState.QUEUED, 2, 0)
     other = Supervisor("job", Scripted(), SupervisorSettings(home=tmp_path))
-    other.hear(1, LogLine(text="ghost"))
+    other.receive(1, LogLine(text="ghost"))
     assert job.get("job").last_event == found.last_event
 
 
@@ -197,9 +196,9 @@ def test_a_cancel_that_nobody_heard_is_done_by_the_next_supervisor(tmp_path, job
 
 @pytest.mark.parametrize("ending", [finish, lose, lambda *_: Failed(error=LOST.error)])
 def test_a_stop_that_comes_while_the_worker_ends_leaves_the_job_final(tmp_path, job, ending):
-    def end_after_stop(assignment, tell, worker):
+    def end_after_stop(assignment, send, worker):
         job.request_stop("job", Stop.SAVE)
-        return ending(assignment, tell, worker)
+        return ending(assignment, send, worker)
 
     supervise(tmp_path, Scripted(end_after_stop))[1].join(20)
     assert job.get("job").state.final
@@ -211,7 +210,7 @@ def test_a_lock_is_free_once_its_holder_was_killed_and_not_before(tmp_path):
         """
         import sys, time
         from pathlib import Path
-        from attn_train.locks import exclusive
+        from attn_schema.locks import exclusive
         with exclusive(Path(sys.argv[1])):
             print("held", flush=True)
             time.sleep(60)

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed
-from attn_train.loop.checkpoint import CheckpointFolder, Progress, read_checkpoint
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.checkpoint import CheckpointFolder, Progress, read_checkpoint
+from attn_train.records import StopFlag
+from attn_train.trainer import Trainer
 
 PARTS = {"weights": {"a": torch.arange(6.0).view(2, 3)}, "random": {"cpu": torch.tensor([1, 2], dtype=torch.uint8)}}
 
@@ -114,7 +114,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_complete_checkpoints(tmp_path
         """
         import sys, torch
         from pathlib import Path
-        from attn_train.loop.checkpoint import CheckpointFolder, Progress
+        from attn_train.checkpoint import CheckpointFolder, Progress
         folder = CheckpointFolder(Path(sys.argv[1]))
         for step in range(1, 1_000_000):
             folder.write(Progress(step=step, elapsed_seconds=0), {"weights": {"a": torch.full((20_000,), float(step))}})

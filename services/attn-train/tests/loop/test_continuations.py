@@ -7,20 +7,19 @@ import dataclasses
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_train.captions import HELD, NUMBERS, caption_pairs, digits
-from attn_train.loop.continuations import ContinuationLessons, collated, continuations
-from attn_train.loop.padded import PADDED
-from attn_train.synthetic import synthetic_pairs
+from attn_train.data.synthetic import HELD, NUMBERS, caption_pairs, digits, synthetic_pairs
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.completion import CompletionTask, collate, completion_dataset
 from torch import nn
 
 
 @pytest.fixture
 def copies():
-    return continuations(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=12)
+    return completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=12)
 
 
-def lessons(copies, spec):
-    return ContinuationLessons(copies, dataclasses.replace(spec, seed=3))
+def task(copies, spec):
+    return CompletionTask(copies, dataclasses.replace(spec, seed=3))
 
 
 class Copyist(nn.Module):
@@ -42,7 +41,7 @@ class Copyist(nn.Module):
 
 
 def test_only_what_is_to_be_written_is_a_target(copies):
-    inputs, targets = collated(copies.training[:5])
+    inputs, targets = collate(copies.training[:5])
     for row, text in enumerate(copies.training[:5]):
         length = len(text.given) + len(text.written) - 1
         assert inputs[row, :length].tolist() == [*text.given, *text.written[:-1]]
@@ -51,8 +50,8 @@ def test_only_what_is_to_be_written_is_a_target(copies):
 
 
 def test_a_model_that_knows_the_rule_has_no_loss_and_another_has(copies, spec):
-    given, knows = lessons(copies, spec), Copyist(copies.tokenizer)
-    assert given.loss(knows, given.draw()).item() < 1e-9
+    given, knows = task(copies, spec), Copyist(copies.tokenizer)
+    assert given.loss(knows, given.next_batch()).item() < 1e-9
     assert given.validation_loss(knows, 3, lambda: None) < 1e-9
     knows.end = 0
     assert given.validation_loss(knows, 3, lambda: None) > 1
@@ -61,15 +60,15 @@ def test_a_model_that_knows_the_rule_has_no_loss_and_another_has(copies, spec):
 def test_texts_are_words_kept_apart_and_no_longer_than_the_context(copies):
     assert (len(copies.training), len(copies.validation)) == (180, 20)
     assert copies.tokenizer.decode(copies.training[0].given).split()[-1] == "="
-    few = continuations(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=4)
+    few = completion_dataset(synthetic_pairs("copy", 200, 0, longest=4), validation=0.1, longest=4)
     assert {len(text.given) + len(text.written) for text in few.training} == {4}
     with pytest.raises(InvalidValue, match="room for at least one"):
-        continuations([("a b", "b a")], validation=0.0, longest=3)
+        completion_dataset([("a b", "b a")], validation=0.0, longest=3)
 
 
 def test_batches_depend_on_the_seed_alone(copies, spec):
-    first, again = lessons(copies, spec), lessons(copies, spec)
-    assert all(torch.equal(a, b) for a, b in zip(first.draw(), again.draw(), strict=True))
+    first, again = task(copies, spec), task(copies, spec)
+    assert all(torch.equal(a, b) for a, b in zip(first.next_batch(), again.next_batch(), strict=True))
     assert first.tokens == again.tokens > 0
 
 
@@ -80,7 +79,7 @@ def test_answers_of_the_engine_are_counted_token_by_token(copies, spec):
     torch.manual_seed(0)
     fields = {"vocabulary": copies.tokenizer.vocabulary, "context": 12, "width": 16}
     model = family.build(family.configure(fields)).eval()
-    values = lessons(copies, spec).final_values(model, lambda: None)
+    values = task(copies, spec).final_metrics(model, lambda: None)
     right = 0
     for text in copies.validation:
         ids = list(text.given)
@@ -100,10 +99,10 @@ def test_captions_say_which_digits_stand_where():
     shown = {tuple(shade for row in rows for shade in row): name for rows, name in known}
     seen = {tuple(shade for row in rows for shade in row) for rows, _ in known[-HELD:]}
     for place, (source, said) in enumerate([*training, *validation]):
-        shades, words = source.split(), said.split()
-        assert len(shades) == 128
-        assert set(map(int, shades)) <= set(range(17))
-        halves = [tuple(s for row in range(8) for s in shades[16 * row + 8 * side :][:8]) for side in (0, 1)]
+        normalize_pixels, words = source.split(), said.split()
+        assert len(normalize_pixels) == 128
+        assert set(map(int, normalize_pixels)) <= set(range(17))
+        halves = [tuple(s for row in range(8) for s in normalize_pixels[16 * row + 8 * side :][:8]) for side in (0, 1)]
         sides = [half for half in halves if any(map(int, half))]
         assert [shown[half] for half in sides] == [word for word in words if word in NUMBERS]
         assert all((half in seen) == (place >= 50) for half in sides)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer, TrainingDiverged
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.records import StopFlag
+from attn_train.trainer import Trainer, TrainingDiverged
 
 
 def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(bigram, text, spec, record, tmp_path):
@@ -25,10 +25,10 @@ def test_a_loss_that_is_no_number_ends_the_run_and_is_not_saved(bigram, text, sp
 
 
 def test_a_text_without_validation_is_trained_on_without_a_validation_loss(bigram, words, spec, record):
-    from attn_train.loop.text import tokenise
+    from attn_train.tasks.language_modeling import tokenize
 
     seen = record()
-    trainer = Trainer(bigram(), tokenise(words, validation=0.0), spec)
+    trainer = Trainer(bigram(), tokenize(words, validation=0.0), spec)
     trainer.run(seen, StopFlag())
     assert trainer.validation_loss(3) is None
     assert len(seen.losses) == 30

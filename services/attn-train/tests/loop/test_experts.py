@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.evaluation import next_token_loss
-from attn_train.loop.lessons import TextLessons
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_models.evaluation import next_token_loss
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.records import StopFlag
+from attn_train.tasks.language_modeling import LanguageModelingTask
+from attn_train.trainer import Trainer
 
 
 @pytest.fixture
@@ -27,17 +27,19 @@ def mixture(text):
 
 
 def test_what_an_update_lowers_is_the_loss_and_the_imbalance_of_every_layer(mixture, text, spec):
-    lessons = TextLessons(text, spec)
-    batch = lessons.draw()
+    task = LanguageModelingTask(text, spec)
+    batch = task.next_batch()
     plain, balanced = mixture(0.0).train(), mixture(0.5).train()
     alone = next_token_loss(plain, *batch)
-    assert torch.equal(lessons.loss(plain, batch), alone)
-    added = (lessons.loss(balanced, batch) - alone).item()
+    assert torch.equal(task.loss(plain, batch), alone)
+    added = (task.loss(balanced, batch) - alone).item()
     assert added == pytest.approx(2 * 0.5, rel=0.2)  # two layers, nearly even before they have learned
 
 
 def test_validation_is_measured_without_it(mixture, text, spec):
-    plain, balanced = (TextLessons(text, spec).validation_loss(mixture(weight), 2, lambda: None) for weight in (0, 0.5))
+    plain, balanced = (
+        LanguageModelingTask(text, spec).validation_loss(mixture(weight), 2, lambda: None) for weight in (0, 0.5)
+    )
     assert plain == balanced
 
 
@@ -56,8 +58,8 @@ def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(t
         torch.manual_seed(5)
         family = installed().models.get("decoder")
         shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
-        experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "balance_rate": 0.01}
-        return family.build(family.configure(shape | experts | {"shared_experts": 1}))
+        experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "router_bias_update_rate": 0.01}
+        return family.build(family.configure(shape | experts | {"n_shared_experts": 1}))
 
     model = make()
     Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(record(), StopFlag())

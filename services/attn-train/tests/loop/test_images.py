@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.vit import load_image_classifier
-from attn_train.captions import digits
-from attn_train.image_data import load_images
-from attn_train.loop.images import named, shades
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_models.loading.encoders import load_image_classifier
+from attn_train.data.images import load_images
+from attn_train.data.synthetic import digits
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.image_classification import classification_metrics, normalize_pixels
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
@@ -32,7 +32,7 @@ def kept(path, **arrays):
 def test_images_of_any_layout_are_the_same(tmp_path, shape, kind):
     pixels = PIXELS if kind == "uint8" else (PIXELS / 255).astype(kind)
     found = load_images(kept(tmp_path / "i.npz", x=pixels.reshape(shape), y=LABELS))
-    assert found.decided == {"image": 6, "channels": 1, "classes": 3}
+    assert found.model_fields == {"image": 6, "channels": 1, "classes": 3}
     assert (len(found.training.labels), len(found.validation.labels)) == (24, 6)
     images = torch.cat([found.training.images, found.validation.images])[:, 0]
     labels = torch.cat([found.training.labels, found.validation.labels])
@@ -55,7 +55,7 @@ def test_a_folder_of_pictures_has_a_folder_for_each_kind(tmp_path):
         image.fromarray(pixels).save(kind / f"{number}.png")
     found = load_images(DataSpec(path=str(tmp_path), validation=0.5))
     assert tuple(found.names) == ("bird", "cat", "dog")
-    assert found.decided == {"image": 6, "channels": 1, "classes": 3}
+    assert found.model_fields == {"image": 6, "channels": 1, "classes": 3}
     known = {row.tobytes(): ("cat", "dog", "bird")[number % 3] for number, row in enumerate(PIXELS)}
     for picture, label in zip(found.training.images, found.training.labels.tolist(), strict=True):
         assert known[picture[0].numpy().tobytes()] == found.names[label]
@@ -114,17 +114,17 @@ def vit_spec(steps, **fields):
 
 def test_digits_come_along_and_are_named_after_some_steps(record, tmp_path):
     spec = vit_spec(120)
-    material = load_images(spec.data)
+    dataset = load_images(spec.data)
     first = torch.tensor([[int(shade) for shade in row] for row in digits()[0][0]]) * 255 / 16
-    torch.testing.assert_close(material.training.images[0, 0].float(), first, atol=0.5, rtol=0)
-    model, report = build_model(spec, material), record()
-    Trainer(model, material, spec).run(report, StopFlag())
-    found = material.lessons(spec).final_values(model, lambda: None)
+    torch.testing.assert_close(dataset.training.images[0, 0].float(), first, atol=0.5, rtol=0)
+    model, report = build_model(spec, dataset), record()
+    Trainer(model, dataset, spec).run(report, StopFlag())
+    found = dataset.task(spec).final_metrics(model, lambda: None)
     assert found["images_right"] > 0.4
-    loaded = load_image_classifier(material.save(tmp_path / "m", model))
-    right = named(loaded.model, material.validation)["right"]
+    loaded = load_image_classifier(dataset.save(tmp_path / "m", model))
+    right = classification_metrics(loaded.model, dataset.validation)["right"]
     assert right == pytest.approx(found["images_right"])
-    told = loaded.classify(shades(material.validation.images))
+    told = loaded.classify(normalize_pixels(dataset.validation.images))
     names = [max(row, key=row.__getitem__) for row in told]
-    truth = [material.names[label] for label in material.validation.labels.tolist()]
+    truth = [dataset.names[label] for label in dataset.validation.labels.tolist()]
     assert sum(a == b for a, b in zip(names, truth, strict=True)) / len(truth) == pytest.approx(right)

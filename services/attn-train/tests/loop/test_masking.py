@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.folders import load_masked
-from attn_models.encoder.sentences import load_sentence_encoder
-from attn_train.loop.masking import MaskedText, Masking, guessed, guesses
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.text import tokenise
-from attn_train.loop.trainer import Trainer
+from attn_models.loading.encoders import load_masked
+from attn_models.loading.sentences import load_sentence_encoder
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
+from attn_train.tasks.language_modeling import tokenize
+from attn_train.tasks.masked_language_modeling import MaskedTextDataset, Masking, masked_logits, masked_metrics
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 FIELDS = {"width": 64, "layers": 1, "heads": 2, "hidden": 64, "context": 12}
 
 
 @pytest.fixture
-def material(words):
-    return MaskedText.of(tokenise(words))
+def dataset(words):
+    return MaskedTextDataset.of(tokenize(words))
 
 
 def masked_spec(steps, **fields):
@@ -32,10 +32,10 @@ def masked_spec(steps, **fields):
 
 def test_fifteen_percent_are_chosen_and_eight_ninths_of_the_changed_are_hidden():
     tokens = torch.arange(50_000) % 997
-    tokenizer = MaskedText.of(tokenise("abc")).tokenizer
+    tokenizer = MaskedTextDataset.of(tokenize("abc")).tokenizer
     masking = Masking(tokens, tokenizer, context=100, batch=400, seed=1)
     masking._vocabulary = 10**9  # so that no token is replaced by itself
-    shown, places, truth = masking.draw()
+    shown, places, truth = masking.next_batch()
     assert places.shape == truth.shape == (400, 15)
     assert all(len(set(row)) == 15 for row in places.tolist())
     original = shown.scatter(1, places, truth)
@@ -46,51 +46,52 @@ def test_fifteen_percent_are_chosen_and_eight_ninths_of_the_changed_are_hidden()
     assert kept.float().mean().item() == pytest.approx(0.1, abs=0.02)
 
 
-def test_equal_seeds_mask_alike(material):
+def test_equal_seeds_mask_alike(dataset):
     one, two, other = (
-        Masking(material.text.training, material.tokenizer, context=20, batch=4, seed=seed).draw() for seed in (1, 1, 2)
+        Masking(dataset.text.training, dataset.tokenizer, context=20, batch=4, seed=seed).next_batch()
+        for seed in (1, 1, 2)
     )
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     assert not torch.equal(one[0], other[0])
 
 
-def test_guesses_are_the_whole_models_logits_at_the_places(material):
-    model = build_model(masked_spec(1), material)
-    batch = material.lessons(masked_spec(1)).draw()
+def test_guesses_are_the_whole_models_logits_at_the_places(dataset):
+    model = build_model(masked_spec(1), dataset)
+    batch = dataset.task(masked_spec(1)).next_batch()
     logits = model(batch[0])
     expected = torch.stack([row[places] for row, places in zip(logits, batch[1], strict=True)])
-    torch.testing.assert_close(guesses(model, batch), expected)
+    torch.testing.assert_close(masked_logits(model, batch), expected)
 
 
-def test_words_are_guessed_from_both_sides_and_the_folder_guesses_alike(material, record, tmp_path):
+def test_words_are_guessed_from_both_sides_and_the_folder_guesses_alike(dataset, record, tmp_path):
     spec = masked_spec(160)
-    model = build_model(spec, material)
-    Trainer(model, material, spec).run(record(), StopFlag())
-    found = material.lessons(spec).final_values(model, lambda: None)
+    model = build_model(spec, dataset)
+    Trainer(model, dataset, spec).run(record(), StopFlag())
+    found = dataset.task(spec).final_metrics(model, lambda: None)
     # The likeliest character alone is right about one time in six.
     assert found["guesses_right"] > 0.5
-    again, tokenizer = load_masked(material.save(tmp_path / "m", model))
-    masking = Masking(material.text.validation, tokenizer, context=12, batch=8, seed=3)
-    same = Masking(material.text.validation, tokenizer, context=12, batch=8, seed=3)
-    assert guessed(again, masking, 3) == guessed(model, same, 3)
+    again, tokenizer = load_masked(dataset.save(tmp_path / "m", model))
+    masking = Masking(dataset.text.validation, tokenizer, context=12, batch=8, seed=3)
+    same = Masking(dataset.text.validation, tokenizer, context=12, batch=8, seed=3)
+    assert masked_metrics(again, masking, 3) == masked_metrics(model, same, 3)
     assert load_sentence_encoder(tmp_path / "m").embed(["key value"]).shape == (1, 64)
 
 
-def test_a_context_without_neighbours_is_refused(material):
+def test_a_context_without_neighbours_is_refused(dataset):
     with pytest.raises(InvalidValue, match="at least 2 tokens"):
-        Masking(material.text.training, material.tokenizer, context=1, batch=4, seed=1)
+        Masking(dataset.text.training, dataset.tokenizer, context=1, batch=4, seed=1)
 
 
 def test_without_text_for_validation_nothing_is_measured(words):
-    material = MaskedText.of(tokenise(words, validation=0.0))
-    lessons = material.lessons(masked_spec(1))
-    model = build_model(masked_spec(1), material)
-    assert lessons.validation_loss(model, 2, lambda: None) is None
-    assert lessons.final_values(model, lambda: None) == {}
+    dataset = MaskedTextDataset.of(tokenize(words, validation=0.0))
+    task = dataset.task(masked_spec(1))
+    model = build_model(masked_spec(1), dataset)
+    assert task.validation_loss(model, 2, lambda: None) is None
+    assert task.final_metrics(model, lambda: None) == {}
 
 
 def test_byte_pairs_are_learned_from_what_is_trained_on(words):
-    tokens = tokenise(words[:2000] + "ZZZZ" * 500, tokenizer="byte_pairs:300", validation=0.5)
+    tokens = tokenize(words[:2000] + "ZZZZ" * 500, tokenizer="byte_pairs:300", validation=0.5)
     assert tokens.tokenizer.vocabulary <= 300
     assert tokens.tokenizer.decode(tokens.training.tolist()).startswith(words[:100])
     assert "ZZ" not in tokens.tokenizer.backend.get_vocab()

@@ -8,18 +8,15 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
-from attn_train.data import load_material
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.padded import PADDED
-from attn_train.loop.pair_lessons import PairLessons
-from attn_train.loop.pairs import tokenise_pairs
-from attn_train.loop.report import Silence
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
-from attn_train.loop.translation import bleu, translate
-from attn_train.pair_data import SAMPLE_FILE
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.data.load import load_dataset
+from attn_train.data.pairs import SAMPLE_FILE
+from attn_train.data.synthetic import synthetic_pairs
+from attn_train.records import StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
-from attn_train.synthetic import synthetic_pairs
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.seq2seq import Seq2SeqTask, bleu, tokenize_pairs, translate
+from attn_train.trainer import NullReporter, Trainer
 
 FIELDS = {"width": 12, "embedding": 8, "maxout": 8, "context": 12, "source_context": 12, "dropout": 0.1}
 
@@ -36,17 +33,17 @@ def specification(steps=12, **data) -> TrainingSpec:
     )
 
 
-def material(tmp_path, **data):
-    return load_material(specification(**data), tmp_path, lambda _: None)
+def dataset(tmp_path, **data):
+    return load_dataset(specification(**data), tmp_path, lambda _: None)
 
 
 def model_of(spec, pairs):
     torch.manual_seed(1)
     family = installed().models.get(spec.model.family)
-    return family.build(family.configure(spec.model.values(pairs.decided)))
+    return family.build(family.configure(spec.model.values(pairs.model_fields)))
 
 
-class Book(Silence):
+class Book(NullReporter):
     def __init__(self):
         self.values = {}
 
@@ -56,14 +53,14 @@ class Book(Silence):
 
 @pytest.fixture
 def pairs(tmp_path):
-    return material(tmp_path)
+    return dataset(tmp_path)
 
 
 def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):
-    known, lessons = set(pairs.training), PairLessons(pairs, specification())
+    known, task = set(pairs.training), Seq2SeqTask(pairs, specification())
     spread = []
     for _ in range(40):
-        source, keep, inputs, targets = lessons.draw()
+        source, keep, inputs, targets = task.next_batch()
         assert torch.equal(keep.long().cummin(-1).values, keep.long())
         lengths = (targets != PADDED).sum(-1)
         for row, length in enumerate(lengths.tolist()):
@@ -73,13 +70,13 @@ def test_batches_hold_pairs_of_about_one_length_padded_at_the_end(pairs):
         spread.append(int(lengths.max() - lengths.min()))
     everything = [len(target) for _, target in pairs.training]
     assert max(spread) < max(everything) - min(everything)
-    assert lessons.tokens > 0
+    assert task.tokens > 0
 
 
 def test_the_loss_is_cross_entropy_with_smoothed_targets_over_real_tokens(pairs):
     spec = specification()
-    model, lessons = model_of(spec, pairs).eval(), PairLessons(pairs, spec)
-    source, keep, inputs, targets = batch = lessons.draw()
+    model, task = model_of(spec, pairs).eval(), Seq2SeqTask(pairs, spec)
+    source, keep, inputs, targets = batch = task.next_batch()
     chances = model(inputs, source, keep).log_softmax(-1)
     rows = [
         0.9 * -chances[b, t, targets[b, t]] + 0.1 * -chances[b, t].mean()
@@ -87,7 +84,7 @@ def test_the_loss_is_cross_entropy_with_smoothed_targets_over_real_tokens(pairs)
         for t in range(targets.shape[1])
         if targets[b, t] != PADDED
     ]
-    torch.testing.assert_close(lessons.loss(model, batch), torch.stack(rows).mean())
+    torch.testing.assert_close(task.loss(model, batch), torch.stack(rows).mean())
 
 
 def test_an_interrupted_run_goes_on_bit_for_bit(pairs, tmp_path):
@@ -120,7 +117,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(pairs, tmp_path):
 def test_a_model_learns_and_what_it_writes_is_measured(tmp_path):
     spec = specification(steps=150)
     examples = [(f"{a} {b}", f"{b} {a}") for a in "abcd" for b in "abcd"]
-    pairs = tokenise_pairs(examples * 4, examples, tokenizer="word", longest=(12, 12))
+    pairs = tokenize_pairs(examples * 4, examples, tokenizer="word", longest=(12, 12))
     model, book = model_of(spec, pairs), Book()
     Trainer(model, pairs, spec).run(book, StopFlag())
     written = translate(model, pairs.tokenizer, [source for source, _ in examples])
@@ -133,18 +130,18 @@ def test_a_model_learns_and_what_it_writes_is_measured(tmp_path):
 
 def test_pairs_are_read_from_columns_folders_and_compressed_files(tmp_path):
     (tmp_path / "pairs.tsv").write_text("a dog\tein hund\twho\na cat\teine katze\n\tleer\n" * 5, "utf-8")
-    read = material(tmp_path, name=None, path=str(tmp_path / "pairs.tsv"), tokenizer="word")
+    read = dataset(tmp_path, name=None, path=str(tmp_path / "pairs.tsv"), tokenizer="word")
     assert len(read.training) + len(read.validation) == 10
     for side, text in (("en", "a dog\na cat\n"), ("de", "ein hund\neine katze\n")):
         with gzip.open(tmp_path / f"train.{side}.gz", "wt") as file:
             file.write(text)
         (tmp_path / f"val.{side}").write_text(text)
-    read = material(tmp_path, name=None, path=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
+    read = dataset(tmp_path, name=None, path=str(tmp_path), languages="de-en", tokenizer="byte_pairs:270")
     assert (len(read.training), list(read.texts)) == (2, [("ein hund", "a dog"), ("eine katze", "a cat")])
 
 
 def test_the_shipped_sample_has_pairs_with_their_writers(tmp_path):
-    read = material(tmp_path, name="tatoeba-en-zh", most_pairs=200, tokenizer="byte_pairs:400")
+    read = dataset(tmp_path, name="tatoeba-en-zh", most_pairs=200, tokenizer="byte_pairs:400")
     assert read.tokenizer.vocabulary == 400
     with gzip.open(SAMPLE_FILE, "rt", encoding="utf-8") as file:
         rows = [line.split("\t") for line in file]
@@ -173,16 +170,16 @@ def test_what_cannot_be_read_is_named(tmp_path, content, data, error, said):
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(error, match=said):
-        material(tmp_path, **{"name": None, "path": str(path), "tokenizer": "word"} | data)
+        dataset(tmp_path, **{"name": None, "path": str(path), "tokenizer": "word"} | data)
 
 
 def test_sides_of_unequal_length_and_unknown_names_are_named(tmp_path):
     (tmp_path / "train.en").write_text("a\nb\n")
     (tmp_path / "train.de").write_text("a\n")
     with pytest.raises(InvalidValue, match="as many lines"):
-        material(tmp_path, name=None, path=str(tmp_path), languages="en-de")
+        dataset(tmp_path, name=None, path=str(tmp_path), languages="en-de")
     with pytest.raises(UnknownName, match="dictionary"):
-        material(tmp_path, name="dictionery")
+        dataset(tmp_path, name="dictionery")
 
 
 def test_rules_are_what_they_say():

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from attn_train.loop.precision import PRECISIONS, Bfloat16Products
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.optimizer import PRECISIONS, Bfloat16Products
+from attn_train.records import StopFlag
+from attn_train.trainer import Trainer
 from torch.nn import functional
 
 

@@ -43,7 +43,7 @@ def test_what_is_freed_stays_with_the_process_in_every_thread_and_only_when_aske
 
 def test_the_actor_of_a_worker_sets_its_threads_up_before_torch_is_there():
     program = (
-        "import os, sys; from attn_train.backends.ray import RayWorkerActor;"
+        "import os, sys; from attn_train.on_ray import RayWorkerActor;"
         "before = 'torch' in sys.modules; RayWorkerActor(); print(before, os.environ['GOMP_SPINCOUNT'])"
     )
     for environ, expected in (({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7")):

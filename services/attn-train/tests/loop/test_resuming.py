@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from attn_train.loop.checkpoint import CheckpointFolder
-from attn_train.loop.stop import Stop, StopFlag
-from attn_train.loop.trainer import Trainer
+from attn_train.checkpoint import CheckpointFolder
+from attn_train.records import Stop, StopFlag
+from attn_train.trainer import Trainer
 
 
 def whole_run(bigram, text, spec, record):

@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-from attn_train.loop.optimizer import adamw, moments, restore_moments
-from attn_train.loop.schedule import learning_rate
+from attn_train.optimizer import adamw, learning_rate, optimizer_state, restore_optimizer_state
 from attn_train.spec import OptimizerSpec
 
 SPEC = OptimizerSpec(steps=110, batch=1, learning_rate=1.0, min_learning_rate=0.1, warmup=10)
@@ -52,15 +51,15 @@ def test_only_matrices_decay(bigram):
 def test_restored_moments_are_the_saved_ones(bigram):
     model = bigram()
     optimizer = adamw(model, SPEC)
-    assert moments(model, optimizer) == {}
+    assert optimizer_state(model, optimizer) == {}
     model(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
     optimizer.step()
-    saved = {name: tensor.clone() for name, tensor in moments(model, optimizer).items()}
+    saved = {name: tensor.clone() for name, tensor in optimizer_state(model, optimizer).items()}
     other = adamw(model, SPEC)
-    restore_moments(model, other, saved)
-    restored = moments(model, other)
+    restore_optimizer_state(model, other, saved)
+    restored = optimizer_state(model, other)
     assert restored.keys() == saved.keys()
     assert all(torch.equal(restored[name], saved[name]) for name in saved)
     del saved["exp_avg:norm.bias"]
     with pytest.raises(KeyError, match=r"norm\.bias"):
-        restore_moments(model, adamw(model, SPEC), saved)
+        restore_optimizer_state(model, adamw(model, SPEC), saved)

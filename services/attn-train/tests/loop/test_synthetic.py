@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from attn_train.synthetic import HAYSTACK, LONGEST, TASKS, synthetic_pairs
+from attn_train.data.synthetic import MAX_NEEDLE_WORDS, MAX_WORDS, TASKS, synthetic_pairs
 
 
 def made(name, **lengths):
@@ -18,7 +18,9 @@ def test_equal_seeds_make_equal_pairs_and_no_side_is_empty(name):
     assert all(source and target for source, target in pairs)
 
 
-@pytest.mark.parametrize(("name", "longest"), [("recall", LONGEST), ("glossary", LONGEST), ("needle", HAYSTACK)])
+@pytest.mark.parametrize(
+    ("name", "longest"), [("recall", MAX_WORDS), ("glossary", MAX_WORDS), ("needle", MAX_NEEDLE_WORDS)]
+)
 def test_sources_are_of_all_lengths_up_to_the_longest(name, longest):
     lengths = {len(source) for source, _ in made(name)}
     assert max(lengths) <= longest + (longest // 2 if name == "glossary" else 2)

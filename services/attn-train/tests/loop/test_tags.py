@@ -7,14 +7,13 @@ import gzip
 import pytest
 import torch
 from attn_core.errors import InvalidValue
-from attn_models.encoder.folders import load_tagger
-from attn_train.loop.padded import PADDED
-from attn_train.loop.stop import StopFlag
-from attn_train.loop.tags import collated, rightness
-from attn_train.loop.trainer import Trainer
+from attn_models.loading.encoders import load_tagger
+from attn_train.data.treebank import load_tags, read_sentences, treebank_files
+from attn_train.records import StopFlag
 from attn_train.spec import DataSpec, FamilyModelSpec, OptimizerSpec, TrainingSpec
-from attn_train.tag_data import load_tags
-from attn_train.treebank import sentences_of, treebank_files
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.token_classification import collate, tagging_accuracy
+from attn_train.trainer import Trainer
 from attn_train.worker import build_model
 
 TEXT = """# sent_id = 1
@@ -42,8 +41,8 @@ def treebank(tmp_path):
 
 def test_contracted_and_left_out_words_are_passed_over(treebank):
     training, validation = treebank_files(treebank)
-    first, second = sentences_of(validation)
-    assert (len(sentences_of(training)), len(training)) == (4, 1)
+    first, second = read_sentences(validation)
+    assert (len(read_sentences(training)), len(training)) == (4, 1)
     assert first.words == ("He", "does", "n't", "run")
     assert first.tags == ("PRON", "AUX", "PART", "VERB")
     assert (first.heads, first.depths) == ((3, 3, 3, -1), (1, 1, 1, 0))
@@ -65,7 +64,7 @@ def test_the_tokens_of_a_word_share_its_depth_and_the_first_has_its_tag(treebank
 
 def test_padding_is_not_tagged(treebank):
     found = load_tags(DataSpec(path=str(treebank)), 64, "byte_pairs:260")
-    tokens, keep, depths, goals = collated(found.validation)
+    tokens, keep, depths, goals = collate(found.validation)
     assert tokens.shape == keep.shape == depths.shape == goals.shape
     assert keep.sum(1).tolist() == [len(one.tokens) for one in found.validation]
     assert (goals[~keep] == PADDED).all()
@@ -82,24 +81,24 @@ def tag_spec(path, steps, **fields):
 @pytest.mark.parametrize("positions", ["every", "depth"])
 def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, positions):
     spec = tag_spec(treebank, 40, positions=positions)
-    material = load_tags(spec.data, 32, "word")
-    model = build_model(spec, material)
-    Trainer(model, material, spec).run(record(), StopFlag())
-    assert material.lessons(spec).final_values(model, lambda: None) == {"tags_right": 1.0}
-    again, names, tokenizer = load_tagger(material.save(tmp_path / "m", model))
-    assert names == material.names
-    assert tokenizer.encode("dogs run") == material.tokenizer.encode("dogs run")
-    batch = collated(material.validation)
+    dataset = load_tags(spec.data, 32, "word")
+    model = build_model(spec, dataset)
+    Trainer(model, dataset, spec).run(record(), StopFlag())
+    assert dataset.task(spec).final_metrics(model, lambda: None) == {"tags_right": 1.0}
+    again, names, tokenizer = load_tagger(dataset.save(tmp_path / "m", model))
+    assert names == dataset.names
+    assert tokenizer.encode("dogs run") == dataset.tokenizer.encode("dogs run")
+    batch = collate(dataset.validation)
     with torch.inference_mode():
-        assert rightness(again, batch) == 1
+        assert tagging_accuracy(again, batch) == 1
         torch.testing.assert_close(again(*batch[:-1]), model.eval()(*batch[:-1]))
 
 
 def test_the_tree_is_seen_where_positions_are_depths(treebank):
-    material = load_tags(DataSpec(path=str(treebank)), 32, "word")
-    tokens, keep, depths, _ = collated(material.validation)
+    dataset = load_tags(DataSpec(path=str(treebank)), 32, "word")
+    tokens, keep, depths, _ = collate(dataset.validation)
     for positions, differs in (("every", False), ("depth", True)):
-        model = build_model(tag_spec(treebank, 1, positions=positions), material).eval()
+        model = build_model(tag_spec(treebank, 1, positions=positions), dataset).eval()
         same = torch.equal(model(tokens, keep, depths), model(tokens, keep, depths + 1))
         assert same is not differs
 

@@ -5,39 +5,39 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, InvalidValue
-from attn_train.loop.batches import Batches
-from attn_train.loop.text import read_text, tokenise
+from attn_train.tasks.base import RandomWindows
+from attn_train.tasks.language_modeling import read_text, tokenize
 
 
 @pytest.mark.parametrize("text", ["hello world", "naïve — 😀 \n\t end", "a"])
 def test_character_ids_are_those_of_the_tokenizer_and_give_the_text_back(text):
-    tokens = tokenise(text, validation=0.0)
+    tokens = tokenize(text, validation=0.0)
     assert tokens.training.tolist() == tokens.tokenizer.encode(text)
     assert tokens.tokenizer.decode(tokens.training.tolist()) == text
     assert len(tokens.validation) == 0
 
 
 def test_the_end_of_the_text_is_kept_for_validation():
-    tokens = tokenise("abcdefghij" * 10, validation=0.15)
+    tokens = tokenize("abcdefghij" * 10, validation=0.15)
     assert tokens.training.tolist() == [i % 10 for i in range(85)]
     assert tokens.validation.tolist() == [i % 10 for i in range(85, 100)]
 
 
 def test_a_tokenizer_folder_is_used_for_a_text_of_many_lines(tmp_path):
-    made = tokenise("abc\n").tokenizer
+    made = tokenize("abc\n").tokenizer
     for name, content in made.files().items():
         if isinstance(content, bytes):
             (tmp_path / name).write_bytes(content)
     text = "cab\n" * 25_000
-    tokens = tokenise(text, tokenizer=str(tmp_path), validation=0.5)
+    tokens = tokenize(text, tokenizer=str(tmp_path), validation=0.5)
     assert torch.cat([tokens.training, tokens.validation]).tolist() == made.encode("cab\n") * 25_000
 
 
 def test_a_folder_without_a_tokenizer_and_an_empty_text_are_refused(tmp_path):
     with pytest.raises(CheckpointInvalid, match=r"tokenizer\.json"):
-        tokenise("abc", tokenizer=str(tmp_path))
+        tokenize("abc", tokenizer=str(tmp_path))
     with pytest.raises(InvalidValue, match="empty"):
-        tokenise("")
+        tokenize("")
 
 
 def test_files_of_a_folder_are_joined_in_sorted_order_with_plain_line_ends(tmp_path):
@@ -57,19 +57,19 @@ def test_a_file_that_is_not_utf_8_or_not_there_is_refused_by_name(tmp_path):
 
 def test_a_batch_is_windows_of_the_text_with_the_next_token_as_target():
     tokens = torch.arange(100, dtype=torch.int32)
-    batches = Batches(tokens, context=5, batch=50, seed=1)
-    inputs, targets = batches.draw()
+    batches = RandomWindows(tokens, context=5, batch=50, seed=1)
+    inputs, targets = batches.next_batch()
     assert inputs.shape == targets.shape == (50, 5)
     assert inputs.dtype == torch.int64
     assert torch.equal(targets, inputs + 1)
     assert torch.equal(inputs - inputs[:, :1], torch.arange(5).expand(50, 5))
-    starts = set(torch.cat([batches.draw()[0][:, 0] for _ in range(100)]).tolist())
+    starts = set(torch.cat([batches.next_batch()[0][:, 0] for _ in range(100)]).tolist())
     assert starts == set(range(95))
 
 
 def test_a_text_of_one_window_is_enough_and_a_shorter_one_is_refused():
-    inputs, targets = Batches(torch.arange(6), context=5, batch=2, seed=0).draw()
+    inputs, targets = RandomWindows(torch.arange(6), context=5, batch=2, seed=0).next_batch()
     assert inputs.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert targets.tolist() == [[1, 2, 3, 4, 5]] * 2
     with pytest.raises(InvalidValue, match="5 tokens"):
-        Batches(torch.arange(5), context=5, batch=2, seed=0)
+        RandomWindows(torch.arange(5), context=5, batch=2, seed=0)

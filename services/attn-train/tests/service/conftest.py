@@ -12,7 +12,7 @@ from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_gateway import Cluster, ClusterSettings, serving
-from attn_train.service.grpc_service import InProcessTrainingGrpc
+from attn_train.service import InProcessTrainingGrpc
 from attn_train.settings import TrainSettings
 
 

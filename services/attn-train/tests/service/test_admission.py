@@ -9,7 +9,7 @@ import grpc
 import pytest
 import torch
 from attn.v1 import training_pb2 as pb
-from attn_train.admission.model import count_parameters
+from attn_train.model_checks import count_parameters
 from attn_train.spec import ModelSpec
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -235,7 +235,7 @@ def test_parameters_are_counted_exactly_without_drawing_one_number():
 
 def test_shapes_cost_neither_memory_nor_the_import_of_torchs_compiler():
     program = (
-        "import sys; from torch import nn; from attn_train.admission.shapes_only import shapes_only\n"
+        "import sys; from torch import nn; from attn_train.model_checks import shapes_only\n"
         "with shapes_only(): made = nn.Sequential(nn.Embedding(1 << 40, 64), nn.Linear(1 << 20, 1 << 20))\n"
         "nn.init.xavier_uniform_(nn.Linear(3, 3).weight)\n"
         "print(made[0].weight.shape[0] == 1 << 40, 'torch._dynamo' in sys.modules)"

@@ -140,7 +140,7 @@ async def test_jobs_wait_for_room_and_a_waiting_job_can_be_cancelled(server, wir
     endless = pb.TrainingSpec()
     endless.CopyFrom(wire_spec)
     endless.optimizer.steps = 1_000_000
-    async with server(jobs_at_once=1) as stub:
+    async with server(max_concurrent_jobs=1) as stub:
         await submit(stub, endless, "first")
         await submit(stub, wire_spec, "second")
         await submit(stub, wire_spec, "third")
@@ -196,7 +196,7 @@ async def test_a_job_that_fails_says_why_with_a_reason_for_programs(server, wire
 
 
 async def test_pages_of_jobs_are_stable_while_jobs_come(server, wire_spec, submit):
-    async with server(jobs_at_once=1) as stub:
+    async with server(max_concurrent_jobs=1) as stub:
         wire_spec.optimizer.steps = 1_000_000
         for name in "abc":
             await submit(stub, wire_spec, name)

@@ -12,7 +12,7 @@ import pytest
 from attn.v1 import training_pb2 as pb
 from attn.v1.training_pb2_grpc import TrainingServiceStub
 from attn_gateway import Cluster, ClusterSettings, serving
-from attn_train.service.grpc_service import TrainingGrpc
+from attn_train.service import TrainingGrpc
 from attn_train.settings import TrainSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -10,7 +10,7 @@ import pytest
 from attn.v1 import training_pb2 as pb
 from attn_client.recipe import read_recipe, recipe_names
 from attn_models.loading import load_model
-from attn_train.loop.translation import translate
+from attn_train.tasks.seq2seq import translate
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Packed:
+class Varlen:
     """`queries[t]` queries and `keys[t]` keys of text t, end to end; text 0 begins each row of a batch.
 
     Each text is attended alone: positions start anew, queries are aligned to the end of their own keys. Raises
@@ -34,13 +34,13 @@ class Packed:
     def __post_init__(self) -> None:
         if len(self.queries) != len(self.keys):
             given = len(self.queries), len(self.keys)
-            raise InvalidValue.of("packed.queries, keys", given, "one number of each for every text")
+            raise InvalidValue.of("varlen.queries, keys", given, "one number of each for every text")
         for name, lengths in (("queries", self.queries), ("keys", self.keys)):
             for length in lengths:
-                require_whole(f"packed.{name}", length, ge=0)
+                require_whole(f"varlen.{name}", length, ge=0)
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Packed:
+    def of(cls, lengths: Sequence[int]) -> Varlen:
         """Texts that attend to themselves."""
         return cls(tuple(lengths), tuple(lengths))
 
@@ -55,35 +55,35 @@ def starts(lengths: Sequence[int]) -> list[int]:
     return list(accumulate(lengths, initial=0))
 
 
-def texts(operands: Operands) -> Iterator[Operands]:
-    """The operands of each packed text; raises `InvalidValue`, see `check_packed`.
+def texts(operands: AttentionInputs) -> Iterator[AttentionInputs]:
+    """The operands of each packed text; raises `InvalidValue`, see `check_varlen`.
 
     Where weights are dropped, rows of a batch are counted on from text to text.
     """
-    packed = operands.packed
-    check_packed(operands)
-    for number, (query, key) in enumerate(() if packed is None else packed.spans()):
+    varlen = operands.varlen
+    check_varlen(operands)
+    for number, (query, key) in enumerate(() if varlen is None else varlen.spans()):
         first = number * operands.query.shape[0]
         yield dataclasses.replace(
             operands,
             query=operands.query[:, query],
             key=operands.key[:, key],
             value=operands.value[:, key],
-            keep=None if operands.keep is None else operands.keep[:, key],
+            key_padding_mask=None if operands.key_padding_mask is None else operands.key_padding_mask[:, key],
             fields={name: field[:, key] for name, field in operands.fields.items()},
-            packed=None,
+            varlen=None,
             dropout=operands.dropout and dataclasses.replace(operands.dropout, first=operands.dropout.first + first),
         )
 
 
-def check_packed(operands: Operands) -> None:
+def check_varlen(operands: AttentionInputs) -> None:
     """Raise `InvalidValue` unless the texts are all that queries and keys hold, at positions that follow from them."""
-    packed = operands.packed
-    if packed is None:
+    varlen = operands.varlen
+    if varlen is None:
         return
-    for name, lengths, rows in (("queries", packed.queries, operands.query), ("keys", packed.keys, operands.key)):
+    for name, lengths, rows in (("queries", varlen.queries, operands.query), ("keys", varlen.keys, operands.key)):
         if sum(lengths) != rows.shape[1]:
-            raise InvalidValue.of(f"packed.{name}", sum(lengths), f"{rows.shape[1]} in all, as there are rows")
+            raise InvalidValue.of(f"varlen.{name}", sum(lengths), f"{rows.shape[1]} in all, as there are rows")
     if operands.query_positions is not None or operands.key_positions is not None:
         raise InvalidValue.of("positions", "given", "none beside packed texts, in which they start anew")
 
@@ -97,9 +97,9 @@ def attend_problem(
 ) -> Problem:
     """The problem of computing `spec` over given tensors.
 
-    `padded` says that a key mask or explicit positions are given. Known may be: `placed`, that positions are explicit,
-    and `scattered`, that those of keys are; `packed`, that rows hold several texts; `dropout`, that weights are
-    dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
+    `padded` says that a key mask or explicit positions are given. Known may be: `has_positions`, that positions are
+    explicit, and `kv_unordered`, that those of keys are; `varlen`, that rows hold several texts; `dropout`, that
+    weights are dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
     """
     heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
     return Problem(
@@ -115,9 +115,9 @@ def attend_problem(
         head_masks=spec.mask.heads is not None,
         length_bound=spec.mask.by_length,
         padded=padded,
-        placed=bool(known.get("placed")),
-        scattered=bool(known.get("scattered")),
-        packed=bool(known.get("packed")),
+        has_positions=bool(known.get("has_positions")),
+        kv_unordered=bool(known.get("kv_unordered")),
+        varlen=bool(known.get("varlen")),
         dropout=bool(known.get("dropout")),
         weights=bool(known.get("weights")),
         gradients=gradients,
@@ -138,17 +138,17 @@ def reach_of(mask: Mask) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Operands:
+class AttentionInputs:
     """The tensors of one `attend` call.
 
     `query` [batch, query, heads, key_size]; `key` [batch, key, key_value_heads, key_size]; `value`
     [batch, key, key_value_heads, value_size]. `query_positions` and `key_positions` [batch or 1, length], int64,
     absolute, are None where positions are plainly aligned to the end of the keys. Queries are consecutive, each one
-    position behind the last, wherever the first stands; keys whose positions are given may stand anywhere. `keep`
-    [batch, key], bool, is None where every key is real. `parameters` are the score's weights by name; see
-    `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and values. `packed`
-    says which texts lie end to end in every row; None where a row is one text. `dropout` says which weights become
-    zero; None where all stay.
+    position behind the last, wherever the first stands; keys whose positions are given may stand anywhere.
+    `key_padding_mask` [batch, key], bool, is None where every key is real. `parameters` are the score's weights by
+    name; see `Score.weights`. `fields` [batch, key, ...] are what an `InnerAttention` remembers besides keys and
+    values. `varlen` says which texts lie end to end in every row; None where a row is one text. `dropout` says which
+    weights become zero; None where all stay.
     """
 
     query: Tensor
@@ -156,8 +156,8 @@ class Operands:
     value: Tensor
     query_positions: Tensor | None = None
     key_positions: Tensor | None = None
-    keep: Tensor | None = None
+    key_padding_mask: Tensor | None = None
     parameters: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
-    packed: Packed | None = None
+    varlen: Varlen | None = None
     dropout: Dropout | None = None

@@ -24,15 +24,16 @@ class Problem:
     which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number of
     neighbouring positions that hold all that a query can see. Unknown, they are 0, 0, 1 and 0.
 
-    `placed` says that positions are given, `scattered` that those of the keys are: they may stand in any order.
+    `has_positions` says that positions are given, `kv_unordered` that those of the keys are: they may stand in any
+    order.
 
-    `packed` says that rows hold several texts, see `Packed`; whoever finds no kernel for that computes text by text.
+    `varlen` says that rows hold several texts, see `Varlen`; whoever finds no kernel for that computes text by text.
     `dropout` says that weights are dropped at random, see `Dropout`.
 
     Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `chosen`, see
-    `chosen_problem`, sizes say what there is to know. Of `recurrence`, see `recurrence_problem`, `decay` says what
-    fades, `corrects` that keys write by the delta rule. Of operations on rows, see `row_problem`, `width` is the number
-    of elements, `form` which of its forms.
+    `selected_blocks_problem`, sizes say what there is to know. Of `recurrence`, see `recurrence_problem`, `decay` says
+    what fades, `delta_rule` that keys write by the delta rule. Of operations on rows, see `row_problem`, `width` is the
+    number of elements, `form` which of its forms.
     """
 
     operation: str = "attend"
@@ -48,9 +49,9 @@ class Problem:
     head_masks: bool = False
     length_bound: bool = False
     padded: bool = False
-    placed: bool = False
-    scattered: bool = False
-    packed: bool = False
+    has_positions: bool = False
+    kv_unordered: bool = False
+    varlen: bool = False
     dropout: bool = False
     weights: bool = False
     gradients: bool = False
@@ -58,7 +59,7 @@ class Problem:
     device: str = "cpu"
     rows: str = "plain"
     decay: str = "none"
-    corrects: bool = False
+    delta_rule: bool = False
     width: int = 0
     form: str = "plain"
     queries: int = 0

@@ -19,14 +19,14 @@ class AttentionParts:
     """What the layer of a spec is made of once its weights are packed.
 
     `projections` maps rows [..., width] to queries, keys and values side by side, `output` what heads read to rows.
-    `turns(rows, batch)` gives cosines and signed sines [tokens, 1, rotated], float32, for the positions of a batch;
+    `cos_sin(rows, batch)` gives cosines and signed sines [tokens, 1, rotated], float32, for the positions of a batch;
     None where positions turn nothing.
     """
 
     spec: AttentionSpec
     projections: Any
     output: Any
-    turns: Callable[[Tensor, RaggedBatch], tuple[Tensor, Tensor] | None]
+    cos_sin: Callable[[Tensor, RaggedBatch], tuple[Tensor, Tensor] | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

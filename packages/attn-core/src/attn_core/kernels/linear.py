@@ -22,7 +22,8 @@ WEIGHT_CHOICES = ("auto", "unpacked", *WEIGHT_FORMATS)
 no number but for rounding in float32 and keeps requests alone equal to requests in a crowd, else nothing."""
 
 Pack = Callable[[Sequence["nn.Linear"]], "nn.Module"]
-"""Turns linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by side.
+"""CosSin linear layers of the same inputs into one module without training: [..., inputs] to their outputs side by
+side.
 
 A layer that wants its weights packed for serving has a method `pack(pack)`, which replaces those that it only calls.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attn_core.batch import RaggedBatch, RowsInPlace
 from attn_core.errors import KernelRefused
-from attn_core.kernels.attend import Operands, attend_problem
+from attn_core.kernels.attend import AttentionInputs, attend_problem
 from attn_core.kernels.base import Kernel, Problem
 from attn_core.masks.bands import band_of
 from attn_core.spec import AttentionSpec
@@ -22,17 +22,17 @@ PAGED = "attend_paged"
 BAND = "band"
 """The mask, in a paged problem, of a query that sees itself and all, or the last so many, before it."""
 LATENT = "latent"
-"""The rows, in a paged problem, of latent attention: see `PagedOperands`."""
+"""The rows, in a paged problem, of latent attention: see `PagedAttentionInputs`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PagedOperands:
+class PagedAttentionInputs:
     """The tensors of one `attend_paged` call.
 
     `query` [tokens, heads, key_size] are the new rows of the batch, in its order; those of `requests` are wanted, what
     comes out for others means nothing. `rows` are what they meet, this step's included: fields "key" [rows,
     key_value_heads, key_size] and "value"; or of latent attention "latent" [rows, value_size], which is both the value
-    and the first part of the key, and "rotary_key" [rows, rest], the other part. `parameters` as in `Operands`.
+    and the first part of the key, and "rotary_key" [rows, rest], the other part. `parameters` as in `AttentionInputs`.
     """
 
     query: Tensor
@@ -50,12 +50,12 @@ class PagedKernel(Kernel):
 
     operation: ClassVar[str] = PAGED
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """Raise `KernelRefused`: this is another operation."""
         raise KernelRefused(f"kernel {self.name!r} computes {PAGED}, not attend", kernel=self.name)
 
     @abstractmethod
-    def run_paged(self, spec: AttentionSpec, operands: PagedOperands) -> Tensor:
+    def run_paged(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         """The output [tokens, heads, value_size]."""
 
 

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from attn_core.errors import KernelRefused
 from attn_core.heads import Heads
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.dispatch import choose, explain
 from attn_core.kernels.recurrence import RECURRENCE, Decay, RecurrenceKernel, RecurrenceSpec, Steps, recurrence_problem
-from attn_core.kernels.selected import Choices, ChosenKernel, ChosenSpec, KeyBlocks, chosen_problem
+from attn_core.kernels.selected import (
+    KeyBlocks,
+    SelectedBlocks,
+    SelectedBlocksKernel,
+    SelectedBlocksSpec,
+    selected_blocks_problem,
+)
 from attn_core.plugins.catalog import installed
 
 if TYPE_CHECKING:
@@ -23,19 +29,21 @@ Flags = tuple[bool, bool]
 """Whether gradients are wanted, and rows padded or their positions given."""
 
 
-class ChosenPlan:
+class SelectedBlocksPlan:
     """The kernels by which one layer reads chosen blocks."""
 
     def __init__(self, heads: Heads) -> None:
-        self.spec = ChosenSpec(heads=heads)
-        self._kernels = tuple(kernel for kernel in installed().kernels if isinstance(kernel, ChosenKernel))
+        self.spec = SelectedBlocksSpec(heads=heads)
+        self._kernels = tuple(kernel for kernel in installed().kernels if isinstance(kernel, SelectedBlocksKernel))
         self._chosen: dict[tuple[Any, str, Flags], int] = {}
 
-    def read(self, choices: Choices, blocks: KeyBlocks, operands: Operands) -> Tensor:
-        """Outputs, see `ChosenKernel.read`, of choices among the keys of these operands; raises `KernelRefused`."""
+    def read(self, choices: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
+        """Outputs, see `SelectedBlocksKernel.read`, of choices among the keys of these operands; raises
+        `KernelRefused`.
+        """
         query = choices.query
         gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
-        given = operands.keep, operands.query_positions, operands.key_positions
+        given = operands.key_padding_mask, operands.query_positions, operands.key_positions
         # A bool of its own: a comparison of lengths that a compiler follows is none yet.
         behind = bool(operands.query.shape[1] != operands.key.shape[1])
         padded = behind or any(part is not None for part in given)
@@ -47,14 +55,14 @@ class ChosenPlan:
         key = dtype, device, flags
         if key not in self._chosen:
             kind = str(dtype).removeprefix("torch.")
-            problem = chosen_problem(self.spec, dtype=kind, device=device, gradients=flags[0], padded=flags[1])
+            problem = selected_blocks_problem(self.spec, dtype=kind, device=device, gradients=flags[0], padded=flags[1])
             kernel = choose(installed().kernels, problem)
             self._chosen[key] = next(place for place, one in enumerate(self._kernels) if one is kernel)
         return self._chosen[key]
 
 
 # As of `RecurrencePlan`: torch.compile calls `index` while tracing and keeps the number.
-ChosenPlan.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+SelectedBlocksPlan.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 NOBODY = -1
@@ -136,10 +144,10 @@ class RecurrencePlan:
         """
         key = kind, dtype, device, flags, below
         if key not in self._chosen:
-            heads, key_size, value_size, decay, corrects = kind
+            heads, key_size, value_size, decay, delta_rule = kind
             layout = Heads(query=heads, key_value=heads, key_size=key_size, value_size=value_size)
             problem = recurrence_problem(
-                RecurrenceSpec(heads=layout, decay=decay, corrects=corrects),
+                RecurrenceSpec(heads=layout, decay=decay, delta_rule=delta_rule),
                 dtype=str(dtype).removeprefix("torch."),
                 device=device,
                 gradients=flags[0],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from attn_core.errors import KernelRefused
 from attn_core.heads import Heads
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel, Problem
 
 if TYPE_CHECKING:
@@ -42,20 +42,21 @@ class Steps(NamedTuple):
     decay: Tensor | None = None
     strength: Tensor | None = None
 
-    def kept(self, keep: Tensor | None) -> Steps:
-        """The steps with those of padded tokens undone; `keep` [batch, tokens], bool, True where a token is real.
+    def kept(self, key_padding_mask: Tensor | None) -> Steps:
+        """The steps with those of padded tokens undone; `key_padding_mask` [batch, tokens], bool, True where a token is
+        real.
 
         A padded token neither writes nor lets anything fade; what it reads means nothing.
         """
-        if keep is None:
+        if key_padding_mask is None:
             return self
-        real = keep[:, :, None, None]
+        real = key_padding_mask[:, :, None, None]
         return Steps(
             query=self.query,
             key=self.key.where(real, 0),
             value=self.value.where(real, 0),
             decay=None if self.decay is None else self.decay.where(real, 0),
-            strength=None if self.strength is None else self.strength.where(keep[:, :, None], 0),
+            strength=None if self.strength is None else self.strength.where(key_padding_mask[:, :, None], 0),
         )
 
     def narrowed(self, dtype: Any) -> Steps:
@@ -77,11 +78,11 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrenceSpec:
-    """A linear recurrence as data: every head keeps a memory; `corrects` says that keys write by the delta rule."""
+    """A linear recurrence as data: every head keeps a memory; `delta_rule` says that keys write by the delta rule."""
 
     heads: Heads
     decay: Decay = "none"
-    corrects: bool = False
+    delta_rule: bool = False
 
 
 class RecurrenceKernel(Kernel):
@@ -94,7 +95,7 @@ class RecurrenceKernel(Kernel):
     operation: ClassVar[str] = RECURRENCE
     mixes: ClassVar[bool] = False
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """Raise `KernelRefused`: this is another operation."""
         raise KernelRefused(f"kernel {self.name!r} computes {RECURRENCE}, not attend", kernel=self.name)
 
@@ -114,7 +115,7 @@ def recurrence_problem(
     return Problem(
         operation=RECURRENCE,
         decay=spec.decay,
-        corrects=spec.corrects,
+        delta_rule=spec.delta_rule,
         key_size=spec.heads.key_size,
         value_size=spec.heads.value_size,
         query_heads=spec.heads.query,

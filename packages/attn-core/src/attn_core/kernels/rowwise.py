@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel, Problem
 from attn_core.kernels.dispatch import explain
 from attn_core.plugins.catalog import installed
@@ -55,7 +55,7 @@ class Targets:
 class RowKernel(Kernel):
     """A kernel of one of these operations; has a method of its own in place of `run`."""
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """Raise `KernelRefused`: this is another operation."""
         raise KernelRefused(f"kernel {self.name!r} computes {self.operation}, not attend", kernel=self.name)
 
@@ -75,7 +75,7 @@ class NormKernel(RowKernel):
 
 
 class RotaryKernel(RowKernel):
-    """Turns pairs of elements by an angle for each position (Su et al. 2021, arXiv 2104.09864)."""
+    """CosSin pairs of elements by an angle for each position (Su et al. 2021, arXiv 2104.09864)."""
 
     operation: ClassVar[str] = ROTARY
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from attn_core.errors import KernelRefused
 from attn_core.heads import Heads
-from attn_core.kernels.attend import Operands
+from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel, Problem
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ CHOSEN = "chosen"
 
 
 class KeyBlocks(NamedTuple):
-    """Keys and values in blocks: `key` and `value` [batch, groups, block, within, size], `keep` [batch, block, within],
-    True where a key is real."""
+    """Keys and values in blocks: `key` and `value` [batch, groups, block, within, size], `key_padding_mask` [batch,
+    block, within], True where a key is real."""
 
     key: Tensor
     value: Tensor
-    keep: Tensor
+    key_padding_mask: Tensor
 
 
-class Choices(NamedTuple):
+class SelectedBlocks(NamedTuple):
     """Scaled queries and the blocks chosen for their group.
 
     `query` [batch, groups, query, shared, size]; `chosen` [batch, groups, query, top], int64: first the block that the
@@ -44,27 +44,29 @@ class Choices(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChosenSpec:
+class SelectedBlocksSpec:
     """Attention to chosen blocks as data."""
 
     heads: Heads
 
 
-class ChosenKernel(Kernel):
+class SelectedBlocksKernel(Kernel):
     """Attends to chosen blocks; has `read` in place of `run`."""
 
     operation: ClassVar[str] = CHOSEN
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """Raise `KernelRefused`: this is another operation."""
         raise KernelRefused(f"kernel {self.name!r} computes {CHOSEN}, not attend", kernel=self.name)
 
     @abstractmethod
-    def read(self, choices: Choices, blocks: KeyBlocks) -> Tensor:
+    def read(self, choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
         """Outputs [batch, groups, query, shared, value_size]; a query that sees nothing gives zeros."""
 
 
-def chosen_problem(spec: ChosenSpec, *, dtype: str, device: str, gradients: bool, padded: bool) -> Problem:
+def selected_blocks_problem(
+    spec: SelectedBlocksSpec, *, dtype: str, device: str, gradients: bool, padded: bool
+) -> Problem:
     """The problem of reading chosen blocks; `padded` says that a key mask or explicit positions are given."""
     heads = spec.heads
     return Problem(

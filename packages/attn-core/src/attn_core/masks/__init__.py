@@ -11,7 +11,7 @@ from attn_core.masks.bands import (
     Segments,
     Window,
     band_of,
-    packed_band_of,
+    varlen_band_of,
 )
 from attn_core.masks.base import UNBOUNDED, Both, Either, Mask, Not, PerHead, Positions, Predicate
 from attn_core.masks.big_bird import BigBird
@@ -54,5 +54,5 @@ __all__ = [
     "band_of",
     "blocks",
     "mask_mod",
-    "packed_band_of",
+    "varlen_band_of",
 ]

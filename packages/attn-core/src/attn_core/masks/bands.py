@@ -284,15 +284,15 @@ class PackedBand(NamedTuple):
     lengths: tuple[int, ...]
 
 
-def packed_band_of(mask: Mask) -> PackedBand | None:
+def varlen_band_of(mask: Mask) -> PackedBand | None:
     """The band within texts that a mask is, or None where it is something else."""
     if isinstance(mask, Segments):
         return PackedBand(Band(None, None), mask.lengths)
     if isinstance(mask, Both):
         for one, other in (mask.parts, mask.parts[::-1]):
-            band, packed = band_of(one), packed_band_of(other)
-            if band is not None and packed is not None:
-                return packed._replace(band=_both(band, packed.band))
+            band, varlen = band_of(one), varlen_band_of(other)
+            if band is not None and varlen is not None:
+                return varlen._replace(band=_both(band, varlen.band))
     return None
 
 

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.kernels.attend import texts
 from attn_core.masks import band_of
 from torch import Tensor
@@ -48,18 +48,18 @@ def apart(learned: Tensor | None) -> Tensor | None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The output [batch, query, heads, value_size] in the type of the values; raises `InvalidValue`, see `checks`."""
     return attend_with_lse(spec, operands)[0]
 
 
-def attend_with_lse(spec: AttentionSpec, operands: Operands) -> tuple[Tensor, Tensor]:
+def attend_with_lse(spec: AttentionSpec, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
     """The output, and ln Σ exp(e) over what a query sees, sinks among it: [batch, heads, query], float32.
 
     The second carries no gradient.
     """
     check(spec, operands)
-    if operands.packed is not None and band_of(spec.mask) is None:
+    if operands.varlen is not None and band_of(spec.mask) is None:
         # The blocks of other masks depend on the length of each text.
         parts = [attend_with_lse(spec, text) for text in texts(operands)]
         return torch.cat([out for out, _ in parts], 1), torch.cat([lse for _, lse in parts], 2)

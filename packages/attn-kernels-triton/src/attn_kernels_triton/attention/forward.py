@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core import Operands
+from attn_core import AttentionInputs
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -82,7 +82,7 @@ class Attended(NamedTuple):
     lse: Tensor
 
 
-def inputs_of(operands: Operands) -> Inputs:
+def inputs_of(operands: AttentionInputs) -> Inputs:
     """What gradients flow to."""
     return Inputs(operands.query, operands.key, operands.value)
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import torch
 import triton.language as tl
-from attn_core import AttentionSpec, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Mask
 from attn_core.masking import positions, seen_pairs
 from attn_core.masks import Band, band_of
 from attn_core.modifiers import Alibi, BiasTable, SoftCap
@@ -101,20 +101,22 @@ class Plan:
         return -(-rows // listed.rows) * self.batch, None
 
 
-def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:
+def plan_of(spec: AttentionSpec, operands: AttentionInputs) -> Plan:
     """The plan of an attention whose operands have been checked."""
     query, key = operands.query, operands.key
     sizes = Sizes(query.dtype, query.shape[-1], operands.value.shape[-1], query.shape[1], key.shape[1])
-    placed = operands.query_positions is not None or operands.key_positions is not None
-    packed = texts_of(spec.mask, operands)
-    band = band_of(spec.mask) if packed is None else packed.band
-    places = places_of(operands, placed=placed, by_pairs=None if band else spec.mask if placed else None)
+    has_positions = operands.query_positions is not None or operands.key_positions is not None
+    varlen = texts_of(spec.mask, operands)
+    band = band_of(spec.mask) if varlen is None else varlen.band
+    places = places_of(
+        operands, has_positions=has_positions, by_pairs=None if band else spec.mask if has_positions else None
+    )
     lists, texts = None, None
-    if packed is not None:
-        texts = packed.texts
+    if varlen is not None:
+        texts = varlen.texts
         lengths = [longest(text[place] for text in texts) for place in (2, 4)]
-        sizes = sizes._replace(queries=lengths[0], keys=lengths[1], packed=True)
-    if band is None and not placed:
+        sizes = sizes._replace(queries=lengths[0], keys=lengths[1], varlen=True)
+    if band is None and not has_positions:
         size = LARGE_BLOCK if sizes.keys > SHORT else SMALL_BLOCK
         group = spec.heads.query // spec.heads.key_value
         sizes = sizes._replace(block=size)
@@ -134,7 +136,7 @@ def plan_of(spec: AttentionSpec, operands: Operands) -> Plan:
     )
 
 
-def dropped_of(operands: Operands) -> Dropped:
+def dropped_of(operands: AttentionInputs) -> Dropped:
     """What programs are told of weights that are dropped."""
     dropout = operands.dropout
     if dropout is None:
@@ -182,17 +184,17 @@ def sink_of(spec: AttentionSpec, query: Tensor, parameters: Mapping[str, Tensor]
     return logit.float()
 
 
-def places_of(operands: Operands, *, placed: bool, by_pairs: Mask | None) -> Places:
+def places_of(operands: AttentionInputs, *, has_positions: bool, by_pairs: Mask | None) -> Places:
     """What is said of each query and key; `by_pairs` is a mask that is asked for every pair."""
     found = Places()
-    if operands.keep is not None:
-        keep = operands.keep.to(torch.uint8)
-        found = found._replace(keep=keep, keep_batch=stride(keep))
-    if placed:
+    if operands.key_padding_mask is not None:
+        key_padding_mask = operands.key_padding_mask.to(torch.uint8)
+        found = found._replace(key_padding_mask=key_padding_mask, keep_batch=stride(key_padding_mask))
+    if has_positions:
         query, key = (places.to(torch.int32).contiguous() for places in positions(operands))
         found = found._replace(query=query, query_batch=stride(query), key=key, key_batch=stride(key))
     if by_pairs is not None:
-        pairs = seen_pairs(by_pairs, *positions(operands), operands.keep).to(torch.uint8).contiguous()
+        pairs = seen_pairs(by_pairs, *positions(operands), operands.key_padding_mask).to(torch.uint8).contiguous()
         head = 0 if pairs.shape[1] == 1 else pairs.stride(1)
         found = found._replace(pairs=pairs, pairs_batch=stride(pairs), pairs_head=head)
     return found

@@ -36,7 +36,7 @@ class Choice(NamedTuple):
 class Sizes(NamedTuple):
     """Of what kind the operands of a program are: element type, sizes of keys and values, queries and keys.
 
-    `block` is the side of the blocks that lists name, None where a program walks without lists; `packed`, `biased` and
+    `block` is the side of the blocks that lists name, None where a program walks without lists; `varlen`, `biased` and
     `dropped` say that rows hold several texts, that biases are learned, and that weights are dropped.
     """
 
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
     queries: int
     keys: int
     block: int | None = None
-    packed: bool = False
+    varlen: bool = False
     biased: bool = False
     dropped: bool = False
 
@@ -110,7 +110,7 @@ LISTED_CHOICES: dict[tuple[str, bool, int], Choice] = {
 }
 """In place of the above where blocks are listed, whose bits need registers of their own."""
 
-PACKED_CHOICES: dict[tuple[str, bool, int], Choice] = {("to_keys", True, 128): Choice(64, 64, 8, 2)}
+VARLEN_CHOICES: dict[tuple[str, bool, int], Choice] = {("to_keys", True, 128): Choice(64, 64, 8, 2)}
 """The same where texts are packed."""
 
 BIASED_CHOICES: dict[tuple[str, bool, int], Choice] = {
@@ -142,7 +142,7 @@ def choice_of(program: str, sizes: Sizes) -> Choice:
     chosen, queries, keys = CHOICES[key], power_of_two(sizes.queries), power_of_two(sizes.keys)
     for applies, others in (
         (sizes.block is not None, LISTED_CHOICES),
-        (sizes.packed, PACKED_CHOICES),
+        (sizes.varlen, VARLEN_CHOICES),
         (sizes.biased, BIASED_CHOICES),
         (sizes.block is not None and sizes.biased, LISTED_BIASED_CHOICES),
         (sizes.dropped, DROPPED_CHOICES),

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import torch
-from attn_core import Mask, Operands
-from attn_core.kernels.attend import Packed, starts
-from attn_core.masks import Band, band_of, packed_band_of
+from attn_core import AttentionInputs, Mask
+from attn_core.kernels.attend import Varlen, starts
+from attn_core.masks import Band, band_of, varlen_band_of
 from torch import Tensor
 
 
@@ -25,36 +25,36 @@ class Text(NamedTuple):
     number: int
 
 
-class PackedTexts(NamedTuple):
+class VarlenDocuments(NamedTuple):
     """The texts of all rows, and the band that a query sees of its own."""
 
     texts: tuple[Text, ...]
     band: Band
 
 
-def texts_of(mask: Mask, operands: Operands) -> PackedTexts | None:
+def texts_of(mask: Mask, operands: AttentionInputs) -> VarlenDocuments | None:
     """The texts of operands that are packed, or whose mask is a band within segments; None of any others."""
     batch, queries, keys = operands.query.shape[0], operands.query.shape[1], operands.key.shape[1]
-    if operands.packed is not None:
-        band, packed = band_of(mask), operands.packed
-        return None if band is None else PackedTexts(laid(packed, batch), band)
-    found = packed_band_of(mask)
+    if operands.varlen is not None:
+        band, varlen = band_of(mask), operands.varlen
+        return None if band is None else VarlenDocuments(laid(varlen, batch), band)
+    found = varlen_band_of(mask)
     # Weights are dropped by the numbers of rows in all, not in their text.
-    said = operands.keep, operands.query_positions, operands.key_positions, operands.dropout
+    said = operands.key_padding_mask, operands.query_positions, operands.key_positions, operands.dropout
     if found is None or any(part is not None for part in said):
         return None
-    return PackedTexts(laid(segments(found.lengths, queries, keys), batch), found.band)
+    return VarlenDocuments(laid(segments(found.lengths, queries, keys), batch), found.band)
 
 
 @lru_cache(maxsize=64)
-def laid(packed: Packed, batch: int) -> tuple[Text, ...]:
+def laid(varlen: Varlen, batch: int) -> tuple[Text, ...]:
     """The texts of every row of a batch."""
-    found = zip(starts(packed.queries), packed.queries, starts(packed.keys), packed.keys, strict=False)
+    found = zip(starts(varlen.queries), varlen.queries, starts(varlen.keys), varlen.keys, strict=False)
     return tuple(Text(row, *text, number * batch + row) for number, text in enumerate(found) for row in range(batch))
 
 
 @lru_cache(maxsize=64)
-def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Packed:
+def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Varlen:
     """The texts of segments over `queries` queries aligned to the end of `keys` keys; what is behind all is seen by
     nobody."""
     bounds = [min(bound, keys) for bound in starts(lengths)]
@@ -62,7 +62,7 @@ def segments(lengths: tuple[int, ...], queries: int, keys: int) -> Packed:
     held = [stop - start for start, stop in pairwise(bounds)]
     asked = [max(0, stop - offset) - max(0, start - offset) for start, stop in pairwise(bounds)]
     before, behind = max(0, -offset), keys - bounds[-1]
-    return Packed((before, *asked, 0, queries - before - sum(asked)), (0, *held, behind, 0))
+    return Varlen((before, *asked, 0, queries - before - sum(asked)), (0, *held, behind, 0))
 
 
 def longest(lengths: Iterable[int]) -> int:

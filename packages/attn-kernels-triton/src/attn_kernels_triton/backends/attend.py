@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Kernel, Operands
+from attn_core import AttentionInputs, Kernel
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
 
 from attn_kernels_triton.backends.conditions import MODIFIERS, OnGpu
@@ -44,9 +44,9 @@ class TritonAttend(Kernel):
         "head_masks": Anything(),
         "length_bound": Anything(),
         "padded": Anything(),
-        "placed": Anything(),
-        "scattered": Anything(),
-        "packed": Anything(),
+        "has_positions": Anything(),
+        "kv_unordered": Anything(),
+        "varlen": Anything(),
         "dropout": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float32", "bfloat16", "float16"),
@@ -72,7 +72,7 @@ class TritonAttend(Kernel):
         """
         return 0.02 + 0.18 * problem.density
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `attention.attend`."""
         from attn_kernels_triton.attention.attend import attend
 
@@ -83,7 +83,7 @@ class TritonAttend(Kernel):
 def biased_refusals(learned: str, problem: Problem) -> list[str]:
     """Why learned biases of these names are refused; their gradients are summed by distances, which rows must give."""
     reasons = []
-    if problem.gradients and problem.placed:
+    if problem.gradients and problem.has_positions:
         reasons.append(f"gradients: to {learned} where positions are given")
     if max(problem.key_size, problem.value_size) > WIDEST_BIASED:
         reasons.append(wide_biases(learned))

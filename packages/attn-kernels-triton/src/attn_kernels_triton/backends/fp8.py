@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Kernel, Operands
+from attn_core import AttentionInputs, Kernel
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
 
 from attn_kernels_triton.backends.conditions import OnGpu
@@ -42,7 +42,7 @@ class TritonFp8(Kernel):
         """An estimate: products take half of what they take in 16 bits, all else as long."""
         return 0.015 + 0.13 * problem.density
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `fp8.attend`."""
         from attn_kernels_triton.fp8 import attend
 

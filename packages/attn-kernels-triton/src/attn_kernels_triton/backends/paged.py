@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
-from attn_core.kernels.paged import BAND, LATENT, PagedKernel, PagedOperands
+from attn_core.kernels.paged import BAND, LATENT, PagedAttentionInputs, PagedKernel
 
 from attn_kernels_triton.backends.attend import LEARNED, WIDEST_BIASED, wide_biases
 from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MODIFIERS, OnGpu
@@ -59,7 +59,7 @@ class TritonPaged(PagedKernel):
         """What of the plain computation's time remains: rows are read once, and nothing is gathered before."""
         return 0.1 if problem.rows == "plain" else 0.06
 
-    def run_paged(self, spec: AttentionSpec, operands: PagedOperands) -> Tensor:
+    def run_paged(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         """The output [tokens, heads, value_size]; see `paged.attend`."""
         from attn_kernels_triton.paged.attend import attend_rows
 

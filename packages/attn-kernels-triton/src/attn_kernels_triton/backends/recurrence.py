@@ -19,7 +19,7 @@ WIDEST, WIDEST_APART = 256, 128
 
 ACCEPTS: Mapping[str, Condition] = {
     "decay": OneOf("none", "head", "channel"),
-    "corrects": Anything(),
+    "delta_rule": Anything(),
     "key_size": AtMost(WIDEST),
     "value_size": Anything(),
     "query_heads": Anything(),

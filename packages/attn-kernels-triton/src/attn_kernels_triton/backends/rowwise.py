@@ -77,7 +77,7 @@ class TritonRmsNorm(InOnePass, NormKernel):
 
 
 class TritonRotary(InOnePass, RotaryKernel):
-    """Turns halves or neighbours, all of a head or a part of it; the gradient is turned back."""
+    """CosSin halves or neighbours, all of a head or a part of it; the gradient is turned back."""
 
     name = "triton_rotary"
     summary = "rotary positions on a GPU, with gradients"

@@ -50,11 +50,11 @@ class Rule(NamedTuple):
 class Places(NamedTuple):
     """What is said of each key and query, int32 and bytes, with the stride of the batch; None where nothing is.
 
-    `keep` [batch, key], zero where a key is padding; positions [batch, row]; `pairs` [batch, head, query, key], zero
-    where a pair is not allowed, with its strides of batch and head.
+    `key_padding_mask` [batch, key], zero where a key is padding; positions [batch, row]; `pairs` [batch, head, query,
+    key], zero where a pair is not allowed, with its strides of batch and head.
     """
 
-    keep: Any = None
+    key_padding_mask: Any = None
     keep_batch: Any = None
     query: Any = None
     query_batch: Any = None

@@ -142,7 +142,7 @@ def spans(call, first, last, reach, count, size: tl.constexpr):
         whole_stop = tl.maximum(tl.minimum(first + after + 1, count), 0)
     start = tl.minimum(start // size, tl.cdiv(count, size))
     stop = tl.maximum(tl.cdiv(stop, size), start)
-    if call.places.keep is None and call.places.pairs is None and call.places.key is None:
+    if call.places.key_padding_mask is None and call.places.pairs is None and call.places.key is None:
         whole_start = tl.minimum(tl.maximum(tl.cdiv(whole_start, size), start), stop)
         whole_stop = tl.maximum(tl.minimum(whole_stop // size, stop), whole_start)
     else:
@@ -229,8 +229,8 @@ def hidden(call, powers, who, pairs, places):
         powers = tl.where(query - key <= call.rule.left, powers, never)
     if call.rule.right is not None:
         powers = tl.where(key - query <= call.rule.right, powers, never)
-    if call.places.keep is not None:
-        start = call.places.keep + tl.cast(batch, tl.int64) * call.places.keep_batch
+    if call.places.key_padding_mask is not None:
+        start = call.places.key_padding_mask + tl.cast(batch, tl.int64) * call.places.keep_batch
         if call.texts is not None:
             start += text[2]
         powers = tl.where(tl.load(start + keys, mask=keys < keys_of(call, text), other=0) != 0, powers, never)

@@ -209,7 +209,7 @@ def rotate_rows(call):
     batch, first = place // blocks, tl.program_id(0) % groups * call.tile.heads
     tokens = place % blocks * call.tile.tokens + tl.arange(0, call.tile.tokens)
     pairs = tl.arange(0, call.tile.width)
-    cosines, sines = turns_of(call, batch, tokens, pairs)
+    cosines, sines = cos_sin_of_batch(call, batch, tokens, pairs)
     for number in tl.static_range(call.tile.heads):
         head = first + number
         real = (tokens < tl.where(head < call.heads, call.tokens, 0))[:, None]
@@ -226,7 +226,7 @@ def rotate_rows(call):
 
 
 @triton.jit
-def turns_of(call, batch, tokens, pairs):
+def cos_sin_of_batch(call, batch, tokens, pairs):
     """Cosines and sines [tokens, pairs] of the angles; the sine that is kept of a pair's second element is positive."""
     at = tl.cast(batch, tl.int64) * call.turn.batch + tokens.to(tl.int64)[:, None] * call.turn.row
     if call.tile.interleaved:

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from attn_core import AttentionSpec
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 from attn_core.masks import band_of
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from attn_kernels_triton.tuning.candidates import paged_name
 from attn_kernels_triton.tuning.store import known
 
 
-def check(spec: AttentionSpec, operands: PagedOperands) -> None:
+def check(spec: AttentionSpec, operands: PagedAttentionInputs) -> None:
     """Raise `InvalidValue` for operands that the programs would misread or compute in the wrong type.
 
     That row numbers lie inside memory is asked once a step; see `paged.prepared`.
@@ -38,13 +38,15 @@ def check(spec: AttentionSpec, operands: PagedOperands) -> None:
     check_like("query", query, (tokens, spec.heads.query, spec.heads.key_size), query.device)
     if query.stride(2) != 1:
         raise InvalidValue.of("query.stride", list(query.stride()), "one that ends in 1: heads lie dense in memory")
-    if rows.numbers.dim() != 2 or rows.numbers.shape[0] != batch.requests or len(rows.firsts) != batch.requests:
-        given = list(rows.numbers.shape), len(rows.firsts)
-        raise InvalidValue.of("rows.numbers, firsts", given, f"both of {batch.requests} requests")
+    if rows.kv_indices.dim() != 2 or rows.kv_indices.shape[0] != batch.requests or len(rows.firsts) != batch.requests:
+        given = list(rows.kv_indices.shape), len(rows.firsts)
+        raise InvalidValue.of("rows.kv_indices, firsts", given, f"both of {batch.requests} requests")
     check_like("positions", batch.positions, (tokens,), query.device)
-    check_like("rows.numbers", rows.numbers, tuple(rows.numbers.shape), query.device)
-    if rows.numbers.dtype != torch.int64:
-        raise InvalidValue.of("rows.numbers.dtype", str(rows.numbers.dtype), "int64: memory may have very many rows")
+    check_like("rows.kv_indices", rows.kv_indices, tuple(rows.kv_indices.shape), query.device)
+    if rows.kv_indices.dtype != torch.int64:
+        raise InvalidValue.of(
+            "rows.kv_indices.dtype", str(rows.kv_indices.dtype), "int64: memory may have very many rows"
+        )
     check_count("query: elements from the first to the last head", spec.heads.query * query.stride(1))
     farthest = max((past + new for past, new in zip(batch.contexts, batch.lengths, strict=True)), default=0)
     if farthest > FARTHEST:
@@ -57,7 +59,7 @@ def check(spec: AttentionSpec, operands: PagedOperands) -> None:
         raise InvalidValue.of("requests", list(operands.requests), f"numbers below {batch.requests}")
 
 
-def memory_of(operands: PagedOperands, name: str, heads: int, size: int) -> Memory:
+def memory_of(operands: PagedAttentionInputs, name: str, heads: int, size: int) -> Memory:
     """The memory of a field of rows [row, heads, size], or [row, size] of one head; raises `InvalidValue`."""
     fields, query, form = operands.rows.fields, operands.query, operands.rows.form
     shape = (heads, size)
@@ -106,7 +108,7 @@ class Met(NamedTuple):
     first: int
 
 
-def attend_rows(spec: AttentionSpec, operands: PagedOperands) -> Tensor:
+def attend_rows(spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
     """The output [tokens, heads, value_size] in the type of the queries; raises `InvalidValue`, see `paged.memory`."""
     check(spec, operands)
     out = operands.query.new_empty(*operands.query.shape[:2], spec.heads.value_size)
@@ -115,7 +117,9 @@ def attend_rows(spec: AttentionSpec, operands: PagedOperands) -> Tensor:
     return out
 
 
-def launches(spec: AttentionSpec, operands: PagedOperands, out: Tensor, few: PagedChoice | None = None) -> list[Launch]:
+def launches(
+    spec: AttentionSpec, operands: PagedAttentionInputs, out: Tensor, few: PagedChoice | None = None
+) -> list[Launch]:
     """The programs in the order in which they run; `few` is the choice for tiles of few rows, if it is not to be looked
     up."""
     band = band_of(spec.mask)
@@ -148,7 +152,7 @@ def measured_paged(query: Tensor, form: str, sizes: tuple[int, int]) -> PagedCho
     return known(PagedChoice, paged_name(max(NARROWEST, power_of_two(max(sizes)))), query.device)
 
 
-def met_of(spec: AttentionSpec, operands: PagedOperands) -> Met:
+def met_of(spec: AttentionSpec, operands: PagedAttentionInputs) -> Met:
     """The memory of keys and values, or of latents and the rotary part of keys."""
     heads = spec.heads
     if "latent" in operands.rows.fields:
@@ -160,7 +164,9 @@ def met_of(spec: AttentionSpec, operands: PagedOperands) -> Met:
 
 
 def attend_launch(
-    call: tuple[AttentionSpec, PagedOperands, Tensor], asked: tuple[Met, Rule, PagedChoice | None], portion: Portion
+    call: tuple[AttentionSpec, PagedAttentionInputs, Tensor],
+    asked: tuple[Met, Rule, PagedChoice | None],
+    portion: Portion,
 ) -> Launch:
     """The program that meets rows, for tiles of one kind."""
     (spec, operands, out), (met, rule, few) = call, asked

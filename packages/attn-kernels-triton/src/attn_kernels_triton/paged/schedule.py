@@ -12,7 +12,7 @@ import torch
 from attn_core import RaggedBatch
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 from torch import Tensor
 
 from attn_kernels_triton.launch import integers
@@ -160,9 +160,9 @@ class Grove(NamedTuple):
     seen: Tensor
 
 
-def grove_of(operands: PagedOperands) -> Grove | None:
+def grove_of(operands: PagedAttentionInputs) -> Grove | None:
     """The trees of a step; None where there is none, or none of two tokens that lie as they must."""
-    batch, numbers = operands.batch, operands.rows.numbers
+    batch, numbers = operands.batch, operands.rows.kv_indices
     trees = [tree for tree in trees_of(operands) if len(tree) > 1 and complete(tree)]
     trees = [tree for tree, same in zip(trees, same_before(trees, numbers), strict=True) if same]
     if not trees:
@@ -194,7 +194,7 @@ def grove_of(operands: PagedOperands) -> Grove | None:
     )
 
 
-def trees_of(operands: PagedOperands) -> list[list[Node]]:
+def trees_of(operands: PagedAttentionInputs) -> list[list[Node]]:
     """Neighbouring tokens of trees after the same row, as far as they are asked for."""
     nodes = nodes_of(operands)
     found = []
@@ -203,7 +203,7 @@ def trees_of(operands: PagedOperands) -> list[list[Node]]:
     return found
 
 
-def nodes_of(operands: PagedOperands) -> list[Node]:
+def nodes_of(operands: PagedAttentionInputs) -> list[Node]:
     """The requests that compute one token of a tree, with the numbers of the rows from the one before the tree on."""
     batch, rows = operands.batch, operands.rows
     found = [request for request in sorted(set(operands.requests)) if is_node(batch, request)]
@@ -212,8 +212,10 @@ def nodes_of(operands: PagedOperands) -> list[Node]:
     bases = [batch.contexts[request] + 1 - len(batch.path(request)) for request in found]
     depth = max(len(batch.path(request)) for request in found)
     starts = torch.tensor([base - rows.firsts[request] for request, base in zip(found, bases, strict=True)])
-    places = (starts[:, None] + torch.arange(-1, depth)).clamp(0, rows.numbers.shape[1] - 1).to(rows.numbers.device)
-    near = rows.numbers[torch.tensor(found, device=places.device)[:, None], places].tolist()
+    places = (
+        (starts[:, None] + torch.arange(-1, depth)).clamp(0, rows.kv_indices.shape[1] - 1).to(rows.kv_indices.device)
+    )
+    near = rows.kv_indices[torch.tensor(found, device=places.device)[:, None], places].tolist()
     return [
         Node(
             request,
@@ -280,10 +282,10 @@ _PREPARED: WeakKeyDictionary[RaggedBatch, dict[Key, Prepared]] = WeakKeyDictiona
 """By batch, and its requests, heads, reach, the row numbers and the rows of memory."""
 
 
-def prepared(operands: PagedOperands, heads: Heads, left: int | None, rows: int) -> Prepared:
+def prepared(operands: PagedAttentionInputs, heads: Heads, left: int | None, rows: int) -> Prepared:
     """The work of a step over memory of so many rows; raises `InvalidValue` for row numbers outside of it."""
     known = _PREPARED.setdefault(operands.batch, {})
-    numbers = operands.rows.numbers
+    numbers = operands.rows.kv_indices
     key = operands.requests, heads, left, id(numbers), rows
     if key not in known:
         check_numbers(operands.rows, operands.batch, rows)
@@ -317,14 +319,17 @@ def check_numbers(rows: RowsInPlace, batch: RaggedBatch, count: int) -> None:
     """Raise `InvalidValue` unless every row that a request has lies in memory of `count` rows."""
     held = [past + new - first for past, new, first in zip(batch.contexts, batch.lengths, rows.firsts, strict=True)]
     longest = max(held, default=0)
-    if rows.numbers.shape[1] < longest:
-        raise InvalidValue.of("rows.numbers", list(rows.numbers.shape), f"at least {longest} for each request")
+    if rows.kv_indices.shape[1] < longest:
+        raise InvalidValue.of("rows.kv_indices", list(rows.kv_indices.shape), f"at least {longest} for each request")
     if not longest:
         return
-    real = torch.arange(longest, device=rows.numbers.device) < torch.tensor(held, device=rows.numbers.device)[:, None]
-    numbers = rows.numbers[:, :longest]
+    real = (
+        torch.arange(longest, device=rows.kv_indices.device)
+        < torch.tensor(held, device=rows.kv_indices.device)[:, None]
+    )
+    numbers = rows.kv_indices[:, :longest]
     outside = real & ((numbers < 0) | (numbers >= count))
     if bool(outside.any()):
         request, place = outside.nonzero()[0].tolist()
         allowed = f"rows from 0 to {count - 1}, which is all that memory has"
-        raise InvalidValue.of(f"rows.numbers[{request}, {place}]", int(numbers[request, place]), allowed)
+        raise InvalidValue.of(f"rows.kv_indices[{request}, {place}]", int(numbers[request, place]), allowed)

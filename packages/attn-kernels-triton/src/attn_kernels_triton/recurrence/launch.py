@@ -76,17 +76,17 @@ class Between:
 
 def between(given: Given) -> Between:
     """Fresh memory for all of it."""
-    corrects, sizes = given.strength is not None, given.sizes
+    delta_rule, sizes = given.strength is not None, given.sizes
     faded = None
     if given.decay is not None:
         faded = torch.empty_like(given.decay, dtype=torch.float32, memory_format=torch.contiguous_format)
         faded = faded if sizes.channels else spaced(faded)
     return Between(
         faded=faded,
-        solved=given.rows(sizes.value_size) if corrects else None,
-        told=given.rows(sizes.key_size) if corrects else None,
-        inverse=given.rows(sizes.chunk) if corrects else None,
-        news=given.rows(sizes.value_size) if corrects else None,
+        solved=given.rows(sizes.value_size) if delta_rule else None,
+        told=given.rows(sizes.key_size) if delta_rule else None,
+        inverse=given.rows(sizes.chunk) if delta_rule else None,
+        news=given.rows(sizes.value_size) if delta_rule else None,
         states=given.states(),
         after=given.memory(),
         out=given.rows(sizes.value_size),

@@ -93,6 +93,6 @@ def rotate(given: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) 
 
 
 def by_sequence(turn: Tensor) -> Tensor:
-    """Turns [1 or batch, token, turned] of [..., token, 1, turned]."""
+    """CosSin [1 or batch, token, turned] of [..., token, 1, turned]."""
     flat = turn[..., 0, :]
     return flat if flat.dim() == 3 else flat[None]

@@ -46,7 +46,9 @@ def digest() -> str:
 
 
 def read(device: str) -> dict[str, Candidate]:
-    """Choices by the names of their kinds; none, and a warning, where the file is not what `add` wrote for a device."""
+    """SelectedBlocks by the names of their kinds; none, and a warning, where the file is not what `add` wrote for a
+    device.
+    """
     path = path_of(device)
     try:
         return choices_of(json.loads(path.read_text(encoding="utf-8")), origin(device))

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Causal, Full, Heads, Mask, Operands, RaggedBatch
+from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask, RaggedBatch
 from attn_core.batch import RowsInPlace
-from attn_core.kernels.paged import PagedOperands
+from attn_core.kernels.paged import PagedAttentionInputs
 
 from attn_kernels_triton.attention.backward import Backwards, dense_launches
 from attn_kernels_triton.attention.forward import Inputs, empty, forward_launch, launch_of
@@ -89,7 +89,7 @@ def calls(widths: Iterable[int], device: torch.device) -> Iterator[tuple[Plan, I
         heads = Heads(query=HEADS, key_value=HEADS, key_size=width, value_size=width)
         for length in LENGTHS:
             inputs = Inputs(*torch.randn(3, 1, length, HEADS, width, device=device).bfloat16())
-            operands = Operands(query=inputs.query, key=inputs.key, value=inputs.value)
+            operands = AttentionInputs(query=inputs.query, key=inputs.key, value=inputs.value)
             for mask in MASKS:
                 yield plan_of(AttentionSpec(heads=heads, mask=mask), operands), inputs
 
@@ -130,7 +130,7 @@ def paged_trials(device: torch.device) -> Iterator[Trial]:
             yield Trial(paged_name(width), candidate, tuple(launches(spec, operands, out, candidate)))
 
 
-def call(shape: Shape, device: torch.device) -> tuple[AttentionSpec, PagedOperands]:
+def call(shape: Shape, device: torch.device) -> tuple[AttentionSpec, PagedAttentionInputs]:
     """Requests whose rows lie anywhere in memory."""
     held = CONTEXT + 1
     pool = REQUESTS * held
@@ -142,7 +142,7 @@ def call(shape: Shape, device: torch.device) -> tuple[AttentionSpec, PagedOperan
     if shape.latent:
         fields = {"latent": rows(pool, shape.value), "rotary_key": rows(pool, shape.key - shape.value)}
     numbers = torch.randperm(pool, device=device).view(REQUESTS, held)
-    operands = PagedOperands(
+    operands = PagedAttentionInputs(
         query=rows(REQUESTS, shape.query, shape.key),
         batch=RaggedBatch.of((1,) * REQUESTS, (CONTEXT,) * REQUESTS, lambda given: torch.tensor(given, device=device)),
         rows=RowsInPlace(fields, numbers, numbers, (0,) * REQUESTS, "plain"),

@@ -50,7 +50,9 @@ def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state
     outputs = []
     for span in batch.spans():
         rows = view.rows([span.request])
-        remembered = rows.fields[FIELD] if rows.keep is None else rows.fields[FIELD][rows.keep][None]
+        remembered = (
+            rows.fields[FIELD] if rows.key_padding_mask is None else rows.fields[FIELD][rows.key_padding_mask][None]
+        )
         outputs.append(layer.forward(remembered)[0, remembered.shape[1] - (span.stop - span.start) :])
     return torch.cat(outputs)
 

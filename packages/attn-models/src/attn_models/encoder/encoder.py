@@ -21,7 +21,7 @@ class EveryPosition(nn.Embedding):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.context, config.width)
 
-    def rows(self, tokens: Tensor, keep: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [tokens, width] for token ids [batch, tokens]."""
         found: Tensor = self(torch.arange(tokens.shape[1], device=tokens.device))
         return found
@@ -35,9 +35,11 @@ class RealPosition(nn.Embedding):
         super().__init__(config.first_position + config.context, config.width)
         self.first = config.first_position
 
-    def rows(self, tokens: Tensor, keep: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """Rows [batch, tokens, width] for token ids [batch, tokens] and `keep` [batch, tokens], True where real."""
-        real = torch.ones_like(tokens) if keep is None else keep.to(torch.int64)
+    def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Rows [batch, tokens, width] for token ids [batch, tokens] and `key_padding_mask` [batch, tokens], True where
+        real.
+        """
+        real = torch.ones_like(tokens) if key_padding_mask is None else key_padding_mask.to(torch.int64)
         found: Tensor = self(real.cumsum(1) * real + self.first - 1)
         return found
 
@@ -51,7 +53,7 @@ class DepthPosition(nn.Module):
         self.sequential = nn.Linear(config.width, config.width, bias=False)
         self.structural = nn.Linear(config.width, config.width, bias=False)
 
-    def rows(self, tokens: Tensor, keep: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
 
         Raises `InvalidValue` without depths, or for those of other tokens.
@@ -86,9 +88,11 @@ class EncoderBlock(nn.Module):
 class PostNormBlock(EncoderBlock):
     """norm(x + attention(x)), then norm(x + feed-forward(x)) (Vaswani et al. 2017, section 3.1)."""
 
-    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
-        """[batch, tokens, width] to [batch, tokens, width]; `keep` [batch, tokens] is True where a token is real."""
-        after: Tensor = self.attention_norm(hidden + self.attention(hidden, keep=keep))
+    def forward(self, hidden: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """[batch, tokens, width] to [batch, tokens, width]; `key_padding_mask` [batch, tokens] is True where a token is
+        real.
+        """
+        after: Tensor = self.attention_norm(hidden + self.attention(hidden, key_padding_mask=key_padding_mask))
         out: Tensor = self.feed_forward_norm(after + self.feed_forward(after))
         return out
 
@@ -100,18 +104,18 @@ class ReversibleBlock(EncoderBlock):
     all the same.
     """
 
-    def forward(self, one: Tensor, two: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Two streams [batch, tokens, width] each; `keep` as `PostNormBlock.forward`."""
-        one = one + self.attention(self.attention_norm(two), keep=keep)
+    def forward(self, one: Tensor, two: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Two streams [batch, tokens, width] each; `key_padding_mask` as `PostNormBlock.forward`."""
+        one = one + self.attention(self.attention_norm(two), key_padding_mask=key_padding_mask)
         return one, two + self.feed_forward(self.feed_forward_norm(one))
 
 
 class PreNormBlock(EncoderBlock):
     """x + attention(norm(x)), then x + feed-forward(norm(x)) (Dosovitskiy et al. 2021, equations 2 and 3)."""
 
-    def forward(self, hidden: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """As `PostNormBlock.forward`."""
-        after = hidden + self.attention(self.attention_norm(hidden), keep=keep)
+        after = hidden + self.attention(self.attention_norm(hidden), key_padding_mask=key_padding_mask)
         out: Tensor = after + self.feed_forward(self.feed_forward_norm(after))
         return out
 
@@ -126,7 +130,7 @@ class Encoder(nn.Module):
         self.size = config.width
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions: Position = POSITIONS[config.positions](config)
-        self.segments = nn.Embedding(config.segments, config.width)
+        self.segments = nn.Embedding(config.type_vocab_size, config.width)
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
         for module in (self.embedding, self.positions, self.segments):
@@ -135,24 +139,24 @@ class Encoder(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         depths: Tensor | None = None,
     ) -> Tensor:
         """Rows [batch, tokens, width] of token ids [batch, tokens], int64.
 
-        `keep` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where None;
-        `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth". Raises
+        `key_padding_mask` [batch, tokens], bool, is True where a token is real; `segments` [batch, tokens] are 0 where
+        None; `depths` [batch, tokens], in the tree of each sequence, are needed where positions are "depth". Raises
         `InvalidValue` for more tokens than the context, and without the depths that are needed.
         """
         length = tokens.shape[1]
         if length > self.context:
             raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
         kinds = torch.zeros_like(tokens) if segments is None else segments
-        places = self.positions.rows(tokens, keep, depths)
+        places = self.positions.rows(tokens, key_padding_mask, depths)
         hidden: Tensor = self.norm(self.embedding(tokens) + places + self.segments(kinds))
         for block in self.blocks:
-            hidden = block(hidden, keep)
+            hidden = block(hidden, key_padding_mask)
         return hidden
 
 
@@ -173,9 +177,9 @@ class MaskedLanguageModel(nn.Module):
         self.norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
         self.bias = nn.Parameter(self.transform.weight.new_zeros(vocabulary))
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; `keep` as `Encoder.forward`."""
-        return self.guess(self.encoder(tokens, keep))
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; `key_padding_mask` as `Encoder.forward`."""
+        return self.guess(self.encoder(tokens, key_padding_mask))
 
     def guess(self, rows: Tensor) -> Tensor:
         """Logits [..., vocabulary] of an encoder's rows [..., size]."""
@@ -193,7 +197,7 @@ class Tagger(nn.Module):
         self.classifier = nn.Linear(config.encoder.width, config.classes)
         initialise(self.classifier)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
-        scores: Tensor = self.classifier(self.encoder(tokens, keep, depths=depths))
+        scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask, depths=depths))
         return scores

@@ -41,10 +41,10 @@ class ReformerFamily(ModelFamily):
 
     def configure(self, values: Mapping[str, Any]) -> Any:
         """The Reformer of plain values; raises `Incompatible` for one that its checkpoints cannot say."""
-        from attn_models.encoder.folders import adapter_for
+        from attn_models.adapters.registry import encoder_adapter_for
 
         config = ReformerConfig.from_plain(values)
-        adapter_for(config)
+        encoder_adapter_for(config)
         return config
 
     def build(self, config: Any) -> Any:

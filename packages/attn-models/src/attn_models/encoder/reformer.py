@@ -37,24 +37,24 @@ class Reformer(nn.Module):
         self.size = 2 * config.width
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions: nn.Module = nn.Embedding(config.context, config.width)
-        if config.axes is not None and config.axis_widths is not None:
-            self.positions = AxialPositions(config.axes, config.axis_widths)
+        if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
+            self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
         self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
         for module in (self.embedding, self.positions):
             initialise(module)
 
-    def forward(self, tokens: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Rows [batch, tokens, 2 width] of token ids [batch, tokens], int64.
 
-        `keep` [batch, tokens], bool, is True where a token is real. Raises `InvalidValue` for more tokens than the
-        context.
+        `key_padding_mask` [batch, tokens], bool, is True where a token is real. Raises `InvalidValue` for more tokens
+        than the context.
         """
         length = tokens.shape[1]
         if length > self.context:
             raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
         one = two = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
         for block in self.blocks:
-            one, two = block(one, two, keep)
+            one, two = block(one, two, key_padding_mask)
         rows: Tensor = self.norm(torch.cat([one, two], dim=-1))
         return rows

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-def encoder_input_lengths(source: Tensor | None, keep: Tensor | None, longest: int) -> tuple[Tensor, list[int]]:
+def encoder_input_lengths(
+    source: Tensor | None, key_padding_mask: Tensor | None, longest: int
+) -> tuple[Tensor, list[int]]:
     """The source [batch, source] and its lengths.
 
     Raises `InvalidValue` where there is none, it is longer than `longest`, a sequence is empty, or padding does not
@@ -24,10 +26,14 @@ def encoder_input_lengths(source: Tensor | None, keep: Tensor | None, longest: i
         raise InvalidValue.of("source", None, "tokens [batch, source], as the model reads a source")
     if source.shape[1] > longest:
         raise InvalidValue.of("source", f"{source.shape[1]} tokens", f"at most {longest} tokens")
-    counts = torch.full((len(source),), source.shape[1]) if keep is None else keep.sum(-1)
-    ordered = keep is None or torch.equal(keep, torch.arange(source.shape[1], device=keep.device) < counts[:, None])
+    counts = torch.full((len(source),), source.shape[1]) if key_padding_mask is None else key_padding_mask.sum(-1)
+    ordered = key_padding_mask is None or torch.equal(
+        key_padding_mask, torch.arange(source.shape[1], device=key_padding_mask.device) < counts[:, None]
+    )
     if not ordered or not bool((counts > 0).all()):
-        raise InvalidValue.of("keep", "another mask", "at least one real token in each source, padding at the end")
+        raise InvalidValue.of(
+            "key_padding_mask", "another mask", "at least one real token in each source, padding at the end"
+        )
     return source, [int(count) for count in counts]
 
 
@@ -53,7 +59,7 @@ class PaddedEncoderStates:
         return Rows(
             fields={name: rows[chosen] for name, rows in self.held.fields.items()},
             positions=self.held.positions[chosen],
-            keep=None if self.held.keep is None else self.held.keep[chosen],
+            key_padding_mask=None if self.held.key_padding_mask is None else self.held.key_padding_mask[chosen],
         )
 
 
@@ -81,6 +87,6 @@ def _padded(sources: Sequence[Fields]) -> Rows:
     counts = [len(next(iter(fields.values()))) for fields in sources]
     device = next(iter(sources[0].values())).device
     positions = torch.arange(max(counts), device=device).expand(len(counts), -1)
-    keep = positions < torch.tensor(counts, device=device)[:, None] if min(counts) < max(counts) else None
+    key_padding_mask = positions < torch.tensor(counts, device=device)[:, None] if min(counts) < max(counts) else None
     fields = {name: pad_sequence([fields[name] for fields in sources], batch_first=True) for name in sources[0]}
-    return Rows(fields=fields, positions=positions, keep=keep)
+    return Rows(fields=fields, positions=positions, key_padding_mask=key_padding_mask)

@@ -94,9 +94,9 @@ class RecurrentModel(nn.Module):
         """The mechanism of each attention layer."""
         return () if self.chosen is None else (self.chosen.mechanism.name,)
 
-    def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        source, lengths = encoder_input_lengths(source, keep, self.source_context)
+        source, lengths = encoder_input_lengths(source, key_padding_mask, self.source_context)
         return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:

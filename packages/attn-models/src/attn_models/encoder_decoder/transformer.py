@@ -58,9 +58,9 @@ class EncoderBlock(nn.Module):
         self.feed_forward = build_feed_forward(config.block)
         self.around_feed_forward = Residual(config)
 
-    def forward(self, hidden: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """[batch, source, width] to [batch, source, width]."""
-        attended = self.around_attention(hidden, partial(self.attention, keep=keep))
+        attended = self.around_attention(hidden, partial(self.attention, key_padding_mask=key_padding_mask))
         out: Tensor = self.around_feed_forward(attended, self.feed_forward)
         return out
 
@@ -78,9 +78,11 @@ class DecoderBlock(nn.Module):
         self.feed_forward = build_feed_forward(config.block)
         self.around_feed_forward = Residual(config)
 
-    def forward(self, hidden: Tensor, memory: Tensor, keep: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, memory: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Whole sequences [batch, tokens, width] over memory [batch, source, width]."""
-        return self._through(hidden, self.attention, partial(self.cross, source=memory, keep=keep))
+        return self._through(
+            hidden, self.attention, partial(self.cross, source=memory, key_padding_mask=key_padding_mask)
+        )
 
     def step(self, hidden: Tensor, batch: RaggedBatch, own: LayerState, source: LayerState) -> Tensor:
         """The new rows [tokens, width] of many requests."""
@@ -145,12 +147,12 @@ class Transformer(nn.Module):
         """The mechanism of each attention to the source."""
         return (self.chosen.mechanism.name,) * len(self.decoder)
 
-    def forward(self, tokens: Tensor, source: Tensor | None = None, keep: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        memory = self._read(source, keep)
+        memory = self._read(source, key_padding_mask)
         hidden = self._written(tokens)
         for block in self._decoder():
-            hidden = block(hidden, memory, keep)
+            hidden = block(hidden, memory, key_padding_mask)
         return self.logits(self.decoder_norm(hidden))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
@@ -181,8 +183,8 @@ class Transformer(nn.Module):
             return logits
         return nn.functional.linear(hidden, self.embedding.weight)
 
-    def likeliest(self, hidden: Tensor) -> Tensor | None:
-        """See `attn_core.models.FindsLikeliest`: a packed unembedding can tell."""
+    def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
+        """See `attn_core.models.GreedyHead`: a packed unembedding can tell."""
         return self.head.largest(hidden) if isinstance(self.head, FindsLargest) else None
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int], source: Tensor | None = None) -> dict[int, Tensor]:
@@ -203,11 +205,11 @@ class Transformer(nn.Module):
             hidden = block(hidden, memory, None)
         return maps
 
-    def _read(self, source: Tensor | None, keep: Tensor | None) -> Tensor:
-        given, _ = encoder_input_lengths(source, keep, self.source_context)
+    def _read(self, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
+        given, _ = encoder_input_lengths(source, key_padding_mask, self.source_context)
         hidden = self._embed(given, torch.arange(given.shape[1], device=given.device))
         for block in self.encoder:
-            hidden = block(hidden, keep)
+            hidden = block(hidden, key_padding_mask)
         normed: Tensor = self.encoder_norm(hidden)
         return normed
 

@@ -89,6 +89,8 @@ class PrepackedBfloat16(LinearKernel):
             return "this torch is built without oneDNN"
         if not (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()):  # noqa: SLF001
             return "the chip has no instructions for bfloat16"
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 -- oneDNN may be held to older ones
+            return "oneDNN may not use the chip's instructions for bfloat16 (ONEDNN_MAX_CPU_ISA)"
         return None
 
     def cost(self) -> float:

@@ -7,14 +7,15 @@ import json
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.bert import BertAdapter
+from attn_models.adapters.state_dict import stored_tensors
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.folders import save_encoder
-from attn_models.encoder.sentences import SentenceEncoder, load_sentence_encoder
-from attn_models.families.bert import BertAdapter
-from attn_models.families.state_dict import stored_tensors
+from attn_models.loading.encoders import save_encoder
+from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
+from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
 TOKENIZER = character_tokenizer("abcdefgh ")
@@ -79,12 +80,12 @@ def test_what_follows_changes_what_came_before(encoder):
 
 def test_a_folder_comes_back_with_or_without_a_prefix_and_heads(encoder, folder):
     tokens = torch.tensor([[1, 2, 3]])
-    assert torch.equal(load_sentence_encoder(folder).model(tokens), encoder(tokens))
+    require_same_model(load_sentence_encoder(folder).model, encoder, tokens)
     named = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     named |= {"bert.pooler.dense.weight": torch.zeros(16, 16), "cls.predictions.bias": torch.zeros(9)}
     named |= {"bert.embeddings.position_ids": torch.arange(12)[None]}
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-    assert torch.equal(load_sentence_encoder(folder).model(tokens), encoder(tokens))
+    require_same_model(load_sentence_encoder(folder).model, encoder, tokens)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,9 @@ def test_rows_are_those_of_transformers(tmp_path, dtype, tolerance):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     model = load_sentence_encoder(tmp_path, dtype).model
     tokens = torch.randint(9, (3, 8))
-    keep = torch.arange(8) < torch.tensor([[8], [5], [1]])
+    key_padding_mask = torch.arange(8) < torch.tensor([[8], [5], [1]])
     with torch.no_grad():
-        theirs = peer(tokens, attention_mask=keep.long()).last_hidden_state
-    torch.testing.assert_close(model(tokens, keep)[keep], theirs[keep], rtol=0, atol=tolerance)
+        theirs = peer(tokens, attention_mask=key_padding_mask.long()).last_hidden_state
+    torch.testing.assert_close(
+        model(tokens, key_padding_mask)[key_padding_mask], theirs[key_padding_mask], rtol=0, atol=tolerance
+    )

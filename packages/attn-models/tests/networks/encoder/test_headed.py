@@ -8,10 +8,11 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
-from attn_models.encoder.folders import load_masked, load_tagger, save_masked, save_tagger
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.encoders import load_masked, load_tagger, save_masked, save_tagger
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from attn_models.tokenizers.learned import with_mask
+from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
 TOKENIZER = with_mask(character_tokenizer("abcdefgh "))
@@ -37,22 +38,24 @@ def drawn(family, **fields):
 def test_a_model_that_guesses_comes_back_and_its_encoder_embeds(tmp_path, fields):
     model = drawn("masked_lm", **fields)
     again, tokenizer = load_masked(save_masked(tmp_path / "m", model, TOKENIZER))
-    assert torch.equal(again(TOKENS, KEEP), model(TOKENS, KEEP))
+    require_same_model(again, model, TOKENS, KEEP)
     assert tokenizer.mask_id == TOKENIZER.mask_id == 9
     assert load_sentence_encoder(tmp_path / "m").embed(["abc", "h"]).shape == (2, 16)
 
 
 def test_a_reformer_that_guesses_comes_back(tmp_path):
-    model = drawn("reformer_lm", axes=[3.0, 4.0], axis_widths=[4, 12], pattern=PATTERN, feed_forward="relu")
+    model = drawn(
+        "reformer_lm", axial_pos_shape=[3.0, 4.0], axial_pos_embds_dim=[4, 12], pattern=PATTERN, feed_forward="relu"
+    )
     again, _ = load_masked(save_masked(tmp_path / "m", model, TOKENIZER))
-    torch.testing.assert_close(again(TOKENS, KEEP), model(TOKENS, KEEP))
+    require_same_model(again, model, TOKENS, KEEP)
 
 
 @pytest.mark.parametrize("fields", [{}, {"positions": "depth"}])
 def test_a_tagger_comes_back_with_its_tags(tmp_path, fields):
     model, depths = drawn("tagger", classes=3, **fields), torch.randint(4, TOKENS.shape)
     again, tags, _ = load_tagger(save_tagger(tmp_path / "m", model, TAGS, TOKENIZER))
-    assert torch.equal(again(TOKENS, KEEP, depths), model(TOKENS, KEEP, depths))
+    require_same_model(again, model, TOKENS, KEEP, depths)
     assert tags == TAGS
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.registry import ENCODER_ADAPTERS, encoder_adapter
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.folders import is_encoder, save_encoder
-from attn_models.encoder.sentences import load_sentence_encoder
-from attn_models.families.hf_config import check_unread_keys
-from attn_models.families.registry import ENCODER_ADAPTERS, encoder_adapter
+from attn_models.loading.encoders import is_encoder, save_encoder
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
+from attn_testing.checkpoints import require_same_model
 
 TOKENIZER = character_tokenizer("abcdefghij")
 SIZES = {"vocabulary": 10, "context": 60, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
@@ -64,17 +65,19 @@ def written(folder, peer):
     return folder
 
 
-def tokens_of(keep):
-    return torch.where(keep, torch.randint(2, 10, keep.shape, generator=torch.Generator().manual_seed(1)), 1)
+def tokens_of(key_padding_mask):
+    return torch.where(
+        key_padding_mask, torch.randint(2, 10, key_padding_mask.shape, generator=torch.Generator().manual_seed(1)), 1
+    )
 
 
 @pytest.mark.parametrize("fields", [LONG, LONG | {"pattern": WINDOWS}, {"mechanism": "bigbird"}], ids=str)
-def test_an_encoder_for_long_texts_comes_back_from_a_folder_bit_for_bit(fields, tmp_path):
+def test_an_encoder_for_long_texts_comes_back_from_a_folder(fields, tmp_path):
     model, layout = drawn(**fields), "big_bird" if fields["mechanism"] == "bigbird" else "longformer"
     save_encoder(tmp_path / "model", model, TOKENIZER, layout=layout)
     assert is_encoder(tmp_path / "model")
     tokens = torch.randint(2, 10, (2, 50))
-    assert torch.equal(load_sentence_encoder(tmp_path / "model").model(tokens), model(tokens))
+    require_same_model(load_sentence_encoder(tmp_path / "model").model, model, tokens)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_an_encoder_of_any_mechanism_is_kept_in_a_folder_of_ours(fields, tmp_pat
     save_encoder(tmp_path / "model", model, TOKENIZER)
     loaded = load_sentence_encoder(tmp_path / "model")
     tokens = torch.randint(2, 10, (2, 50))
-    assert torch.equal(loaded.model(tokens), model(tokens))
+    require_same_model(loaded.model, model, tokens)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["requires"].keys() >= {"attn-variants"}
     together = loaded.embed(["abcdefghij", "jihgf" * 8, "a"])
     torch.testing.assert_close(loaded.embed(["a"])[0], together[2])
@@ -128,9 +131,9 @@ def test_performer_comes_nearer_to_bert_the_more_features_it_has():
 
 def test_only_real_tokens_are_numbered_where_the_config_says_so():
     model = drawn(**LONG)
-    tokens, keep = torch.randint(2, 10, (1, 9)), torch.arange(12)[None] >= 3
+    tokens, key_padding_mask = torch.randint(2, 10, (1, 9)), torch.arange(12)[None] >= 3
     padded = torch.cat([torch.ones(1, 3, dtype=torch.int64), tokens], dim=1)
-    moved = model.positions.rows(padded, keep)
+    moved = model.positions.rows(padded, key_padding_mask)
     assert torch.equal(moved[0, 3:], model.positions.rows(tokens, None)[0])
     assert torch.equal(moved[0, :3], model.positions.weight[1].expand(3, -1))
 
@@ -204,7 +207,7 @@ def test_longformer_has_the_rows_of_transformers_both_ways(places, padding, tmp_
     config = transformers.LongformerConfig(**THEIRS, attention_window=[4, 8], global_positions=list(places))
     peer = random_peer(transformers.LongformerModel(config), "float32")
     model = load_sentence_encoder(written(tmp_path / "theirs", peer)).model
-    keep = KEEPS[padding]
+    key_padding_mask = KEEPS[padding]
     chosen = torch.zeros(3, 50, dtype=torch.int64)
     chosen[:, list(places)] = 1
     save_encoder(tmp_path / "ours", model, layout="longformer")
@@ -212,9 +215,14 @@ def test_longformer_has_the_rows_of_transformers_both_ways(places, padding, tmp_
     assert back.config.attention_window == [4, 8]
     with torch.no_grad():
         for their in (peer, back):
-            arguments = {"attention_mask": keep.long(), "global_attention_mask": chosen}
-            expected = their(tokens_of(keep), **arguments).last_hidden_state
-            torch.testing.assert_close(model(tokens_of(keep), keep)[keep], expected[keep], rtol=0, atol=1e-5)
+            arguments = {"attention_mask": key_padding_mask.long(), "global_attention_mask": chosen}
+            expected = their(tokens_of(key_padding_mask), **arguments).last_hidden_state
+            torch.testing.assert_close(
+                model(tokens_of(key_padding_mask), key_padding_mask)[key_padding_mask],
+                expected[key_padding_mask],
+                rtol=0,
+                atol=1e-5,
+            )
 
 
 @pytest.mark.oracle
@@ -233,17 +241,17 @@ def test_big_bird_has_the_rows_of_transformers_both_ways(kind, padding, dtype, t
     back = transformers.BigBirdModel.from_pretrained(
         tmp_path / "ours", add_pooling_layer=False, dtype=getattr(torch, dtype), **none
     )
-    keep, tokens = KEEPS[padding], tokens_of(KEEPS[padding])
+    key_padding_mask, tokens = KEEPS[padding], tokens_of(KEEPS[padding])
     with torch.no_grad():
-        ours = model(tokens, keep)
+        ours = model(tokens, key_padding_mask)
         for their in (peer.train(), back.train()):
             for row in range(3):
                 # The last block of a text is global; to theirs this is the last of the longest text beside it.
-                length = int(keep[row].nonzero().max()) + 1
+                length = int(key_padding_mask[row].nonzero().max()) + 1
                 their.set_attention_type(kind)
                 if kind == "block_sparse":
                     give_random_blocks(their, model, length)
-                mask = keep[row : row + 1, :length]
+                mask = key_padding_mask[row : row + 1, :length]
                 expected = their(tokens[row : row + 1, :length], attention_mask=mask.long()).last_hidden_state
                 torch.testing.assert_close(ours[row, :length][mask[0]], expected[mask], rtol=0, atol=tolerance)
 

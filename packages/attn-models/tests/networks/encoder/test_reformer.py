@@ -10,9 +10,9 @@ import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig
-from attn_models.encoder.folders import save_encoder
 from attn_models.encoder.reformer import Reformer
-from attn_models.encoder.sentences import load_sentence_encoder
+from attn_models.loading.encoders import save_encoder
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.tokenizers import character_tokenizer
 from safetensors.torch import load_file
 
@@ -59,7 +59,9 @@ def seeded(choice, seed):
     return AttentionChoice(mechanism=choice.mechanism, options={**choice.options, "seed": seed})
 
 
-@pytest.mark.parametrize("fields", [{}, {"axes": (6, 8), "axis_widths": (4, 12)}], ids=["places", "axes"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"axial_pos_shape": (6, 8), "axial_pos_embds_dim": (4, 12)}], ids=["places", "axes"]
+)
 def test_a_reformer_comes_back_from_a_folder_and_texts_become_vectors(fields, tmp_path):
     model = drawn(**fields, pattern=(seeded(LSH, 0), LOCAL))
     save_encoder(tmp_path / "model", model, TOKENIZER, layout="reformer")
@@ -70,7 +72,7 @@ def test_a_reformer_comes_back_from_a_folder_and_texts_become_vectors(fields, tm
 
 
 def test_rows_and_columns_make_every_place_of_a_grid():
-    model = drawn(axes=(6, 8), axis_widths=(4, 12))
+    model = drawn(axial_pos_shape=(6, 8), axial_pos_embds_dim=(4, 12))
     found = model.positions(torch.arange(48))
     row, column = model.positions.row, model.positions.column
     for place in (0, 7, 8, 30, 47):
@@ -112,8 +114,8 @@ def test_what_the_layout_cannot_say_is_not_written(fields, said, tmp_path):
         ({"lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
         ({"local_attn_chunk_length": 4}, "local_attn_chunk_length"),
         ({"is_decoder": True}, "is_decoder"),
-        ({"axial_pos_shape": [2, 8]}, "axes.*at least the context"),
-        ({"axial_pos_embds_dim": [4, 4]}, "axis_widths.*16, the width"),
+        ({"axial_pos_shape": [2, 8]}, "axial_pos_shape.*at least the context"),
+        ({"axial_pos_embds_dim": [4, 4]}, "axial_pos_embds_dim.*16, the width"),
         ({"axial_pos_shape": [48]}, "axial_pos_shape"),
         ({"attention_head_size": 8}, "query_key.weight"),
         ({"attn_layers": ["local", "lsh", "lsh"]}, r"encoder\.layers\.2"),
@@ -121,7 +123,7 @@ def test_what_the_layout_cannot_say_is_not_written(fields, said, tmp_path):
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_by_its_key(change, said, tmp_path):
-    model = drawn(axes=(6, 8), axis_widths=(4, 12), pattern=(LOCAL, seeded(LSH, 1)))
+    model = drawn(axial_pos_shape=(6, 8), axial_pos_embds_dim=(4, 12), pattern=(LOCAL, seeded(LSH, 1)))
     folder = save_encoder(tmp_path / "model", model, TOKENIZER, layout="reformer")
     (folder / "manifest.json").unlink()
     values = json.loads((folder / "config.json").read_text())
@@ -168,14 +170,14 @@ def test_a_reformer_has_the_rows_of_transformers_both_ways(axial, padding, dtype
     # Theirs reads tables of rows and columns in float32 whatever type is asked for.
     back.load_state_dict(load_file(tmp_path / "ours" / "model.safetensors"))
     assert back.config.hash_seed == 5
-    keep = KEEPS[padding]
-    tokens = torch.randint(10, keep.shape)
+    key_padding_mask = KEEPS[padding]
+    tokens = torch.randint(10, key_padding_mask.shape)
     with torch.no_grad():
-        ours = model(tokens, keep)
+        ours = model(tokens, key_padding_mask)
         for their in (peer, back):
             for row in range(3):
                 # Before their first chunk stands the last of the longest text; before ours that of the text itself.
-                length = int(keep[row].nonzero().max()) + 1
-                mask = keep[row : row + 1, :length]
+                length = int(key_padding_mask[row].nonzero().max()) + 1
+                mask = key_padding_mask[row : row + 1, :length]
                 expected = their(tokens[row : row + 1, :length], attention_mask=mask.long()).last_hidden_state
                 torch.testing.assert_close(ours[row, :length][mask[0]], expected[mask], rtol=0, atol=tolerance)

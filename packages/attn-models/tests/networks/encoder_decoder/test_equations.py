@@ -122,16 +122,16 @@ def test_the_transformer_is_torchs_own(place):
         norms = [ours.around_attention.norm, ours.around_cross.norm, ours.around_feed_forward.norm]
         copy_rest(theirs, ours.feed_forward, norms)
     source, tokens = SOURCE.expand(2, 5), TOKENS.expand(2, 4)
-    keep = torch.arange(5) < torch.tensor([5, 3])[:, None]
+    key_padding_mask = torch.arange(5) < torch.tensor([5, 3])[:, None]
     hidden = torchs(
         model._embed(source, torch.arange(5)),
         model._embed(tokens, torch.arange(4)),
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64),
-        src_key_padding_mask=~keep,
-        memory_key_padding_mask=~keep,
+        src_key_padding_mask=~key_padding_mask,
+        memory_key_padding_mask=~key_padding_mask,
     )
     expected = hidden @ model.embedding.weight.T
-    torch.testing.assert_close(model(tokens, source, keep), expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(model(tokens, source, key_padding_mask), expected, rtol=0, atol=1e-10)
 
 
 def copy_attention(ours, theirs):

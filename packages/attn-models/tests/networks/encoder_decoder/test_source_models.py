@@ -10,6 +10,7 @@ from attn_core import Paged, RaggedBatch, Slot, installed, state_bytes
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
 from attn_models.loading import load_model, save_model
 from attn_testing import DictionaryStore
+from attn_testing.checkpoints import require_same_model
 from attn_testing.memory import rounding
 from torch import nn
 
@@ -42,15 +43,15 @@ def build(kind):
 
 
 def sources():
-    keep = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
-    return torch.randint(23, (3, 9), generator=torch.Generator().manual_seed(1)), keep
+    key_padding_mask = torch.arange(9) < torch.tensor([9, 4, 1])[:, None]
+    return torch.randint(23, (3, 9), generator=torch.Generator().manual_seed(1)), key_padding_mask
 
 
 @EVERY
 def test_padding_of_sources_changes_nothing(kind):
-    model, (source, keep), tokens = build(kind), sources(), torch.randint(23, (3, 15))
-    together = model(tokens, source, keep)
-    for row, length in enumerate(keep.sum(-1)):
+    model, (source, key_padding_mask), tokens = build(kind), sources(), torch.randint(23, (3, 15))
+    together = model(tokens, source, key_padding_mask)
+    for row, length in enumerate(key_padding_mask.sum(-1)):
         alone = model(tokens[row, None], source[row, None, :length])
         torch.testing.assert_close(together[row], alone[0], rtol=0, atol=1e-10)
 
@@ -69,10 +70,10 @@ def test_no_logit_depends_on_a_later_token_and_all_depend_on_the_source(kind):
 
 @EVERY
 def test_steps_of_many_requests_give_what_the_whole_sequences_give(kind):
-    model, (source, keep) = build(kind), sources()
+    model, (source, key_padding_mask) = build(kind), sources()
     prompts, plan = torch.randint(23, (3, 9)), [[4, 3, 0, 1, 1], [0, 2, 1, 1, 0], [9, 0, 0, 0, 0]]
     store = DictionaryStore(model.state_specs())
-    for request, length in enumerate(keep.sum(-1)):
+    for request, length in enumerate(key_padding_mask.sum(-1)):
         store.admit(request)
         with torch.no_grad():
             store.write_source(request, model.encode(source[request, :length]))
@@ -86,7 +87,7 @@ def test_steps_of_many_requests_give_what_the_whole_sequences_give(kind):
         for span in batch.spans():
             found[rows[span.request]].append(logits[span.start : span.stop])
         done = [before + count for before, count in zip(done, counts, strict=True)]
-    whole = model(prompts, source, keep)
+    whole = model(prompts, source, key_padding_mask)
     for request in range(3):
         stepped, expected = torch.cat(found[request]), whole[request, : done[request]]
         torch.testing.assert_close(stepped, expected, rtol=0, atol=rounding(model.state_specs().values()))
@@ -94,9 +95,9 @@ def test_steps_of_many_requests_give_what_the_whole_sequences_give(kind):
 
 @EVERY
 def test_a_folder_gives_the_model_back(kind, tmp_path):
-    model, (source, keep), tokens = build(kind), sources(), torch.randint(23, (3, 5))
+    model, (source, key_padding_mask), tokens = build(kind), sources(), torch.randint(23, (3, 5))
     loaded = load_model(save_model(tmp_path / "model", model), "float64")
-    assert torch.equal(loaded.model(tokens, source, keep), model(tokens, source, keep))
+    require_same_model(loaded.model, model, tokens, source, key_padding_mask)
     assert loaded.family == MODELS[kind][0]
     assert loaded.source_context == 12
     assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 2}.get(loaded.family, 1)
@@ -136,9 +137,9 @@ def test_bad_sources_are_named(kind):
         model(tokens, torch.zeros(1, 13, dtype=torch.int64))
     with pytest.raises(InvalidValue, match="21 tokens"):
         model(torch.zeros(1, 21, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64))
-    for keep in ([False, True, True], [False, False, False]):
+    for key_padding_mask in ([False, True, True], [False, False, False]):
         with pytest.raises(InvalidValue, match="padding at the end"):
-            model(tokens, torch.zeros(1, 3, dtype=torch.int64), torch.tensor([keep]))
+            model(tokens, torch.zeros(1, 3, dtype=torch.int64), torch.tensor([key_padding_mask]))
 
 
 @pytest.mark.parametrize(

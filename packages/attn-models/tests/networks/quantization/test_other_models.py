@@ -8,9 +8,9 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, KernelRefused, WrongState
 from attn_models.encoder.config import EncoderConfig
 from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.folders import save_encoder
-from attn_models.encoder.sentences import load_sentence_encoder
 from attn_models.loading import load_model, save_model
+from attn_models.loading.encoders import save_encoder
+from attn_models.loading.sentences import load_sentence_encoder
 from attn_models.quantization.quantize import quantize_model
 from attn_models.recurrent.cells import PrepackedRnn
 from attn_models.tokenizers import character_tokenizer

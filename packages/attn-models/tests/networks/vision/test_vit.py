@@ -7,11 +7,13 @@ import json
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.adapters.state_dict import init_empty_weights
+from attn_models.adapters.vit import VitAdapter
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import VisionConfig
-from attn_models.encoder.vit import ImageClassifier, VisionTransformer, load_image_classifier
-from attn_models.families.state_dict import init_empty_weights
-from attn_models.families.vit import VitAdapter
+from attn_models.encoder.vit import VisionTransformer
+from attn_models.loading.encoders import ImageClassifier, load_image_classifier
+from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
 SIZES = {"image": 8, "patch": 4, "classes": 3, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "channels": 2}
@@ -42,7 +44,7 @@ def test_vit_b_16_has_86_million_weights():
 def test_a_folder_comes_back_with_its_labels(folder):
     images = torch.randn(2, 2, 8, 8)
     loaded = load_image_classifier(folder)
-    assert torch.equal(loaded.model(images), drawn()(images))
+    require_same_model(loaded.model, drawn(), images)
     for found, row in zip(loaded.classify(images), drawn()(images).softmax(-1).tolist(), strict=True):
         assert found == pytest.approx(dict(zip(LABELS, row, strict=True)))
 
@@ -159,7 +161,7 @@ def test_what_transformers_has_no_words_for_comes_back_in_our_layout(tmp_path, c
     with pytest.raises(Incompatible):
         VitAdapter().describe(model.config, LABELS)
     loaded = load_image_classifier(ImageClassifier(model, LABELS).save(tmp_path / "vit"))
-    assert torch.equal(loaded.model(images), model(images))
+    require_same_model(loaded.model, model, images)
     assert loaded.labels == tuple(LABELS)
 
 

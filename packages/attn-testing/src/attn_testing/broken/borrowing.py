@@ -30,29 +30,33 @@ class BorrowerLayer(SoundLayer):
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Rows [batch, query, width] over whole sequences."""
         if borrowed is None:
-            return super().forward(query, source, keep=keep)
-        return self._project(self.weights(query, keep=keep, borrowed=borrowed), borrowed["value"].transpose(1, 2))
+            return super().forward(query, source, key_padding_mask=key_padding_mask)
+        return self._project(
+            self.weights(query, key_padding_mask=key_padding_mask, borrowed=borrowed), borrowed["value"].transpose(1, 2)
+        )
 
     def weights(
         self,
         query: Tensor,
         source: Tensor | None = None,
         *,
-        keep: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
         """Weights [batch, heads, query, key]."""
         if borrowed is None:
-            return super().weights(query, source, keep=keep)
+            return super().weights(query, source, key_padding_mask=key_padding_mask)
         scores = self._scores(self._split(self.query(query), self.heads.query), borrowed["key"].transpose(1, 2))
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self._allowed(places[:, None], places[None, :])[None, None]
-        return self._share(scores, allowed if keep is None else allowed & keep[:, None, None, :])
+        return self._share(
+            scores, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]
+        )
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Rows [tokens, width] of the new tokens; a layer that borrows adds nothing to the state."""

@@ -18,9 +18,9 @@ class DropperLayer(SoundLayer):
         super().__init__(config)
         self.probability = config.dropout
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Rows [batch, query, width] over whole sequences."""
-        weights = self._dropped(self._weights(query, source, keep))
+        weights = self._dropped(self._weights(query, source, key_padding_mask))
         return self._project(weights, self._split(self.value(query), self.heads.key_value))
 
     def _dropped(self, weights: Tensor) -> Tensor:

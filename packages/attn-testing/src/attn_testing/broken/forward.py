@@ -16,11 +16,11 @@ FAR = 4
 class LargeLeakLayer(SoundLayer):
     """Guards against overflow by the maximum of the whole sequence."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound rows, scaled down where any input of the sequence is large."""
         most = query.detach().abs().amax((1, 2), keepdim=True)
         scale = torch.clamp(most / 1000, min=1.0) if self.causal else 1.0
-        return super().forward(query, source, keep=keep) / scale
+        return super().forward(query, source, key_padding_mask=key_padding_mask) / scale
 
 
 class LargeLeak(Sound):
@@ -32,9 +32,9 @@ class LargeLeak(Sound):
 class GradientLeakLayer(SoundLayer):
     """Adds a straight-through term that is zero."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound rows, with gradients from far ahead."""
-        out = super().forward(query, source, keep=keep)
+        out = super().forward(query, source, key_padding_mask=key_padding_mask)
         if not self.causal or query.shape[1] <= FAR:
             return out
         ahead = torch.roll(query, -FAR, 1)
@@ -64,9 +64,9 @@ class NeverAhead(Sound):
 class UnnormalisedLayer(SoundLayer):
     """Shows the exponentials before they are normalised."""
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Exponentials [batch, heads, query, key]."""
-        shares = super().weights(query, source, keep=keep)
+        shares = super().weights(query, source, key_padding_mask=key_padding_mask)
         return shares * shares.shape[-1]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attn_core import AttentionSpec, Full, Kernel, Operands
+from attn_core import AttentionInputs, AttentionSpec, Full, Kernel
 from attn_core.kernels.base import Anything, Condition, OneOf, Problem
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class SoundKernel(Kernel):
         """Twice the plain computation's."""
         return 2.0
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]."""
         return oracle.attend(spec, operands)
 
@@ -43,7 +43,7 @@ class SoundKernel(Kernel):
 class ForgetsTheWindow(SoundKernel):
     """Breaks agreement: accepts windows and computes without."""
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output, full where a window was asked for."""
         return super().run(dataclasses.replace(spec, mask=Full()) if spec.mask.kind == "window" else spec, operands)
 

@@ -64,7 +64,7 @@ class SoundModel(nn.Module):
         out: Tensor = self.unembedding(hidden)
         return out
 
-    def likeliest(self, hidden: Tensor) -> Tensor | None:
+    def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
         """The first of the largest logits."""
         logits = self.logits(hidden)
         return logits.argmax(-1).where(logits.amax(-1).isfinite(), -1)
@@ -129,7 +129,7 @@ class Mixed(SoundModel):
 class Unscathed(SoundModel):
     """Breaks likeliest tokens: gives one where no logit is a number."""
 
-    def likeliest(self, hidden: Tensor) -> Tensor | None:
+    def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
         """The largest of whatever there is."""
         return self.logits(hidden).nan_to_num().argmax(-1)
 
@@ -151,7 +151,7 @@ BROKEN_MODELS: Mapping[type[Law], ModelFamily] = {
     model.Causality: SoundFamily(Constant),
     model.StepEqualsForward: SoundFamily(Hurried),
     model.CrowdEqualsAlone: SoundFamily(Mixed),
-    model.LikeliestOfLogits: SoundFamily(Unscathed),
+    model.GreedyTokensOfLogits: SoundFamily(Unscathed),
     model.SavedAndLoaded: SoundFamily(Forgetful),
 }
 """The family that breaks each law."""

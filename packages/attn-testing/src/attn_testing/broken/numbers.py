@@ -28,10 +28,10 @@ class Louder(torch.autograd.Function):
 class WrongBackwardLayer(SoundLayer):
     """Has a backward of its own, which is wrong."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound rows."""
         louder: Tensor = Louder.apply(query)  # type: ignore[no-untyped-call]
-        return super().forward(louder, source, keep=keep)
+        return super().forward(louder, source, key_padding_mask=key_padding_mask)
 
 
 class WrongBackward(Sound):
@@ -43,9 +43,9 @@ class WrongBackward(Sound):
 class WidensLayer(SoundLayer):
     """Computes in float32 where it was given 16 bits, and stays there."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound rows, in at least float32."""
-        out = super().forward(query, source, keep=keep)
+        out = super().forward(query, source, key_padding_mask=key_padding_mask)
         return out.float() if out.element_size() == 2 else out
 
 
@@ -75,11 +75,11 @@ class HiddenWeight(Sound):
 class LooksInsideLayer(SoundLayer):
     """Asks for the value of a tensor, which no graph can hold."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound rows."""
         if query.detach().abs().max().item() > 1e30:
             query = query / 2
-        return super().forward(query, source, keep=keep)
+        return super().forward(query, source, key_padding_mask=key_padding_mask)
 
 
 class LooksInside(Sound):

@@ -12,13 +12,13 @@ from attn_testing.broken.sound import Sound, SoundLayer
 class LateMaskLayer(SoundLayer):
     """Masks padding after the softmax, so that padded keys still take their share."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Rows whose weights do not sum to one where there is padding."""
         weights = self._weights(query, source, None)
-        weights = weights if keep is None else weights * keep[:, None, None, :]
+        weights = weights if key_padding_mask is None else weights * key_padding_mask[:, None, None, :]
         return self._project(weights, self._split(self.value(query), self.heads.key_value))
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Not shown."""
         raise NotImplementedError("this layer shows no weights")
 
@@ -33,7 +33,7 @@ class LateMask(Sound):
 class IgnoredMaskLayer(SoundLayer):
     """Takes a mask of padded keys and does not use it."""
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """The sound rows as if there were no padding."""
         return super().forward(query, source)
 

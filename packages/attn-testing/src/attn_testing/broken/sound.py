@@ -39,15 +39,15 @@ class SoundLayer(nn.Module):
         self.value = nn.Linear(config.width, heads.key_value * heads.value_size, config.bias)
         self.out = nn.Linear(heads.query * heads.value_size, config.width, config.bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Rows [batch, query, width] over whole sequences."""
-        weights = self._weights(query, source, keep)
+        weights = self._weights(query, source, key_padding_mask)
         value = self._split(self.value(query), self.heads.key_value)
         return self._project(weights, value)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Weights [batch, heads, query, key]."""
-        return self._weights(query, source, keep)
+        return self._weights(query, source, key_padding_mask)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Rows [tokens, width] of the new tokens of many requests, one request after the other."""
@@ -70,14 +70,16 @@ class SoundLayer(nn.Module):
         allowed = self._allowed(places[:, None], key_places[None, :])
         return self._project(self._share(scores, allowed[None, None]), value)[0]
 
-    def _weights(self, query: Tensor, source: Tensor | None, keep: Tensor | None) -> Tensor:
+    def _weights(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
         if source is not None:
             raise InvalidValue.of("source", "a tensor", "None: queries and keys are of one sequence")
         key = self._split(self.key(query), self.heads.key_value)
         scores = self._scores(self._split(self.query(query), self.heads.query), key)
         places = torch.arange(query.shape[1], device=query.device)
         allowed = self._allowed(places[:, None], places[None, :])[None, None]
-        return self._share(scores, allowed if keep is None else allowed & keep[:, None, None, :])
+        return self._share(
+            scores, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]
+        )
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         return query @ self._spread(key).transpose(-1, -2) / math.sqrt(self.heads.key_size)

@@ -19,20 +19,22 @@ class NoAllowedKey(MechanismLaw):
     needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
 
     def test_a_sequence_without_real_keys_gives_zeros(self, case: Case) -> None:
-        query, source, keep = blocked(case)
-        require_silence(case, case.attend(query, source, keep)[1], "a sequence without real keys")
+        query, source, key_padding_mask = blocked(case)
+        require_silence(case, case.attend(query, source, key_padding_mask)[1], "a sequence without real keys")
 
     def test_a_causal_query_before_the_first_real_key_gives_zeros(self, case: Case) -> None:
         if case.cross or not case.causal:
             return
-        keep = torch.tensor([[False, False, True, True]])
-        require_silence(case, case.attend(case.rows(1, 4), None, keep)[0, :2], "queries before the first real key")
+        key_padding_mask = torch.tensor([[False, False, True, True]])
+        require_silence(
+            case, case.attend(case.rows(1, 4), None, key_padding_mask)[0, :2], "queries before the first real key"
+        )
 
     def test_gradients_stay_finite_and_none_reaches_the_masked(self, case: Case) -> None:
-        query, source, keep = blocked(case)
+        query, source, key_padding_mask = blocked(case)
         layer = case.build()
         inputs = [given.requires_grad_() for given in (query, source) if given is not None]
-        out = case.attend(query, source, keep, layer)
+        out = case.attend(query, source, key_padding_mask, layer)
         (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
         for name, tensor in [*((f"input {i}", x) for i, x in enumerate(inputs)), *layer.named_parameters()]:
             if tensor.grad is not None:
@@ -43,15 +45,15 @@ class NoAllowedKey(MechanismLaw):
 
     def test_weights_are_zero(self, case: Case) -> None:
         if case.mechanism.can(Capability.WEIGHTS):
-            query, source, keep = blocked(case)
-            weights = case.weights(query, source, keep)[1]
+            query, source, key_padding_mask = blocked(case)
+            weights = case.weights(query, source, key_padding_mask)[1]
             require(bool((weights == 0).all()), f"weights without any allowed key reach {weights.abs().max().item():g}")
 
 
 def blocked(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
     """Two sequences of 4 tokens; the second has no real key."""
-    keep = torch.tensor([[True, True, True, False], [False] * 4])
-    return case.rows(2, 4), case.source(2, 4), keep
+    key_padding_mask = torch.tensor([[True, True, True, False], [False] * 4])
+    return case.rows(2, 4), case.source(2, 4), key_padding_mask
 
 
 def require_silence(case: Case, out: Tensor, what: str) -> None:

@@ -26,15 +26,18 @@ class RowSums(MechanismLaw):
         if not case.mechanism.can(Capability.PADDING):
             return
         query, source = case.rows(2, 7), case.source(2, 7)
-        keep = torch.ones(2, 7, dtype=torch.bool)
-        keep[1, 4:] = False
-        check_weights(case, case.weights(query, source, keep), keep)
+        key_padding_mask = torch.ones(2, 7, dtype=torch.bool)
+        key_padding_mask[1, 4:] = False
+        check_weights(case, case.weights(query, source, key_padding_mask), key_padding_mask)
 
 
-def check_weights(case: Case, weights: Tensor, keep: Tensor | None) -> None:
+def check_weights(case: Case, weights: Tensor, key_padding_mask: Tensor | None) -> None:
     """Raise `LawBroken` unless `weights` [batch, heads, query, key] are shares of the allowed keys."""
     batch, heads, queries, keys = weights.shape
-    rows = [allowed_pairs(case, queries, keys, None if keep is None else keep[row]) for row in range(batch)]
+    rows = [
+        allowed_pairs(case, queries, keys, None if key_padding_mask is None else key_padding_mask[row])
+        for row in range(batch)
+    ]
     allowed = torch.stack(rows).expand(batch, heads, queries, keys)
     require(bool(torch.isfinite(weights).all()), "a weight is not finite")
     require(bool((weights >= 0).all()), f"a weight is negative: {weights.min().item():g}")
@@ -44,13 +47,13 @@ def check_weights(case: Case, weights: Tensor, keep: Tensor | None) -> None:
     require_same(weights.sum(-1), sums, "the sums of the weights and one", 1e-10)
 
 
-def allowed_pairs(case: Case, queries: int, keys: int, keep: Tensor | None) -> Tensor:
+def allowed_pairs(case: Case, queries: int, keys: int, key_padding_mask: Tensor | None) -> Tensor:
     """Which pairs [heads or 1, query, key] are allowed, by the spec's mask where the mechanism has one."""
     # Queries of cross attention count from the start: they have no place among the keys.
     first = 0 if case.cross else keys - queries
     rows = torch.arange(first, first + queries)[:, None]
     columns = torch.arange(keys)[None, :]
-    real = torch.ones(keys, dtype=torch.bool) if keep is None else keep
+    real = torch.ones(keys, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
     spec = case.mechanism.spec(case.config)
     if spec is None:
         seen = columns <= rows if case.causal and not case.cross else torch.ones(queries, keys, dtype=torch.bool)

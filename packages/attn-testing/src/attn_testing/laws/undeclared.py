@@ -21,9 +21,9 @@ class Undeclared(MechanismLaw):
     def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.PADDING):
             case = subject.cases[0]
-            keep = torch.tensor([[True, True, False]])
+            key_padding_mask = torch.tensor([[True, True, False]])
             source = case.source(1, 3)
-            refuses(lambda: case.attend(case.rows(1, 3), source, keep), "PADDING", "a mask of padded keys")
+            refuses(lambda: case.attend(case.rows(1, 3), source, key_padding_mask), "PADDING", "a mask of padded keys")
 
     def test_a_source_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.CROSS):

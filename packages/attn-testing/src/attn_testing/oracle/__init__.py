@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from torch import Tensor
 
 from attn_testing.oracle.distributions import DISTRIBUTIONS, shares
@@ -14,7 +14,7 @@ from attn_testing.oracle.scores import SCORES, scores
 __all__ = ["DISTRIBUTIONS", "MODIFIERS", "SCORES", "allowed_pairs", "attend", "places"]
 
 
-def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The output [batch, query, heads, value_size], computed in the type of the operands."""
     groups = list(spec.heads.group_of)
     energies = scores(spec, operands)

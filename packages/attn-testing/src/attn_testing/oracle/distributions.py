@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.distributions import AdaptiveEntmax, Entmax, LocalGaussian, StickBreaking
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -27,7 +27,7 @@ DISTRIBUTIONS = (
 )
 
 
-def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: Operands) -> Tensor:
+def shares(spec: AttentionSpec, energies: Tensor, allowed: Tensor, operands: AttentionInputs) -> Tensor:
     """Weights of scores [batch, heads, query, key]; `allowed` is of the same shape."""
     given, kind = spec.distribution, spec.distribution.kind
     if kind in {"softmax_one", "sink"}:
@@ -63,7 +63,7 @@ def hard(energies: Tensor, allowed: Tensor) -> Tensor:
     return one_hot(chosen, energies.shape[-1]).to(energies.dtype) * allowed.any(-1, keepdim=True)
 
 
-def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: Operands) -> Tensor:
+def local(given: LocalGaussian, energies: Tensor, allowed: Tensor, operands: AttentionInputs) -> Tensor:
     """Softmax near the place that the query names, times the Gaussian around it (Luong et al. 2015, section 3.2)."""
     weights = weights_of(operands, "distribution")
     hidden = torch.tanh(torch.einsum("bqhd,hde->bhqe", operands.query, weights["weight"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.modifiers import (
     Alibi,
     DependencyKeys,
@@ -26,7 +26,7 @@ MODIFIERS = ("alibi", "soft_cap", "function", "t5_bias", "relative_bias", "relat
 VALUES = ("relative_values", "dependency_values")
 
 
-def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands: Operands) -> Tensor:
+def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands: AttentionInputs) -> Tensor:
     """Scores [batch, heads, query, key] after one modifier."""
     heads, apart = spec.heads.query, distances(operands)[:, None]
     if isinstance(modifier, Alibi):
@@ -52,7 +52,7 @@ def modified(spec: AttentionSpec, modifier: Modifier, energies: Tensor, operands
     raise NotImplementedError(f"the oracle does not know the modifier {modifier.kind!r}")
 
 
-def value_additions(spec: AttentionSpec, weights: Tensor, operands: Operands) -> Tensor:
+def value_additions(spec: AttentionSpec, weights: Tensor, operands: AttentionInputs) -> Tensor:
     """What the modifiers add to the output, [batch, query, heads, value_size] or 0, with weights of every pair."""
     added = torch.zeros((), dtype=weights.dtype, device=weights.device)
     for modifier in spec.modifiers:
@@ -61,7 +61,7 @@ def value_additions(spec: AttentionSpec, weights: Tensor, operands: Operands) ->
     return added
 
 
-def table_rows(operands: Operands, modifier: Modifier, pairs: Tensor) -> Tensor:
+def table_rows(operands: AttentionInputs, modifier: Modifier, pairs: Tensor) -> Tensor:
     """The vector of every pair, [batch, heads, query, key, size], `pairs` being [batch, heads, query, key]."""
     table = weights_of(operands, f"modifiers.{modifier.kind}")["table"]
     clip = (table.shape[1] - 1) // 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from torch import Tensor
 
 
-def places(operands: Operands) -> tuple[Tensor, Tensor]:
+def places(operands: AttentionInputs) -> tuple[Tensor, Tensor]:
     """Positions of queries and keys, [batch or 1, length] each."""
     queries, keys = operands.query.shape[1], operands.key.shape[1]
     query, key = operands.query_positions, operands.key_positions
@@ -17,13 +17,17 @@ def places(operands: Operands) -> tuple[Tensor, Tensor]:
     return own[:, keys - queries :] if query is None else query, own if key is None else key
 
 
-def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor:
+def allowed_pairs(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """Which pairs may meet, bool [batch, heads, query, key], sequence by sequence and head by head."""
     batch, keys = operands.key.shape[:2]
     query_places, key_places = (rows.expand(batch, -1) for rows in places(operands))
     found = []
     for row in range(batch):
-        real = torch.ones(keys, dtype=torch.bool) if operands.keep is None else operands.keep[row].cpu()
+        real = (
+            torch.ones(keys, dtype=torch.bool)
+            if operands.key_padding_mask is None
+            else operands.key_padding_mask[row].cpu()
+        )
         ends = (key_places[row].cpu() + 1)[real]
         mask = spec.mask.over(int(ends.max()) if len(ends) else 0)
         query, key = query_places[row, :, None].cpu(), key_places[row, None, :].cpu()
@@ -32,13 +36,13 @@ def allowed_pairs(spec: AttentionSpec, operands: Operands) -> Tensor:
     return torch.stack(found).to(operands.query.device)
 
 
-def distances(operands: Operands) -> Tensor:
+def distances(operands: AttentionInputs) -> Tensor:
     """j - i of every pair, int64 [batch or 1, query, key]."""
     query, key = places(operands)
     return key[:, None, :] - query[:, :, None]
 
 
-def weights_of(operands: Operands, place: str) -> Mapping[str, Tensor]:
+def weights_of(operands: AttentionInputs, place: str) -> Mapping[str, Tensor]:
     """The learned tensors of the part at `place`, by name."""
     start = place + "."
     return {name.removeprefix(start): weight for name, weight in operands.parameters.items() if name.startswith(start)}

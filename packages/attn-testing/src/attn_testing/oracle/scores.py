@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.scores import Cosine, ScaledDot
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from attn_testing.oracle.pairing import places, weights_of
 SCORES = ("scaled_dot", "dot", "general", "cosine", "additive", "concat", "location")
 
 
-def scores(spec: AttentionSpec, operands: Operands) -> Tensor:
+def scores(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """Scores [batch, heads, query, key]."""
     query, key = operands.query, operands.key[:, :, list(spec.heads.group_of)]
     weights = weights_of(operands, "score")
@@ -34,7 +34,7 @@ def scores(spec: AttentionSpec, operands: Operands) -> Tensor:
     return by_network(spec, operands, key)
 
 
-def by_network(spec: AttentionSpec, operands: Operands, key: Tensor) -> Tensor:
+def by_network(spec: AttentionSpec, operands: AttentionInputs, key: Tensor) -> Tensor:
     """Additive and concat scores [batch, heads, query, key] of keys [batch, key, heads, key_size]."""
     weights, query = weights_of(operands, "score"), operands.query
     if spec.score.kind == "concat":

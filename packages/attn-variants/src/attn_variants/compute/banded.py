@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.kernels.attend import reach_of
 from torch import Tensor
 from torch.nn.functional import pad
@@ -14,7 +14,7 @@ from attn_variants.compute import plain
 from attn_variants.kernels.banded import tile_of
 
 
-def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The output [batch, query, heads, value_size] in the type of the values.
 
     The mask has a reach; keys are aligned to the end. Tiles of consecutive queries become sequences of their own, each
@@ -30,8 +30,9 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     return torch.unflatten(out, 0, (operands.query.shape[0], -1)).flatten(1, 2)[:, :queries]
 
 
-def tiles(operands: Operands, tile: int, span: int, back: int) -> Operands:
-    """Operands of batch * tiles sequences of `tile` queries and `span` keys, those from `back` before the first query.
+def tiles(operands: AttentionInputs, tile: int, span: int, back: int) -> AttentionInputs:
+    """AttentionInputs of batch * tiles sequences of `tile` queries and `span` keys, those from `back` before the first
+    query.
 
     Queries behind the last are zeros; keys that are not there are hidden.
     """
@@ -43,9 +44,11 @@ def tiles(operands: Operands, tile: int, span: int, back: int) -> Operands:
     wanted = (starts[..., None] + torch.arange(-back, span - back, device=first.device)).expand(batch, -1, -1)
     keys = operands.key.shape[1]
     there = wanted.clamp(0, keys - 1)
-    keep = wanted == there
-    if operands.keep is not None:
-        keep = keep & operands.keep.gather(1, there.flatten(1)).view_as(keep)
+    key_padding_mask = wanted == there
+    if operands.key_padding_mask is not None:
+        key_padding_mask = key_padding_mask & operands.key_padding_mask.gather(1, there.flatten(1)).view_as(
+            key_padding_mask
+        )
     query = pad(operands.query, (0, 0, 0, 0, 0, count * tile - queries))
     return dataclasses.replace(
         operands,
@@ -54,11 +57,11 @@ def tiles(operands: Operands, tile: int, span: int, back: int) -> Operands:
         value=picked(operands.value, there),
         query_positions=places.flatten(0, 1),
         key_positions=there.flatten(0, 1),
-        keep=keep.flatten(0, 1),
+        key_padding_mask=key_padding_mask.flatten(0, 1),
     )
 
 
-def first_places(operands: Operands) -> Tensor:
+def first_places(operands: AttentionInputs) -> Tensor:
     """The position [batch or 1, 1] of the first query."""
     if operands.query_positions is not None:
         return operands.query_positions[:, :1]

@@ -10,13 +10,17 @@ from attn_core.errors import InvalidValue
 from torch import Tensor
 
 from attn_variants.compute.pairs import Pairs
-from attn_variants.distribution.entmax import entmax, entmax15
-from attn_variants.distribution.hard import hard
-from attn_variants.distribution.local import local_gaussian
-from attn_variants.distribution.softmax import softmax
-from attn_variants.distribution.sparsemax import sparsemax
-from attn_variants.distribution.stick_breaking import stick_breaking
-from attn_variants.distribution.unbounded import sigmoid, softmax_with_sink
+from attn_variants.distributions import (
+    entmax,
+    entmax15,
+    hard,
+    local_gaussian,
+    sigmoid,
+    softmax,
+    softmax_with_sink,
+    sparsemax,
+    stick_breaking,
+)
 
 LEAST_ALPHA = 1.01
 EXACT_ALPHA = 1.5

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.masking import LOWEST, of_query_heads, wide
 from torch import Tensor
 
 from attn_variants.compute.modifiers import modify
 from attn_variants.compute.plain import pairs_of
-from attn_variants.score.compute import scores
+from attn_variants.scores import scores
 
 
 class Partial(NamedTuple):
@@ -24,7 +24,7 @@ class Partial(NamedTuple):
     sums: Tensor
 
 
-def partial(spec: AttentionSpec, operands: Operands) -> Partial:
+def partial(spec: AttentionSpec, operands: AttentionInputs) -> Partial:
     """Softmax attention over the keys at hand: [batch, heads, query, value_size] and [batch, heads, query].
 
     Both are at least float32, and gradients flow through both.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.masking import positions
 from torch import Tensor
 
-from attn_variants.compute.operands import allowed_pairs
+from attn_variants.compute.allowed import allowed_pairs
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Pairs:
     spec: AttentionSpec
     query: Tensor
     key: Tensor
-    operands: Operands
+    operands: AttentionInputs
 
     @property
     def places(self) -> tuple[Tensor, Tensor]:

@@ -14,15 +14,15 @@ from torch import Tensor
 SHORTEST_TABLE = 256
 
 
-class Turns(NamedTuple):
+class CosSin(NamedTuple):
     """Cosines and signed sines [..., 1, rotated] of some positions; the axis of one is that of the heads."""
 
     cosines: Tensor
     sines: Tensor
 
-    def at(self, places: Tensor | slice) -> Turns:
+    def at(self, places: Tensor | slice) -> CosSin:
         """The turns at some places of the first axis."""
-        return Turns(self.cosines[places], self.sines[places])
+        return CosSin(self.cosines[places], self.sines[places])
 
 
 def rotated_size(rotary: Rotary, size: int) -> int:
@@ -34,7 +34,7 @@ def rotated_size(rotary: Rotary, size: int) -> int:
     return rotated
 
 
-def turns(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> Turns:
+def cos_sin_of(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -> CosSin:
     """The turns of positions [...] in type `dtype`; angles are taken in float64, so that far positions stay right."""
     frequencies = torch.tensor(rotary.frequencies(rotated), device=positions.device, dtype=torch.float64)
     angles = positions.to(torch.float64)[..., None] * frequencies
@@ -47,47 +47,47 @@ def turns(rotary: Rotary, rotated: int, positions: Tensor, dtype: torch.dtype) -
     else:
         cosines = torch.cat([cosines, cosines], dim=-1)
         signed = torch.cat([-sines, sines], dim=-1)
-    return Turns(cosines[..., None, :].to(dtype), signed[..., None, :].to(dtype))
+    return CosSin(cosines[..., None, :].to(dtype), signed[..., None, :].to(dtype))
 
 
-def turns_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> Turns:
+def cos_sin_to(rotary: Rotary, rotated: int, length: int, like: Tensor) -> CosSin:
     """The turns of positions 0 to `length`, exclusive, for the type and device of `like`."""
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     if torch.compiler.is_compiling():
-        return turns(rotary, rotated, torch.arange(length, device=like.device), dtype)
+        return cos_sin_of(rotary, rotated, torch.arange(length, device=like.device), dtype)
     longest = max(SHORTEST_TABLE, 1 << (length - 1).bit_length())
     return _table(rotary, rotated, longest, dtype, like.device).at(slice(length))
 
 
 @lru_cache(maxsize=32)
-def _table(rotary: Rotary, rotated: int, length: int, dtype: torch.dtype, device: torch.device) -> Turns:
+def _table(rotary: Rotary, rotated: int, length: int, dtype: torch.dtype, device: torch.device) -> CosSin:
     # A tensor made in inference mode could not take part in training later.
     with torch.inference_mode(mode=False), torch.no_grad():
-        return turns(rotary, rotated, torch.arange(length, device=device), dtype)
+        return cos_sin_of(rotary, rotated, torch.arange(length, device=device), dtype)
 
 
-def rotate(rows: Tensor, turn: Turns, *, interleaved: bool) -> Tensor:
+def rotate(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> Tensor:
     """Rows [..., tokens, heads, size] turned to their positions, in the rows' type.
 
-    Elements past those that `turn` has are left as they are.
+    Elements past those that `cos_sin` has are left as they are.
     """
-    kernel = None if torch.compiler.is_compiling() else rotary_kernel(rows, turn, interleaved=interleaved)
+    kernel = None if torch.compiler.is_compiling() else rotary_kernel(rows, cos_sin, interleaved=interleaved)
     if kernel is not None:
-        return kernel.rotate(rows, *turn, interleaved=interleaved)
-    rotated = turn.cosines.shape[-1]
+        return kernel.rotate(rows, *cos_sin, interleaved=interleaved)
+    rotated = cos_sin.cosines.shape[-1]
     turned = rows if rotated == rows.shape[-1] else rows[..., :rotated]
     partner = pair_swapped(turned) if interleaved else half_swapped(turned)
-    out = torch.addcmul(turned * turn.cosines, partner, turn.sines).to(rows.dtype)
+    out = torch.addcmul(turned * cos_sin.cosines, partner, cos_sin.sines).to(rows.dtype)
     return out if rotated == rows.shape[-1] else torch.cat([out, rows[..., rotated:]], dim=-1)
 
 
-def rotary_kernel(rows: Tensor, turn: Turns, *, interleaved: bool) -> RotaryKernel | None:
+def rotary_kernel(rows: Tensor, cos_sin: CosSin, *, interleaved: bool) -> RotaryKernel | None:
     """What turns rows of these shapes; None where the plain computation is as good."""
     kernel = row_kernel(RotaryKernel, "pairs" if interleaved else "halves", rows)
-    if kernel is None or turn.cosines.dtype != torch.float32 or rows.dim() not in (3, 4):
+    if kernel is None or cos_sin.cosines.dtype != torch.float32 or rows.dim() not in (3, 4):
         return None
     tokens, batch = rows.shape[-3], rows.shape[:-3]
-    known = turn.cosines.shape[:-1] in {(tokens, 1), (1, tokens, 1), (*batch, tokens, 1)}
+    known = cos_sin.cosines.shape[:-1] in {(tokens, 1), (1, tokens, 1), (*batch, tokens, 1)}
     return kernel if known else None
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from attn_core.masking import positions
 from attn_core.modifiers import BiasTable
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from attn_variants.compute.allowed import allowed_pairs, nothing
 from attn_variants.compute.modifiers import added, alibi_bias
-from attn_variants.compute.operands import allowed_pairs, nothing
 from attn_variants.compute.relative import relative_bias
-from attn_variants.score.compute import scale_of
+from attn_variants.scores import scale_of
 from attn_variants.tensor_masks import TensorBias
 
 
-def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The output [batch, query, heads, value_size] in the type of the values."""
     if operands.key.shape[1] == 0:
         return nothing(operands)
@@ -32,7 +32,7 @@ def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
     return fused(spec, operands, bias, scale, causal=causal)
 
 
-def fused(spec: AttentionSpec, operands: Operands, bias: Tensor | None, scale: float, *, causal: bool) -> Tensor:
+def fused(spec: AttentionSpec, operands: AttentionInputs, bias: Tensor | None, scale: float, *, causal: bool) -> Tensor:
     """The output [batch, query, heads, value_size] of softmax attention with what torch takes as `attn_mask`."""
     query, key, value = operands.query.transpose(1, 2), operands.key.transpose(1, 2), operands.value.transpose(1, 2)
     if operands.query.shape[1] == 1:
@@ -44,8 +44,8 @@ def fused(spec: AttentionSpec, operands: Operands, bias: Tensor | None, scale: f
     return out.transpose(1, 2)
 
 
-def with_sink(operands: Operands, bias: Tensor | None, scale: float) -> tuple[Operands, Tensor | None]:
-    """Operands and bias with one more key, the first, whose score is the sink's logit and whose value is zero.
+def with_sink(operands: AttentionInputs, bias: Tensor | None, scale: float) -> tuple[AttentionInputs, Tensor | None]:
+    """AttentionInputs and bias with one more key, the first, whose score is the sink's logit and whose value is zero.
 
     Queries carry the logit in one more element, the sink's key has a one there and zeros elsewhere, other keys a zero:
     so a sink per query head needs no bias per head, and heads still share keys.
@@ -81,10 +81,10 @@ def one_query(tensors: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, scale
     return out[:, :, : heads // groups].reshape(batch, 1, heads, value.shape[-1])
 
 
-def is_plainly_causal(spec: AttentionSpec, operands: Operands) -> bool:
+def is_plainly_causal(spec: AttentionSpec, operands: AttentionInputs) -> bool:
     """Whether torch's own causal flag, which aligns to the first key, means what the spec means."""
     explicit = operands.query_positions is not None or operands.key_positions is not None
-    if spec.mask.kind != "causal" or spec.modifiers or explicit or operands.keep is not None:
+    if spec.mask.kind != "causal" or spec.modifiers or explicit or operands.key_padding_mask is not None:
         return False
     # Spelled out: while tracing, the comparison of two lengths is no bool, and torch's flag must be one.
     if operands.query.shape[1] != operands.key.shape[1] or spec.distribution.kind != "softmax":  # noqa: SIM103
@@ -92,7 +92,7 @@ def is_plainly_causal(spec: AttentionSpec, operands: Operands) -> bool:
     return True
 
 
-def bias_of(spec: AttentionSpec, operands: Operands) -> Tensor | None:
+def bias_of(spec: AttentionSpec, operands: AttentionInputs) -> Tensor | None:
     """What torch takes as `attn_mask`: nothing, a bool tensor that keeps on True, or biases in the queries' type."""
     if plainly_last(spec, operands):
         return None
@@ -103,7 +103,7 @@ def bias_of(spec: AttentionSpec, operands: Operands) -> Tensor | None:
     return bias if allowed is None else bias.masked_fill(~allowed, float("-inf"))
 
 
-def modifier_bias(spec: AttentionSpec, operands: Operands) -> Tensor:
+def modifier_bias(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """What the modifiers add to the scores, [batch or 1, heads, query, key], in the queries' type."""
     query, key = positions(operands)
     places = query[:, None, :, None], key[:, None, None, :]
@@ -122,8 +122,8 @@ def modifier_bias(spec: AttentionSpec, operands: Operands) -> Tensor:
     return bias
 
 
-def plainly_last(spec: AttentionSpec, operands: Operands) -> bool:
+def plainly_last(spec: AttentionSpec, operands: AttentionInputs) -> bool:
     """Whether the call is one causal query behind all its keys, which it therefore sees."""
     explicit = operands.query_positions is not None or operands.key_positions is not None
     single = spec.mask.kind == "causal" and operands.query.shape[1] == 1
-    return single and not explicit and operands.keep is None and not spec.modifiers
+    return single and not explicit and operands.key_padding_mask is None and not spec.modifiers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Kernel, Operands
+from attn_core import AttentionInputs, Kernel
 from attn_core.kernels.base import Anything, AtLeast, Condition, OneOf, Problem
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Banded(Kernel):
         "key_value_heads": Anything(),
         "irregular_groups": Anything(),
         "padded": Anything(),
-        "placed": Anything(),
+        "has_positions": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
         "device": Anything(),
@@ -67,11 +67,11 @@ class Banded(Kernel):
         Measured on one CPU core. A tenth is added, so that fused attention over tiles goes first where it can.
         """
         pairs = problem.queries * problem.keys
-        unknown = UNKNOWN_PLACED if problem.placed else UNKNOWN
+        unknown = UNKNOWN_PLACED if problem.has_positions else UNKNOWN
         met = min(tile_of(problem.reach), problem.queries) + problem.reach
         return 0.1 + (1900 + 1.3 * problem.queries * met) / (1400 + pairs) if pairs else unknown
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.banded.attend`."""
         from attn_variants.compute.banded import attend
 

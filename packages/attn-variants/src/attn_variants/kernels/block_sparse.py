@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Kernel, Operands
+from attn_core import AttentionInputs, Kernel
 from attn_core.kernels.base import Anything, Condition, OneOf, Problem
 
 from attn_variants.kernels.masks import SKIPPING
@@ -48,7 +48,7 @@ class BlockSparse(Kernel):
         pairs = problem.queries * problem.keys
         return 0.02 + 0.6 * problem.density + 5e4 / pairs if pairs else UNKNOWN
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.block_sparse.attend`."""
         from attn_variants.compute.block_sparse.attend import attend
 

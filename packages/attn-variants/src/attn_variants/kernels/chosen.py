@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from attn_core.kernels.base import DEFAULTS, Anything, Condition, OneOf, Problem
-from attn_core.kernels.selected import Choices, ChosenKernel, KeyBlocks
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksKernel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ChosenTiles(ChosenKernel):
+class SelectedBlocksTiled(SelectedBlocksKernel):
     """Accepts all choices; gathers the queries that chose a block."""
 
-    name = "chosen_tiles"
+    name = "selected_blocks_tiled"
     summary = "blocks chosen query by query, met by tiles of queries, in torch; accepts everything"
     accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
 
@@ -23,17 +23,17 @@ class ChosenTiles(ChosenKernel):
         """The unit of all costs."""
         return 1.0
 
-    def read(self, choices: Choices, blocks: KeyBlocks) -> Tensor:
+    def read(self, choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
         """Outputs; see `compute.chosen.pieces`."""
         from attn_variants.compute.chosen.pieces import attend_in_pieces
 
         return attend_in_pieces(choices, blocks)
 
 
-class ChosenWhole(ChosenKernel):
+class SelectedBlocksWhole(SelectedBlocksKernel):
     """Reads blocks of whole sequences by torch's flash attention, each with all who chose it."""
 
-    name = "chosen_whole"
+    name = "selected_blocks_whole"
     summary = "blocks chosen query by query, each met by all who chose it, by torch's flash attention; whole sequences"
     accepts: ClassVar[Mapping[str, Condition]] = {
         **dict.fromkeys(("key_size", "value_size", "query_heads", "key_value_heads"), Anything()),
@@ -44,7 +44,7 @@ class ChosenWhole(ChosenKernel):
         """A third, as measured at 4096 tokens on a CPU."""
         return 0.3
 
-    def read(self, choices: Choices, blocks: KeyBlocks) -> Tensor:
+    def read(self, choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
         """Outputs; see `compute.chosen.whole`. A compiled graph, which cannot count who chose a block, reads tiles."""
         import torch
 

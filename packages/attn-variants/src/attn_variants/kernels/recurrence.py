@@ -28,7 +28,7 @@ class PlainChunked(RecurrenceKernel):
 
     def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         """Outputs and memory; see `recurrences.chunked`."""
-        from attn_variants.mechanisms.recurrences.scan import chunked
+        from attn_variants.mechanisms.recurrence_scan import chunked
 
         return chunked(steps, before, chunk)
 
@@ -46,6 +46,6 @@ class PlainRecurrent(RecurrenceKernel):
 
     def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
         """Outputs and memory; see `recurrences.recurrent`."""
-        from attn_variants.mechanisms.recurrences.scan import recurrent
+        from attn_variants.mechanisms.recurrence_scan import recurrent
 
         return recurrent(steps, before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import Kernel, Operands
+from attn_core import AttentionInputs, Kernel
 from attn_core.kernels.base import Anything, Condition, OneOf, Problem
 
 from attn_variants.kernels.masks import TABLED
@@ -32,8 +32,8 @@ class TorchSdpa(Kernel):
         "head_masks": Anything(),
         "length_bound": Anything(),
         "padded": Anything(),
-        "placed": Anything(),
-        "scattered": Anything(),
+        "has_positions": Anything(),
+        "kv_unordered": Anything(),
         "gradients": Anything(),
         "dtype": OneOf("float64", "float32", "bfloat16", "float16"),
         "device": OneOf("cpu"),
@@ -48,7 +48,7 @@ class TorchSdpa(Kernel):
             return 0.8
         return 0.5 if problem.modifiers else 0.3
 
-    def run(self, spec: AttentionSpec, operands: Operands) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
         """The output [batch, query, heads, value_size]; see `compute.torch_sdpa.attend`."""
         from attn_variants.compute.torch_sdpa import attend
 

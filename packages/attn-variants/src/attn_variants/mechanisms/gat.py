@@ -8,7 +8,7 @@ from typing import Any
 from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, Shape
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.computed import multi_heads
+from attn_variants.mechanisms.common import multi_heads
 
 MERGES = ("concat", "mean")
 

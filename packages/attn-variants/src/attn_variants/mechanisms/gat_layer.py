@@ -52,27 +52,28 @@ class GraphLayer(nn.Module):
         listed = None if shape.edges is None else torch.tensor(listed_edges(shape), device="cpu").reshape(-1, 2).T
         self.register_buffer("edges", listed, persistent=False)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
         rows, scores = self._rows(query, source)
         if self.edges is None:
-            out = torch.matmul(self._all_pairs(scores, keep), rows.transpose(1, 2)).transpose(1, 2)
+            out = torch.matmul(self._all_pairs(scores, key_padding_mask), rows.transpose(1, 2)).transpose(1, 2)
         else:
-            from_, to, weights = self._along_edges(scores, keep)
+            from_, to, weights = self._along_edges(scores, key_padding_mask)
             moved = rows[:, from_] * weights.transpose(1, 2)[..., None]
             out = torch.zeros_like(rows).index_add(1, to, moved)
         merged = out.flatten(-2) if self.shape.merge == "concat" else out.mean(-2)
         return (merged if self.bias is None else merged + self.bias).to(query.dtype)
 
-    def weights(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
         _, scores = self._rows(query, source)
         if self.edges is None:
-            return self._all_pairs(scores, keep)
-        from_, to, weights = self._along_edges(scores, keep)
+            return self._all_pairs(scores, key_padding_mask)
+        from_, to, weights = self._along_edges(scores, key_padding_mask)
         batch, heads, tokens = weights.shape[0], weights.shape[1], query.shape[1]
         flat = torch.zeros(batch, heads, tokens * tokens, dtype=weights.dtype, device=weights.device)
         return flat.index_add(2, to * tokens + from_, weights).reshape(batch, heads, tokens, tokens)
@@ -84,7 +85,7 @@ class GraphLayer(nn.Module):
         target, own = ((rows * part).sum(-1).transpose(1, 2) for part in (self.target, self.source))
         return rows, (target, own)
 
-    def _all_pairs(self, scores: tuple[Tensor, Tensor], keep: Tensor | None) -> Tensor:
+    def _all_pairs(self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None) -> Tensor:
         """Weights [batch, heads, query, key]."""
         energies = leaky_relu(scores[0][..., :, None] + scores[1][..., None, :], self.shape.slope)
         places = torch.arange(energies.shape[-1], device=energies.device)
@@ -93,9 +94,13 @@ class GraphLayer(nn.Module):
             allowed = allowed & (places[:, None] >= places)
         if not self.shape.self_loops:
             allowed = allowed & (places[:, None] != places)
-        return softmax_over(energies, allowed if keep is None else allowed & keep[:, None, None, :])
+        return softmax_over(
+            energies, allowed if key_padding_mask is None else allowed & key_padding_mask[:, None, None, :]
+        )
 
-    def _along_edges(self, scores: tuple[Tensor, Tensor], keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _along_edges(
+        self, scores: tuple[Tensor, Tensor], key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Where the edges begin and end, [edges] each, and their weights [batch, heads, edges].
 
         Edges of positions that the sequence has not are moved to position 0 and weigh nothing.
@@ -104,7 +109,7 @@ class GraphLayer(nn.Module):
         edges = self._edges(tokens)
         there = (edges < tokens).all(0)
         from_, to = edges * there
-        real = there[None] if keep is None else there & keep[:, from_]
+        real = there[None] if key_padding_mask is None else there & key_padding_mask[:, from_]
         energies = leaky_relu(scores[0][..., to] + scores[1][..., from_], self.shape.slope)
         energies = energies.masked_fill(~real[:, None], torch.finfo(energies.dtype).min)
         index = to.expand_as(energies)

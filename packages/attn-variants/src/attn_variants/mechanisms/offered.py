@@ -4,43 +4,78 @@ from __future__ import annotations
 
 from attn_core import Mechanism
 
-from attn_variants.mechanisms.additive import AdditiveAttention
-from attn_variants.mechanisms.alibi import AttentionWithLinearBiases
-from attn_variants.mechanisms.clusters.clustered import ClusteredAttention
-from attn_variants.mechanisms.clusters.lsh import HashedAttention
-from attn_variants.mechanisms.clusters.routing import RoutingAttention
-from attn_variants.mechanisms.clusters.sinkhorn import SinkhornAttention
-from attn_variants.mechanisms.cross import CrossAttention
-from attn_variants.mechanisms.distributions.family import distributions
+from attn_variants.mechanisms.alignment import Alignment, HardVisual, SoftVisual
+from attn_variants.mechanisms.attention_sinks import AttentionSinks
+from attn_variants.mechanisms.clusters import ClusteredAttention, HashedAttention, RoutingAttention, SinkhornAttention
+from attn_variants.mechanisms.compressive import CompressiveMemory
+from attn_variants.mechanisms.dependency import DependencyAttention, DependencyDepthAttention
+from attn_variants.mechanisms.distributions import (
+    AdaptiveEntmaxAttention,
+    EntmaxAttention,
+    HardAttention,
+    SampledAttention,
+    SigmoidAttention,
+    SinkAttention,
+    SoftmaxOneAttention,
+    SparsemaxAttention,
+    StickBreakingAttention,
+)
 from attn_variants.mechanisms.gat import GraphAttention
-from attn_variants.mechanisms.gemma import GemmaAttention
-from attn_variants.mechanisms.general import GeneralAttention
-from attn_variants.mechanisms.gqa import GroupedQueryAttention
-from attn_variants.mechanisms.latent.mla import MultiHeadLatentAttention
-from attn_variants.mechanisms.latent.transmla import FactorisedAttention
-from attn_variants.mechanisms.low_rank.linformer import Linformer
-from attn_variants.mechanisms.low_rank.low_rank import LowRankAttention
-from attn_variants.mechanisms.low_rank.nystrom import NystromAttention
-from attn_variants.mechanisms.memory.alignment import Alignment, HardVisual, SoftVisual
-from attn_variants.mechanisms.memory.compressive import CompressiveMemory
-from attn_variants.mechanisms.memory.key_value import KeyValue, KeyValuePredict
-from attn_variants.mechanisms.memory.lstmn import LongShortTermMemoryNetwork
-from attn_variants.mechanisms.memory.ntm import NeuralTuringMachine
-from attn_variants.mechanisms.mha import MultiHeadAttention
-from attn_variants.mechanisms.mqa import MultiQueryAttention
-from attn_variants.mechanisms.positions.family import positions
-from attn_variants.mechanisms.recurrences.deltanet import DeltaNet, KimiDeltaAttention
-from attn_variants.mechanisms.recurrences.efficient import EfficientAttention
-from attn_variants.mechanisms.recurrences.gla import GatedLinearAttention
-from attn_variants.mechanisms.recurrences.lightning import LightningAttention
-from attn_variants.mechanisms.recurrences.linear import LinearAttention
-from attn_variants.mechanisms.recurrences.performer import Performer
-from attn_variants.mechanisms.recurrences.retnet import Retention
-from attn_variants.mechanisms.rope import RotaryAttention
-from attn_variants.mechanisms.scores.family import scores
-from attn_variants.mechanisms.sliding_window import SlidingWindow
-from attn_variants.mechanisms.sparse.family import sparse
-from attn_variants.mechanisms.sparsemax import SparsemaxAttention
+from attn_variants.mechanisms.h2o import HeavyHitters
+from attn_variants.mechanisms.key_value import KeyValue, KeyValuePredict
+from attn_variants.mechanisms.latent import FactorisedAttention, MultiHeadLatentAttention
+from attn_variants.mechanisms.linear import EfficientAttention, LinearAttention, Performer
+from attn_variants.mechanisms.longformer import LongformerAttention
+from attn_variants.mechanisms.low_rank import Linformer, LowRankAttention, NystromAttention
+from attn_variants.mechanisms.lstmn import LongShortTermMemoryNetwork
+from attn_variants.mechanisms.multi_head import (
+    CrossAttention,
+    GroupedQueryAttention,
+    MultiHeadAttention,
+    MultiQueryAttention,
+)
+from attn_variants.mechanisms.norms import GemmaAttention, QkL2NormAttention, QkNormAttention, SoftCapAttention
+from attn_variants.mechanisms.ntm import NeuralTuringMachine
+from attn_variants.mechanisms.path import PathAttention
+from attn_variants.mechanisms.positions import (
+    AddedPositions,
+    AttentionWithLinearBiases,
+    ConcatenatedPositions,
+    NoPositions,
+    RelativeBiasAttention,
+    RotaryAttention,
+    ShawAttention,
+    T5Attention,
+)
+from attn_variants.mechanisms.recurrences import (
+    DeltaNet,
+    GatedLinearAttention,
+    KimiDeltaAttention,
+    LightningAttention,
+    Retention,
+)
+from attn_variants.mechanisms.scores import (
+    AdditiveAttention,
+    ConcatAttention,
+    CosineAttention,
+    DotAttention,
+    GeneralAttention,
+    GlobalLuongAttention,
+    LocationAttention,
+    MonotonicLocalAttention,
+    PredictiveLocalAttention,
+)
+from attn_variants.mechanisms.sparse_patterns import (
+    BigBirdAttention,
+    BlockLocalAttention,
+    ChunkedAttention,
+    ChunkRingAttention,
+    DilatedWindow,
+    FixedAttention,
+    NeighborhoodAttention,
+    SlidingWindow,
+    StridedAttention,
+)
 
 
 def offered() -> list[Mechanism]:
@@ -58,10 +93,44 @@ def offered() -> list[Mechanism]:
         GeneralAttention(),
         SparsemaxAttention(),
         LinearAttention(),
-        *scores(),
-        *distributions(),
-        *positions(),
-        *sparse(),
+        ConcatAttention(),
+        CosineAttention(),
+        DotAttention(),
+        MonotonicLocalAttention(),
+        PredictiveLocalAttention(),
+        LocationAttention(),
+        GlobalLuongAttention(),
+        AdaptiveEntmaxAttention(),
+        EntmaxAttention(),
+        HardAttention(),
+        SampledAttention(),
+        SigmoidAttention(),
+        SinkAttention(),
+        SoftmaxOneAttention(),
+        StickBreakingAttention(),
+        AddedPositions(),
+        ConcatenatedPositions(),
+        DependencyAttention(),
+        DependencyDepthAttention(),
+        NoPositions(),
+        PathAttention(),
+        QkL2NormAttention(),
+        QkNormAttention(),
+        RelativeBiasAttention(),
+        ShawAttention(),
+        SoftCapAttention(),
+        T5Attention(),
+        DilatedWindow(),
+        LongformerAttention(),
+        AttentionSinks(),
+        HeavyHitters(),
+        StridedAttention(),
+        FixedAttention(),
+        BigBirdAttention(),
+        NeighborhoodAttention(),
+        ChunkedAttention(),
+        BlockLocalAttention(),
+        ChunkRingAttention(),
         MultiHeadLatentAttention(),
         FactorisedAttention(),
         Linformer(),

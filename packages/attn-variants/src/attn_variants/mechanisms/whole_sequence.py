@@ -8,9 +8,9 @@ from typing import Any
 from attn_core import Capability, ComputedMechanism, Heads, MechanismConfig, Shape
 from attn_core.errors import Incompatible
 
-from attn_variants.mechanisms.computed import multi_heads
+from attn_variants.mechanisms.common import multi_heads
 
-ENCODER = frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
+WHOLE_SEQUENCE = frozenset({Capability.BIDIRECTIONAL, Capability.PADDING})
 """Of approximations that see a whole sequence at once."""
 
 

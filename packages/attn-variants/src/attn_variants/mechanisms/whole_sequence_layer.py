@@ -15,9 +15,10 @@ from attn_variants.mechanisms.layer_utils import refuse_source
 class WholeLayer(nn.Module):
     """Projections of inputs of `width` around `inner`, which is given all rows of a sequence.
 
-    `inner(query, key, value, keep)` takes [batch, heads, tokens, size] in at least float32 and `keep` [batch, tokens],
-    bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for padding is zeroed. Learned:
-    the projections `query`, `key`, `value` and `output`, and what `inner` has; `shared` queries are the keys too.
+    `inner(query, key, value, key_padding_mask)` takes [batch, heads, tokens, size] in at least float32 and
+    `key_padding_mask` [batch, tokens], bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for
+    padding is zeroed. Learned: the projections `query`, `key`, `value` and `output`, and what `inner` has; `shared`
+    queries are the keys too.
     """
 
     def __init__(self, inner: nn.Module, heads: Heads, *, width: int, bias: bool, shared: bool = False) -> None:
@@ -36,19 +37,20 @@ class WholeLayer(nn.Module):
             if bias:
                 nn.init.zeros_(linear.bias)
 
-    def forward(self, query: Tensor, source: Tensor | None = None, *, keep: Tensor | None = None) -> Tensor:
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
 
-        `keep` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is given.
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
         """
         refuse_source(source)
         if query.shape[1] == 0:
             return query.clone()
         queries = self._rows(self.query, query)
         keys = queries if self.key is None else self._rows(self.key, query)
-        out = self.inner(queries, keys, self._rows(self.value, query), keep)
-        if keep is not None:
-            out = out.masked_fill(~keep[:, None, :, None], 0.0)
+        out = self.inner(queries, keys, self._rows(self.value, query), key_padding_mask)
+        if key_padding_mask is not None:
+            out = out.masked_fill(~key_padding_mask[:, None, :, None], 0.0)
         projected: Tensor = self.output(out.transpose(1, 2).flatten(-2).to(query.dtype))
         return projected
 
@@ -56,9 +58,13 @@ class WholeLayer(nn.Module):
         return wide(linear(rows).unflatten(-1, (self.heads.query, -1)).transpose(1, 2))
 
 
-def ranks(keep: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+def ranks(key_padding_mask: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
     """The place of each token among the real ones [batch, tokens] and their number [batch, 1], int64; `like`
     [batch, heads, tokens, size]."""
     batch, _, tokens, _ = like.shape
-    real = torch.ones(batch, tokens, dtype=torch.int64, device=like.device) if keep is None else keep.to(torch.int64)
+    real = (
+        torch.ones(batch, tokens, dtype=torch.int64, device=like.device)
+        if key_padding_mask is None
+        else key_padding_mask.to(torch.int64)
+    )
     return real.cumsum(-1) - 1, real.sum(-1, keepdim=True)

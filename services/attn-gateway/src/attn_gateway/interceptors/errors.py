@@ -1,4 +1,4 @@
-"""Turns exceptions into canonical codes with details; nothing unexpected reaches the client but a request id."""
+"""CosSin exceptions into canonical codes with details; nothing unexpected reaches the client but a request id."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Operands
+from attn_core import AttentionInputs, AttentionSpec
 from torch import Tensor
 
 from attn_testing import oracle
@@ -16,7 +16,7 @@ from attn_testing.kernel_subject import KernelCase
 from attn_testing.law import Law
 from attn_testing.problems import operands_of, spec_of, tensors
 
-Run = Callable[[AttentionSpec, Operands], Tensor]
+Run = Callable[[AttentionSpec, AttentionInputs], Tensor]
 
 FACTOR = 1.5
 """An error may be this many times that of the definition computed in the same type."""
@@ -62,14 +62,14 @@ class AgreesWithOracle(Law):
         require(error <= FLOOR[operands.value.dtype], f"strided operands change the output by {error:.2g}")
 
 
-def wide(operands: Operands) -> Operands:
+def wide(operands: AttentionInputs) -> AttentionInputs:
     """The operands in float64."""
     changed = {name: getattr(operands, name).double() for name in ("query", "key", "value")}
     weights = {name: weight.double() for name, weight in operands.parameters.items()}
     return dataclasses.replace(operands, **changed, parameters=weights)
 
 
-def results(run: Run, spec: AttentionSpec, operands: Operands, *, gradients: bool) -> dict[str, Tensor]:
+def results(run: Run, spec: AttentionSpec, operands: AttentionInputs, *, gradients: bool) -> dict[str, Tensor]:
     """The output and, where asked for, the gradient to every operand, of a fixed weighted sum of the output."""
     if not gradients:
         with torch.no_grad():

@@ -6,7 +6,7 @@ from attn_testing.law import Law
 from attn_testing.laws.model.causality import Causality
 from attn_testing.laws.model.crowd_equals_alone import CrowdEqualsAlone
 from attn_testing.laws.model.described import Described
-from attn_testing.laws.model.likeliest_of_logits import LikeliestOfLogits
+from attn_testing.laws.model.greedy_tokens_of_logits import GreedyTokensOfLogits
 from attn_testing.laws.model.saved_and_loaded import SavedAndLoaded
 from attn_testing.laws.model.step_equals_forward import StepEqualsForward
 
@@ -15,7 +15,7 @@ MODEL_LAWS: tuple[type[Law], ...] = (
     Causality,
     StepEqualsForward,
     CrowdEqualsAlone,
-    LikeliestOfLogits,
+    GreedyTokensOfLogits,
     SavedAndLoaded,
 )
 
@@ -24,7 +24,7 @@ __all__ = [
     "Causality",
     "CrowdEqualsAlone",
     "Described",
-    "LikeliestOfLogits",
+    "GreedyTokensOfLogits",
     "SavedAndLoaded",
     "StepEqualsForward",
 ]

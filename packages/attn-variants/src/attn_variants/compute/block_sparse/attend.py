@@ -7,42 +7,42 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
-from attn_core import AttentionSpec, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Mask
 from torch import Tensor
 from torch.nn.functional import pad
 
+from attn_variants.compute.allowed import nothing
 from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, Tiles
-from attn_variants.compute.operands import nothing
-from attn_variants.score.compute import scale_of
+from attn_variants.scores import scale_of
 
 
-def attend(spec: AttentionSpec, operands: Operands) -> Tensor:
+def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
     """The output [batch, query, heads, value_size] in the type of the values.
 
-    Positions are aligned to the end of the keys. Where the mask depends on the number of keys and `keep` is given,
-    sequences of one length are computed together.
+    Positions are aligned to the end of the keys. Where the mask depends on the number of keys and `key_padding_mask` is
+    given, sequences of one length are computed together.
     """
     if operands.key.shape[1] == 0 or operands.query.shape[0] == 0:
         return nothing(operands)
-    if operands.keep is None or not spec.mask.by_length:
+    if operands.key_padding_mask is None or not spec.mask.by_length:
         return by_heads(spec, spec.mask.over(operands.key.shape[1]), operands)
     out = nothing(operands)
-    for length, rows in of_one_length(operands.keep):
-        some = {name: getattr(operands, name)[rows] for name in ("query", "key", "value", "keep")}
+    for length, rows in of_one_length(operands.key_padding_mask):
+        some = {name: getattr(operands, name)[rows] for name in ("query", "key", "value", "key_padding_mask")}
         out = out.index_put((rows,), by_heads(spec, spec.mask.over(length), dataclasses.replace(operands, **some)))
     return out
 
 
-def of_one_length(keep: Tensor) -> Iterator[tuple[int, Tensor]]:
+def of_one_length(key_padding_mask: Tensor) -> Iterator[tuple[int, Tensor]]:
     """Each number of keys, one more than the last real one's, and the sequences that have it; none without any."""
-    places = torch.arange(1, keep.shape[1] + 1, device=keep.device)
-    lengths = (keep * places).amax(1)
+    places = torch.arange(1, key_padding_mask.shape[1] + 1, device=key_padding_mask.device)
+    lengths = (key_padding_mask * places).amax(1)
     for length in sorted(set(lengths.tolist()) - {0}):
         yield length, (lengths == length).nonzero()[:, 0]
 
 
-def by_heads(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
+def by_heads(spec: AttentionSpec, mask: Mask, operands: AttentionInputs) -> Tensor:
     """The output under a mask that needs no length any more; heads of one mask go together."""
     if mask.heads is None:
         return by_tiles(spec, mask, operands)
@@ -57,7 +57,7 @@ def by_heads(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
     return torch.cat(out, dim=2).index_select(2, places)
 
 
-def heads_of(spec: AttentionSpec, operands: Operands, heads: Sequence[int]) -> Operands:
+def heads_of(spec: AttentionSpec, operands: AttentionInputs, heads: Sequence[int]) -> AttentionInputs:
     """The operands of some query heads, each with keys and values of its own."""
     groups = torch.tensor([spec.heads.group_of[head] for head in heads])
     return dataclasses.replace(
@@ -68,16 +68,16 @@ def heads_of(spec: AttentionSpec, operands: Operands, heads: Sequence[int]) -> O
     )
 
 
-def by_tiles(spec: AttentionSpec, mask: Mask, operands: Operands) -> Tensor:
+def by_tiles(spec: AttentionSpec, mask: Mask, operands: AttentionInputs) -> Tensor:
     """The output under one mask for all heads, which share keys and values in equal consecutive groups."""
     rows = laid_out(operands)
     cut = parts(mask, operands.query.shape[1], operands.key.shape[1])
-    layout = Layout(cut, scale_of(spec.score, operands.query.shape[-1]), operands.keep)
+    layout = Layout(cut, scale_of(spec.score, operands.query.shape[-1]), operands.key_padding_mask)
     out: Tensor = Tiles.apply(*rows, layout)  # type: ignore[no-untyped-call]
     return as_given(out, operands)
 
 
-def laid_out(operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
+def laid_out(operands: AttentionInputs) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values as `Tiles` takes them, all of the larger of the sizes of keys and values."""
     query, key, value = operands.query, operands.key, operands.value
     groups, size = key.shape[2], value.shape[-1]
@@ -88,6 +88,6 @@ def laid_out(operands: Operands) -> tuple[Tensor, Tensor, Tensor]:
     return rows.permute(0, 2, 3, 1, 4).contiguous(), keys, values
 
 
-def as_given(out: Tensor, operands: Operands) -> Tensor:
+def as_given(out: Tensor, operands: AttentionInputs) -> Tensor:
     """What `Tiles` gives as [batch, query, heads, value_size]."""
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)[..., : operands.value.shape[-1]]

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attn_core import AttentionSpec, Mask, Operands
+from attn_core import AttentionInputs, AttentionSpec, Mask
 from torch import Tensor
 
 from attn_variants.compute.block_sparse.attend import as_given, heads_of, laid_out, of_one_length
 from attn_variants.compute.block_sparse.layout import parts
 from attn_variants.compute.block_sparse.tiles import Layout, gradients, outputs, wider
-from attn_variants.score.compute import scale_of
+from attn_variants.scores import scale_of
 
 MASKS: dict[str, Mask] = {}
 """The masks that graphs of this process name."""
@@ -34,18 +34,18 @@ def named(mask: Mask) -> str:
     return " ".join(names)
 
 
-def attend(spec: AttentionSpec, names: str, operands: Operands) -> Tensor:
+def attend(spec: AttentionSpec, names: str, operands: AttentionInputs) -> Tensor:
     """The output [batch, query, heads, value_size], under the masks that `named` gave names to."""
     alike: dict[str, list[int]] = {}
     for head, name in enumerate(names.split(" ")):
         alike.setdefault(name, []).append(head)
     scale = scale_of(spec.score, operands.query.shape[-1])
     if spec.mask.heads is None:
-        return as_given(tiles(*laid_out(operands), operands.keep, names, scale)[0], operands)
+        return as_given(tiles(*laid_out(operands), operands.key_padding_mask, names, scale)[0], operands)
     out, order = [], []
     for name, heads in alike.items():
         own = heads_of(spec, operands, heads)
-        out.append(as_given(tiles(*laid_out(own), own.keep, name, scale)[0], own))
+        out.append(as_given(tiles(*laid_out(own), own.key_padding_mask, name, scale)[0], own))
         order += heads
     places = sorted(range(len(order)), key=order.__getitem__)
     return torch.cat(out, dim=2).index_select(2, torch.tensor(places))
@@ -53,22 +53,22 @@ def attend(spec: AttentionSpec, names: str, operands: Operands) -> Tensor:
 
 @torch.library.custom_op("attn_variants::tiles", mutates_args=())
 def tiles(
-    query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, mask: str, scale: float
+    query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, mask: str, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Outputs and logarithms of sums of exponentials; arguments as of `Tiles`, and the name of the mask."""
     out, sums = torch.zeros_like(query), query.new_zeros(query.shape[:-1], dtype=wider(query.dtype))
-    for rows, layout in layouts(mask, scale, (query.shape[3], key.shape[2]), keep):
+    for rows, layout in layouts(mask, scale, (query.shape[3], key.shape[2]), key_padding_mask):
         out[rows], sums[rows] = outputs(query[rows], key[rows], value[rows], layout)
     return out, sums
 
 
 @torch.library.custom_op("attn_variants::tiles_backward", mutates_args=())
 def tiles_backward(
-    gradient: Tensor, saved: list[Tensor], keep: Tensor | None, mask: str, scale: float
+    gradient: Tensor, saved: list[Tensor], key_padding_mask: Tensor | None, mask: str, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients to queries, keys and values; see `gradients`."""
     found = torch.zeros_like(saved[0]), torch.zeros_like(saved[1]), torch.zeros_like(saved[2])
-    for rows, layout in layouts(mask, scale, (saved[0].shape[3], saved[1].shape[2]), keep):
+    for rows, layout in layouts(mask, scale, (saved[0].shape[3], saved[1].shape[2]), key_padding_mask):
         parts_of = gradients(gradient[rows], [part[rows] for part in saved], layout)
         for whole, part in zip(found, parts_of, strict=True):
             whole[rows] = part
@@ -76,15 +76,15 @@ def tiles_backward(
 
 
 def layouts(
-    mask: str, scale: float, lengths: tuple[int, int], keep: Tensor | None
+    mask: str, scale: float, lengths: tuple[int, int], key_padding_mask: Tensor | None
 ) -> Iterator[tuple[slice | Tensor, Layout]]:
     """How the call is cut, for all sequences or, where the mask depends on their lengths, for those of one length."""
     own = MASKS[mask]
-    if keep is None or not own.by_length:
-        yield slice(None), Layout(parts(own, *lengths), scale, keep)
+    if key_padding_mask is None or not own.by_length:
+        yield slice(None), Layout(parts(own, *lengths), scale, key_padding_mask)
         return
-    for length, rows in of_one_length(keep):
-        yield rows, Layout(parts(own.over(length), *lengths), scale, keep[rows])
+    for length, rows in of_one_length(key_padding_mask):
+        yield rows, Layout(parts(own.over(length), *lengths), scale, key_padding_mask[rows])
 
 
 @tiles.register_fake
@@ -99,13 +99,13 @@ def _(_gradient: Tensor, saved: list[Tensor], *_: Any) -> tuple[Tensor, Tensor, 
 
 def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     """What the gradient needs."""
-    query, key, value, ctx.keep, ctx.mask, ctx.scale = inputs
+    query, key, value, ctx.key_padding_mask, ctx.mask, ctx.scale = inputs
     ctx.save_for_backward(query, key, value, *output)
 
 
 def back(ctx: Any, gradient: Tensor, _sums: Tensor | None) -> tuple[Any, ...]:
     """The gradients to what `tiles` was given."""
-    found = tiles_backward(gradient.contiguous(), list(ctx.saved_tensors), ctx.keep, ctx.mask, ctx.scale)
+    found = tiles_backward(gradient.contiguous(), list(ctx.saved_tensors), ctx.key_padding_mask, ctx.mask, ctx.scale)
     return *found, None, None, None
 
 

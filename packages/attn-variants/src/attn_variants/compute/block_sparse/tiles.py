@@ -22,11 +22,11 @@ BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How one call is cut: its parts, the scale of the scores, and `keep` [batch, key], bool, or None."""
+    """How one call is cut: its parts, the scale of the scores, and `key_padding_mask` [batch, key], bool, or None."""
 
     parts: tuple[Part, ...]
     scale: float
-    keep: Tensor | None
+    key_padding_mask: Tensor | None
 
 
 class Tiles(torch.autograd.Function):
@@ -187,8 +187,10 @@ def bias(bucket: Bucket, layout: Layout, query: Tensor) -> Tensor | None:
     batch, groups, share = query.shape[:3]
     tiles, count = bucket.keys.shape
     allowed = bucket.allowed
-    if layout.keep is not None:
-        kept = layout.keep.index_select(1, bucket.keys.flatten()).view(batch, tiles, 1, count).transpose(0, 1)
+    if layout.key_padding_mask is not None:
+        kept = (
+            layout.key_padding_mask.index_select(1, bucket.keys.flatten()).view(batch, tiles, 1, count).transpose(0, 1)
+        )
         own = kept if allowed is None else kept & allowed[:, None]
         rows = own.expand(tiles, batch, bucket.queries.shape[1], count)[:, :, None]
         allowed = rows.expand(-1, -1, groups, -1, -1).reshape(tiles, batch * groups, -1, count)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from attn_core.kernels.selected import Choices, KeyBlocks
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -16,8 +16,8 @@ PIECE = 1 << 21
 """Most scores held at once, but while compiling."""
 
 
-def attend_in_pieces(choices: Choices, blocks: KeyBlocks) -> Tensor:
-    """Outputs, as of `ChosenKernel.read`, of as many queries of a group together as can be, for fuller tiles.
+def attend_in_pieces(choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
+    """Outputs, as of `SelectedBlocksKernel.read`, of as many queries of a group together as can be, for fuller tiles.
 
     The backward pass scores the keys again, a piece at a time.
     """
@@ -26,20 +26,20 @@ def attend_in_pieces(choices: Choices, blocks: KeyBlocks) -> Tensor:
     return torch.cat([torch.cat(list(pieces(*lane)), dim=2) for lane in lanes(choices, blocks)], dim=1)
 
 
-def lanes(choices: Choices, blocks: KeyBlocks) -> Iterator[tuple[Choices, KeyBlocks, int]]:
+def lanes(choices: SelectedBlocks, blocks: KeyBlocks) -> Iterator[tuple[SelectedBlocks, KeyBlocks, int]]:
     """Some groups at a time, and how many of their queries go together."""
     query, chosen, places = choices
     batch, groups, queries, shared, _ = query.shape
-    each = max(1, batch * shared * chosen.shape[-1] * blocks.keep.shape[-1])
+    each = max(1, batch * shared * chosen.shape[-1] * blocks.key_padding_mask.shape[-1])
     length = max(1, min(queries, PIECE // each))
     width = max(1, min(groups, PIECE // (each * max(1, queries))))
     for start in range(0, groups, width):
         group = slice(start, start + width)
-        some = KeyBlocks(blocks.key[:, group], blocks.value[:, group], blocks.keep)
-        yield Choices(query[:, group], chosen[:, group], places), some, length
+        some = KeyBlocks(blocks.key[:, group], blocks.value[:, group], blocks.key_padding_mask)
+        yield SelectedBlocks(query[:, group], chosen[:, group], places), some, length
 
 
-def pieces(choices: Choices, blocks: KeyBlocks, length: int) -> Iterator[Tensor]:
+def pieces(choices: SelectedBlocks, blocks: KeyBlocks, length: int) -> Iterator[Tensor]:
     """The outputs of so many queries at a time."""
     run = partial(checkpoint, attend_in_tiles, use_reentrant=False)
     for first in range(0, choices.query.shape[2], length):

@@ -27,7 +27,7 @@ class Tiles:
 
 
 def attend_in_tiles(query: Tensor, chosen: Tensor, places: Tensor, blocks: KeyBlocks, tile: int = TILE) -> Tensor:
-    """Outputs [batch, groups, query, shared, value_size], as of `ChosenKernel.read`.
+    """Outputs [batch, groups, query, shared, value_size], as of `SelectedBlocksKernel.read`.
 
     Tiles have `tile` queries; no more than there are will do.
     """
@@ -59,7 +59,7 @@ def tiled(chosen: Tensor, blocks: int, tile: int) -> Tiles:
     lanes, queries, top = chosen.shape
     real = chosen >= 0
     at = chosen.clamp(min=0)
-    # Choices that are none go behind the last block, where nobody looks.
+    # SelectedBlocks that are none go behind the last block, where nobody looks.
     column = at + (~real) * (blocks - at)
     member = chosen.new_zeros(lanes, queries, blocks + 1).scatter(2, column, 1)[..., :blocks]
     upto = member.cumsum(1)
@@ -80,9 +80,9 @@ def tiled(chosen: Tensor, blocks: int, tile: int) -> Tiles:
 
 def seen(tiles: Tiles, places: Tensor, blocks: KeyBlocks, groups: int) -> Tensor:
     """Bool [tile, within, key], True where the query of a tile's place may see a key of its block."""
-    within, count = blocks.keep.shape[-1], blocks.key.shape[2]
+    within, count = blocks.key_padding_mask.shape[-1], blocks.key.shape[2]
     owner = places[:, None].expand(-1, groups, -1).flatten().index_select(0, tiles.queries.flatten())
-    kept = blocks.keep[:, None].expand(-1, groups, -1, -1).flatten(0, 2).index_select(0, tiles.blocks)
+    kept = blocks.key_padding_mask[:, None].expand(-1, groups, -1, -1).flatten(0, 2).index_select(0, tiles.blocks)
     key = (tiles.blocks % count)[:, None] * within + (places.new_ones(within).cumsum(0) - 1)
     allowed: Tensor = (key[:, None] <= owner.reshape_as(tiles.queries)[..., None]) & kept[:, None]
     return allowed

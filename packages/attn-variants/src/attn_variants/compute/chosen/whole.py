@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from attn_core.kernels.selected import Choices, KeyBlocks
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
 from attn_core.masking import LOWEST
 from torch import Tensor
 
@@ -11,8 +11,10 @@ Part = tuple[Tensor, Tensor]
 """Outputs [..., query, value_size] over some keys, and logarithms [..., query] of the sums of their exponentials."""
 
 
-def attend_whole(choices: Choices, blocks: KeyBlocks) -> Tensor:
-    """Outputs, as of `ChosenKernel.read`, where queries stand at 0, 1, ... and all keys are real; no gradients."""
+def attend_whole(choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
+    """Outputs, as of `SelectedBlocksKernel.read`, where queries stand at 0, 1, ... and all keys are real; no
+    gradients.
+    """
     query, chosen, _ = choices
     lanes = zip(*(rows.flatten(0, 1) for rows in (query, chosen, blocks.key, blocks.value)), strict=True)
     out = torch.stack([lane(*parts) for parts in lanes])

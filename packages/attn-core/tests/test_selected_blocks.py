@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attn_core import AttentionInputs, Heads, Shape
+from attn_core.cost import SelectedBlockPairs
+from attn_core.errors import KernelRefused
+from attn_core.kernels.base import DEFAULTS, Anything
+from attn_core.kernels.plans import SelectedBlocksPlan
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksKernel
+
+sizes = st.integers(1, 12)
+
+
+@given(block=sizes, top=sizes, batch=st.integers(1, 3), keys=st.integers(0, 60), data=st.data())
+def test_pairs_of_chosen_blocks_are_those_counted_query_by_query(block, top, batch, keys, data):
+    queries = data.draw(st.integers(0, keys))
+    pairs, shape = SelectedBlockPairs(block=block, top=top), Shape(batch=batch, query=queries, key=keys)
+    places = range(keys - queries, keys)
+    assert pairs.past(shape) == batch * sum(place // block for place in places)
+    earlier = [min(top - 1, place // block) for place in places]
+    assert pairs.allowed(shape) == batch * sum(
+        place % block + 1 + block * count for place, count in zip(places, earlier, strict=True)
+    )
+    if queries < keys:
+        assert pairs.met(shape) == batch * sum(block * (count + 1) for count in earlier)
+    else:
+        own = [min(block, keys - place // block * block) for place in places]
+        assert pairs.met(shape) == batch * (sum(own) + block * sum(earlier))
+    assert pairs.allowed(shape) <= pairs.met(shape)
+
+
+class Anywhere(SelectedBlocksKernel):
+    name = "anywhere"
+    summary = "accepts everything"
+    accepts = {field: Anything() for field in DEFAULTS}
+
+    def cost(self, problem):
+        return 1.0
+
+    def read(self, choices, blocks):
+        return self.name
+
+
+class Plainest(Anywhere):
+    name = "plainest"
+    accepts = {"key_size": Anything(), "value_size": Anything()}
+
+    def cost(self, problem):
+        return 0.5
+
+
+def rows(*shape, requires_grad=False):
+    return SimpleNamespace(
+        shape=shape, dtype="torch.float32", device=SimpleNamespace(type="cpu"), requires_grad=requires_grad
+    )
+
+
+def read(plan, gradients=False, queries=6, **given):
+    choices = SelectedBlocks(rows(1, 1, queries, 1, 4), rows(1, 1, queries, 2), rows(1, queries))
+    blocks = KeyBlocks(rows(1, 1, 2, 3, 4, requires_grad=gradients), rows(1, 1, 2, 3, 4), rows(1, 2, 3))
+    operands = AttentionInputs(query=rows(1, queries, 1, 4), key=rows(1, 6, 1, 4), value=rows(1, 6, 1, 4), **given)
+    return plan.read(choices, blocks, operands)
+
+
+@pytest.fixture
+def plan(monkeypatch):
+    def of(*kernels):
+        registry = SimpleNamespace(kernels=kernels)
+        monkeypatch.setattr("attn_core.kernels.plans.installed", lambda: registry)
+        return SelectedBlocksPlan(Heads(query=1, key_value=1, key_size=4, value_size=4))
+
+    return of
+
+
+def test_the_cheapest_kernel_that_accepts_the_call_reads_chosen_blocks(plan):
+    both = plan(Anywhere(), Plainest())
+    assert read(both) == "plainest"
+    assert read(both, gradients=True) == "anywhere"
+    assert read(both, queries=2) == "anywhere"
+    assert read(both, key_padding_mask=rows(1, 6)) == "anywhere"
+    assert read(both, key_positions=rows(1, 6)) == "anywhere"
+
+
+def test_where_nobody_reads_chosen_blocks_that_is_said(plan):
+    with pytest.raises(KernelRefused, match=r"accepts chosen: plainest \(gradients: True is not of False\)"):
+        read(plan(Plainest()), gradients=True)
+
+
+def test_a_kernel_of_chosen_blocks_is_no_kernel_of_specs():
+    with pytest.raises(KernelRefused, match="computes chosen, not attend"):
+        Anywhere().run(None, None)

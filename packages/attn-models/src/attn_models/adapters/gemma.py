@@ -1,0 +1,252 @@
+"""Gemma 2 and Gemma 3 checkpoints in the layout of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from attn_core import AttentionSpec, Causal, Rotary, Window
+from attn_core.errors import Incompatible
+from attn_core.modifiers import SoftCap
+from attn_core.scores import ScaledDot
+
+from attn_models.adapters.base import Stored, layer_kinds, require_allowed, required_count
+from attn_models.adapters.hf_config import Rope, common_hf_config, read_rope, require_fields, rope_of, rope_parameters
+from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
+from attn_models.attention import LayerAttention, layer_attentions
+from attn_models.decoder.config import AttentionChoice, DecoderConfig
+
+MECHANISM = "gemma"
+
+
+def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
+    """The options, but for positions, with which `gemma` computes what the layer computes.
+
+    Decided by what the mechanism says it computes, not by its name. Raises `Incompatible` where there are none.
+    """
+    spec = attention.mechanism.spec(attention.config)
+    options = None if spec is None else _options(spec)
+    if spec is None or options is None or spec != _said(spec, options):
+        name = attention.mechanism.name
+        raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+    return options
+
+
+def turned(attention: LayerAttention) -> Rotary | None:
+    """The rotary positions of a layer of the softmax family."""
+    spec = attention.mechanism.spec(attention.config)
+    return None if spec is None else spec.rotary
+
+
+def _options(spec: AttentionSpec) -> dict[str, Any] | None:
+    if not isinstance(spec.score, ScaledDot) or not isinstance(spec.mask, (Causal, Window)):
+        return None
+    caps = [modifier.cap for modifier in spec.modifiers if isinstance(modifier, SoftCap)]
+    return {
+        "norm_eps": spec.norm.eps if spec.norm else None,
+        "cap": caps[0] if caps else None,
+        "window": spec.mask.left + 1 if isinstance(spec.mask, Window) and spec.mask.left is not None else None,
+        "scale": spec.score.scale,
+    }
+
+
+def _said(spec: AttentionSpec, options: Mapping[str, Any]) -> AttentionSpec:
+    """What the options say, with the heads and positions of `spec`."""
+    window, cap = options["window"], options["cap"]
+    return AttentionSpec(
+        heads=spec.heads,
+        score=ScaledDot(scale=options["scale"]),
+        modifiers=() if cap is None else (SoftCap(cap=cap),),
+        mask=Causal() if window is None else Window(left=window - 1),
+        norm=spec.norm,
+        rotary=spec.rotary,
+    )
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+ACTIVATION = "gelu_pytorch_tanh"
+FIXED = {
+    "norm": "rms",
+    "norm_place": "both",
+    "feed_forward": "geglu_tanh",
+    "positions": "rotary",
+    "rope_interleave": False,
+    "partial_rotary_factor": 1.0,
+    "rope_scaling": None,
+    "scale_embedding": True,
+    "experts": None,
+    "prediction_depth": 0,
+}
+OWN = {
+    "hidden_activation",
+    "use_bidirectional_attention",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "sliding_window",
+    "sliding_window_pattern",
+    "layer_types",
+    "rope_local_base_freq",
+}
+NORMED = ("norm.weight", "attention.norm.", "_norm.weight")
+
+
+class Gemma2Adapter(LlamaAdapter):
+    """Norms before and after each sublayer, GEGLU, capped scores and logits, every other layer a window
+    (arXiv 2408.00118)."""
+
+    model_type = "gemma2"
+    architecture: ClassVar[str] = "Gemma2ForCausalLM"
+    period: ClassVar[int] = 2
+    reads = READS | OWN
+    caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    block = BLOCK | {
+        "attended_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "fed_norm": "post_feedforward_layernorm",
+        "attention.norm.query_gain": "self_attn.q_norm.weight",
+        "attention.norm.key_gain": "self_attn.k_norm.weight",
+    }
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Gemma2Config."""
+        require_allowed(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
+        llama = {"head_dim": 256, "tie_word_embeddings": True, "mlp_bias": values.get("attention_bias", False)}
+        plain = super().configure(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
+        ropes = self.ropes(values)
+        return dataclasses.replace(
+            plain,
+            feed_forward="geglu_tanh",
+            norm_place="both",
+            scale_embedding=True,
+            final_logit_softcapping=self._cap(values, "final_logit_softcapping"),
+            mechanism=MECHANISM,
+            rope_theta=ropes[FULL].base,
+            rope_scaling=None,
+            options={},
+            pattern=tuple(self._choice(values, kind, ropes) for kind in self._layer_types(values)),
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A config.json of this family that transformers 5 reads."""
+        require_fields(config, FIXED, self.model_type)
+        attentions = layer_attentions(config)
+        options = [gemma_options(attention, self.model_type) for attention in attentions]
+        kinds = [FULL if chosen["window"] is None else SLIDING for chosen in options]
+        windows = {chosen["window"] for chosen in options} - {None}
+        common = {(chosen["norm_eps"], chosen["cap"], chosen["scale"]) for chosen in options}
+        turns = {(kind, turned(attention)) for kind, attention in zip(kinds, attentions, strict=True)}
+        if len(windows) > 1 or len(common) > 1 or len(turns) != len(set(kinds)):
+            raise Incompatible(f"layers that differ in more than their window cannot be said in a {self.model_type}")
+        norm_eps, cap, scale = common.pop()
+        if norm_eps != self.norm_eps(config.norm_eps):
+            raise Incompatible(f"query and key norms of eps {norm_eps} cannot be said in a {self.model_type}")
+        sizes = common_hf_config(config, self.model_type, self.architecture)
+        return sizes | {
+            "hidden_activation": ACTIVATION,
+            "attention_bias": config.bias,
+            "query_pre_attn_scalar": sizes["head_dim"] if scale is None else self._scalar(scale),
+            "attn_logit_softcapping": None if cap is None else float(cap),
+            "final_logit_softcapping": None
+            if config.final_logit_softcapping is None
+            else float(config.final_logit_softcapping),
+            "sliding_window": windows.pop() if windows else None,
+            "layer_types": kinds,
+            "rope_parameters": self.describe_ropes(dict(turns), config),
+        }
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter; gains are kept as their distance from one."""
+        return [
+            Stored(self.their_name(name), (name,), below=1.0 if any(word in name for word in NORMED) else 0.0)
+            for name in parameters
+        ]
+
+    def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
+        """The rotary positions of each kind of layer."""
+        rope = read_rope(values)
+        return {FULL: rope, SLIDING: rope}
+
+    def describe_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+        """The rotary positions of each kind of layer, as a config.json says them."""
+        if len(set(turns.values())) > 1:
+            raise Incompatible(f"layers with rotary positions of their own cannot be said in a {self.model_type}")
+        return rope_parameters(Rope(base=config.rope_theta))
+
+    def norm_eps(self, eps: float) -> float | None:  # noqa: ARG002  (Gemma 3's norms have the model's)
+        """The eps of the norms of queries and keys; None where there are none."""
+        return None
+
+    def _scalar(self, scale: float) -> int:
+        scalar = round(scale**-2)
+        if scalar**-0.5 != scale:
+            raise Incompatible(f"a scale of {scale} is no whole number's 1/√n, as a {self.model_type} needs")
+        return scalar
+
+    def _cap(self, values: Mapping[str, Any], key: str) -> float | None:
+        cap: float | None = values.get(key, self.caps[key])
+        return cap
+
+    def _layer_types(self, values: Mapping[str, Any]) -> list[str]:
+        period = required_count(values, "sliding_window_pattern", self.period)
+        return layer_kinds(values, required_count(values, "num_hidden_layers"), (SLIDING, FULL), period)
+
+    def _choice(self, values: Mapping[str, Any], kind: str, ropes: Mapping[str, Rope]) -> AttentionChoice:
+        rope = ropes[kind]
+        options = {
+            "norm_eps": self.norm_eps(values.get("rms_norm_eps", 1e-6)),
+            "cap": self._cap(values, "attn_logit_softcapping"),
+            "window": values.get("sliding_window", 4096) if kind == SLIDING else None,
+            "scale": required_count(values, "query_pre_attn_scalar", 256) ** -0.5,
+        }
+        if rope.base != ropes[FULL].base:
+            options["base"] = rope.base
+        if rope.scaling is not None:
+            options["scaling"] = rope.scaling
+        return AttentionChoice(mechanism=MECHANISM, options=options)
+
+
+class Gemma3Adapter(Gemma2Adapter):
+    """Norms of queries and keys in place of caps, five windows to one full layer, each kind with angles of its own
+    (arXiv 2503.19786). The text model alone."""
+
+    model_type = "gemma3_text"
+    architecture = "Gemma3ForCausalLM"
+    period = 6
+    caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Gemma3TextConfig."""
+        require_allowed(values, {"attn_logit_softcapping": (None,)})
+        return super().configure(values)
+
+    def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
+        """In version 5 an object a kind of layer, in 4 the local base beside the global one."""
+        given = values.get("rope_parameters")
+        if isinstance(given, Mapping) and (FULL in given or SLIDING in given):
+            return {FULL: _rope(given, FULL, 1e6), SLIDING: _rope(given, SLIDING, 1e4)}
+        local = Rope(base=values.get("rope_local_base_freq", 1e4))
+        return {FULL: read_rope(values, base=1e6), SLIDING: local}
+
+    def describe_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+        """An object a kind of layer."""
+        described = {}
+        for kind in (FULL, SLIDING):
+            base = turns[kind].base if turns.get(kind) else config.rope_theta
+            scaling = next((c.options.get("scaling") for c in config.pattern if _is(c, kind)), None)
+            described[kind] = rope_parameters(Rope(base=base, scaling=scaling))
+            described[kind].pop("partial_rotary_factor")
+        return described
+
+    def norm_eps(self, eps: float) -> float | None:
+        """The model's."""
+        return eps
+
+
+def _rope(given: Mapping[str, Any], kind: str, base: float) -> Rope:
+    return rope_of({"rope_theta": base, **(given.get(kind) or {})})
+
+
+def _is(choice: AttentionChoice, kind: str) -> bool:
+    return (choice.options.get("window") is None) == (kind == FULL)

@@ -1,0 +1,154 @@
+"""GPT-2 checkpoints, as Hugging Face's transformers keeps them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attn_core import Causal, Heads
+from attn_core.errors import Incompatible
+
+from attn_models.adapters.base import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.adapters.hf_config import require_fields, softmax_heads
+from attn_models.decoder.config import GATED, DecoderConfig
+
+log = logging.getLogger(__name__)
+
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+NORMS = {"attention_norm": "ln_1", "feed_forward_norm": "ln_2"}
+# Conv1D keeps its matrix as [in, out]; the three projections of attention lie side by side in one.
+MATRICES = {
+    "attn.c_attn": ("attention.query", "attention.key", "attention.value"),
+    "attn.c_proj": ("attention.output",),
+    "mlp.c_fc": ("feed_forward.up",),
+    "mlp.c_proj": ("feed_forward.down",),
+}
+LEAVES = ("weight", "bias")
+PREFIX = "transformer."
+PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "experts": None, "prediction_depth": 0}
+FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
+OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
+READS = frozenset(
+    {
+        "vocab_size",
+        "n_positions",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "n_inner",
+        "layer_norm_epsilon",
+        "activation_function",
+        "tie_word_embeddings",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+        "add_cross_attention",
+        "attn_pdrop",
+        "embd_pdrop",
+        "resid_pdrop",
+    }
+)
+
+
+class Gpt2Adapter(StateDictAdapter):
+    """Pre-norm with LayerNorm, GELU, learned positions and biases everywhere (Radford et al. 2019)."""
+
+    model_type = "gpt2"
+    reads = READS
+    head = "lm_head.weight"
+    derived = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a GPT2Config."""
+        activation = values.get("activation_function", "gelu_new")
+        require_allowed(
+            values,
+            {
+                "activation_function": tuple(ACTIVATIONS),
+                "scale_attn_weights": (True,),
+                "scale_attn_by_inverse_layer_idx": (False,),
+                "add_cross_attention": (False,),
+            },
+        )
+        return DecoderConfig(
+            vocabulary=needed(values, "vocab_size"),
+            context=needed(values, "n_positions"),
+            width=needed(values, "n_embd"),
+            layers=needed(values, "n_layer"),
+            heads=needed(values, "n_head"),
+            mechanism="mha",
+            norm="layer",
+            norm_eps=values.get("layer_norm_epsilon", 1e-5),
+            feed_forward=ACTIVATIONS[activation],
+            hidden=values.get("n_inner"),
+            positions="learned",
+            tied=bool(values.get("tie_word_embeddings", True)),
+            bias=True,
+            dropout=dropout_of(values),
+            attention_dropout=values.get("attn_pdrop") or 0.0,
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A GPT2Config."""
+        require_fields(config, FIXED, self.model_type)
+        heads = softmax_heads(config, Causal(), self.model_type)
+        whole = Heads(
+            query=heads.query, key_value=heads.query, key_size=config.width // heads.query, value_size=heads.key_size
+        )
+        if config.feed_forward in GATED or heads != whole:
+            raise Incompatible(
+                "Gated feed-forwards, grouped heads and a head size of their own cannot be said in a gpt2 config.json"
+            )
+        names = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "gelu_pytorch_tanh"}
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": self.model_type,
+            "vocab_size": config.vocabulary,
+            "n_positions": config.context,
+            "n_embd": config.width,
+            "n_layer": config.layers,
+            "n_head": config.heads,
+            "n_inner": config.hidden,
+            "layer_norm_epsilon": config.norm_eps,
+            "activation_function": names[config.feed_forward],
+            "tie_word_embeddings": config.tied,
+            "attn_pdrop": config.attention_dropout,
+            "embd_pdrop": config.dropout,
+            "resid_pdrop": config.dropout,
+        }
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """Matrices transposed, the three projections of attention in one."""
+        known = set(parameters)
+        found = [
+            Stored(f"{PREFIX}{their}.{leaf}", (f"{our}.{leaf}",)) for our, their in OUTSIDE.items() for leaf in LEAVES
+        ]
+        found.append(Stored(self.head, ("unembedding.weight",)))
+        for layer in sorted({name.split(".")[1] for name in parameters if name.startswith("blocks.")}):
+            for our, their in NORMS.items():
+                found += [
+                    Stored(f"{PREFIX}h.{layer}.{their}.{leaf}", (f"blocks.{layer}.{our}.{leaf}",)) for leaf in LEAVES
+                ]
+            for their, ours in MATRICES.items():
+                for leaf in LEAVES:
+                    parts = tuple(f"blocks.{layer}.{our}.{leaf}" for our in ours)
+                    found.append(Stored(f"{PREFIX}h.{layer}.{their}.{leaf}", parts, transposed=leaf == "weight"))
+        return [stored for stored in found if known.issuperset(stored.parts)]
+
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """Names begin with `transformer.` where the model was saved with its head, else, as OpenAI's, they do not."""
+        known = list(names)
+        if any(name.startswith(PREFIX) for name in known):
+            return {name: name for name in known}
+        return {name if name == self.head else PREFIX + name: name for name in known}
+
+
+def dropout_of(values: Mapping[str, Any]) -> float:
+    """What acts in training on embeddings and on what sublayers add: 0 where the two differ, which is said."""
+    embedded: float = values.get("embd_pdrop") or 0.0
+    added = values.get("resid_pdrop") or 0.0
+    if embedded != added:
+        log.warning("embd_pdrop %s and resid_pdrop %s differ: neither acts in training here", embedded, added)
+        return 0.0
+    return embedded

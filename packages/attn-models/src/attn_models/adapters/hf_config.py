@@ -1,0 +1,194 @@
+"""A config.json of transformers, read and written: unknown keys, rotary positions, and the keys that families share."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attn_core import AttentionSpec, Heads, Mask
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_models.adapters.base import require_allowed
+from attn_models.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+
+log = logging.getLogger(__name__)
+
+# What concerns training, files, or the use of transformers, and nothing that a forward pass computes.
+HARMLESS = re.compile(
+    r"_.*|architectures|(torch_)?dtype|transformers_version|model_type|use_cache|pretraining_tp|problem_type"
+    r"|(id2label|label2id|num_labels)|output_\w+|return_dict\w*|is_encoder_decoder|chunk_size_feed_forward|name_or_path"
+    r"|initializer_(range|factor|cutoff_factor)|rescale_prenorm_residual|\w+_token_ids?|\w*(dropout(_prob)?|_pdrop)|summary_\w+"
+    r"|task_specific_params|gradient_checkpointing|tokenizer_class|finetuning_task|prefix|n_ctx|reorder_and_upcast_attn"
+    r"|router_aux_loss_coef|aux_loss_alpha|seq_aux|ep_size|qk_head_dim|max_window_layers|cache_implementation"
+    r"|eos_id|bos_id|attn_implementation|flash_attn\w*|unsloth_\w+"
+)
+FULL = "full_attention"
+# Keys of other families that change what is computed, and what they say where they change nothing.
+CHANGING: Mapping[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "sliding_window": (None,),
+    "use_sliding_window": (False, None),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "query_pre_attn_scalar": (None,),
+    "num_local_experts": (None, 0, 1),
+    "num_experts": (None, 0, 1),
+    "n_routed_experts": (None, 0),
+    "kv_lora_rank": (None,),
+    "embedding_multiplier": (None, 1),
+    "residual_multiplier": (None, 1),
+    "attention_multiplier": (None,),
+    "logits_scaling": (None, 1),
+    "logit_scale": (None, 1),
+    "no_rope_layers": (None, []),
+    "use_qk_norm": (False, None),
+    "qk_layernorm": (False, None),
+    "clip_qkv": (None,),
+    "alibi": (False, None),
+    "parallel_attn": (False, None),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "rope_interleave": (False, None),
+    "moe_layer_freq": (1, None),
+    "is_decoder": (True, None),
+}
+
+
+def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Path) -> None:
+    """Raises `InvalidValue` for a key outside `read` that would change what is computed, and warns of unknown ones."""
+    unread = {key: value for key, value in values.items() if key not in read}
+    require_allowed(unread, CHANGING)
+    layers = unread.get("layer_types")
+    if layers is not None and not (isinstance(layers, list) and all(kind == FULL for kind in layers)):
+        require_allowed({"layer_types": layers}, {"layer_types": (f"{FULL!r} for every layer",)})
+    unknown = sorted(key for key in unread if key not in {*CHANGING, "layer_types"} and not HARMLESS.fullmatch(key))
+    if unknown:
+        log.warning("%s: unknown keys, which change nothing here: %s", path, ", ".join(unknown))
+
+
+DEFAULT_BASE = 10000.0
+# Their keys by the fields of `attn_core`'s scalings, for every kind that is known here.
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "context": "original_max_position_embeddings",
+        "low": "low_freq_factor",
+        "high": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "context": "original_max_position_embeddings",
+        "fast": "beta_fast",
+        "slow": "beta_slow",
+        "attention": "attention_factor",
+        "whole_pairs": "truncate",
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """The base, the fraction of a head that is turned, and a scaling in words or None."""
+
+    base: float = DEFAULT_BASE
+    fraction: float = 1.0
+    scaling: Mapping[str, Any] | None = None
+
+
+def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE) -> Rope:
+    """Of a whole config.json: one object in version 5, keys beside each other in version 4."""
+    given = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise InvalidValue.of("rope_parameters", given, "an object")
+    beside = {key: values[key] for key in ("rope_theta", "partial_rotary_factor") if key in values}
+    context = values.get("max_position_embeddings")
+    return rope_of({"rope_theta": base, "original_max_position_embeddings": context, **beside, **given})
+
+
+def rope_of(given: Mapping[str, Any]) -> Rope:
+    """Of one object of rope parameters; raises `InvalidValue` for a scaling that is not known."""
+    kind = given.get("rope_type", given.get("type", "default"))
+    base, fraction = given.get("rope_theta", DEFAULT_BASE), given.get("partial_rotary_factor", 1.0)
+    if kind == "default":
+        return Rope(base=base, fraction=fraction)
+    if kind not in KEYS:
+        raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *KEYS]))
+    if not isinstance(given.get("factor"), (int, float)):
+        raise InvalidValue.of("rope_parameters.factor", given.get("factor"), "a number from 1")
+    words = {field: given[key] for field, key in KEYS[kind].items() if given.get(key) is not None}
+    if kind == "yarn" and "attention" not in words and given.get("mscale") and given.get("mscale_all_dim"):
+        words["attention"] = mscale(given["factor"], given["mscale"]) / mscale(given["factor"], given["mscale_all_dim"])
+    return Rope(base=base, fraction=fraction, scaling={"kind": kind, **words})
+
+
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """The object of version 5; raises `InvalidValue` for a scaling that it cannot say."""
+    plain = {"rope_type": "default", "rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
+    if rope.scaling is None:
+        return plain
+    kind = rope.scaling["kind"]
+    if kind not in KEYS:
+        raise InvalidValue.of("rope_scaling.kind", kind, ", ".join(KEYS))
+    return plain | {"rope_type": kind, **{KEYS[kind][f]: v for f, v in rope.scaling.items() if f != "kind"}}
+
+
+def mscale(factor: float, weight: float = 1.0) -> float:
+    """YaRN's factor on queries and keys, 0.1 m ln(s) + 1 (arXiv 2309.00071; the weight m is DeepSeek-V2's)."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def require_fields(config: DecoderConfig, fields: Mapping[str, Any], layout: str) -> None:
+    """Raises `Incompatible` for the first field of the config that differs from `fields`."""
+    for name, value in fields.items():
+        if getattr(config, name) != value:
+            raise Incompatible(f"{name} {getattr(config, name)!r} cannot be said in a {layout} config.json")
+
+
+def softmax_heads(config: DecoderConfig, mask: Mask, layout: str) -> Heads:
+    """The heads of a decoder whose layers all compute plain softmax attention under `mask`.
+
+    Decided by what the mechanisms say they compute, not by their names. Raises `Incompatible` for any other.
+    """
+    heads: list[Heads] = []
+    for attention in layer_attentions(config):
+        spec = attention.mechanism.spec(attention.config)
+        if spec is None or spec != AttentionSpec(heads=spec.heads, mask=mask, rotary=config.rotary):
+            name = attention.mechanism.name
+            raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+        heads.append(spec.heads)
+    if any(other != heads[0] for other in heads) or heads[0].per_group is None:
+        raise Incompatible(f"heads that differ between layers cannot be said in a {layout} config.json")
+    return heads[0]
+
+
+def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) -> dict[str, Any]:
+    """The keys that Llama's config.json and those made after it have in common."""
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": config.vocabulary,
+        "max_position_embeddings": config.context,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.key_value_heads or config.heads,
+        "head_dim": config.head_size or config.width // config.heads,
+        "intermediate_size": config.inner_width,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied,
+        "attention_dropout": config.attention_dropout,
+    }
+
+
+def hf_rope_parameters(config: DecoderConfig) -> dict[str, Any]:
+    """The rotary positions that every layer is given, as version 5 says them."""
+    return rope_parameters(
+        Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
+    )

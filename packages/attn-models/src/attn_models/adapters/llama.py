@@ -1,0 +1,221 @@
+"""Llama, Mistral and Mixtral checkpoints in the layout of Hugging Face's transformers (versions 4 and 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from attn_core import Causal, Mask, Window
+from attn_core.errors import Incompatible
+
+from attn_models.adapters.base import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.adapters.hf_config import (
+    common_hf_config,
+    hf_rope_parameters,
+    read_rope,
+    require_fields,
+    softmax_heads,
+)
+from attn_models.decoder.config import DecoderConfig
+
+BLOCK = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+OUTSIDE = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "unembedding.weight": "lm_head.weight",
+}
+FIXED = {
+    "norm": "rms",
+    "norm_place": "pre",
+    "feed_forward": "swiglu",
+    "positions": "rotary",
+    "rope_interleave": False,
+    "scale_embedding": False,
+    "final_logit_softcapping": None,
+    "experts": None,
+    "prediction_depth": 0,
+}
+READS = frozenset(
+    {
+        "vocab_size",
+        "max_position_embeddings",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "hidden_act",
+        "rms_norm_eps",
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "tie_word_embeddings",
+        "attention_dropout",
+    }
+)
+
+
+class LlamaAdapter(StateDictAdapter):
+    """Pre-norm with RMSNorm, SwiGLU, rotary positions in halves, grouped heads (arXiv 2302.13971, 2307.09288)."""
+
+    model_type = "llama"
+    head = OUTSIDE["unembedding.weight"]
+    derived = re.compile(r"rotary_emb\.inv_freq$")
+    block: ClassVar[Mapping[str, str]] = BLOCK
+    fixed: ClassVar[Mapping[str, Any]] = FIXED
+    reads: ClassVar[frozenset[str]] = READS
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
+        bias = bool(values.get("attention_bias", False))
+        require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
+        heads = needed(values, "num_attention_heads")
+        key_value_heads = values.get("num_key_value_heads") or heads
+        rope = read_rope(values)
+        return DecoderConfig(
+            vocabulary=needed(values, "vocab_size"),
+            context=needed(values, "max_position_embeddings"),
+            width=needed(values, "hidden_size"),
+            layers=needed(values, "num_hidden_layers"),
+            heads=heads,
+            key_value_heads=key_value_heads,
+            head_size=values.get("head_dim"),
+            mechanism="mha" if key_value_heads == heads else "gqa",
+            norm="rms",
+            norm_eps=values.get("rms_norm_eps", 1e-6),
+            feed_forward="swiglu",
+            hidden=needed(values, "intermediate_size"),
+            positions="rotary",
+            rope_theta=rope.base,
+            partial_rotary_factor=rope.fraction,
+            rope_scaling=rope.scaling,
+            tied=bool(values.get("tie_word_embeddings", False)),
+            bias=bias,
+            attention_dropout=values.get("attention_dropout") or 0.0,
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A LlamaConfig that transformers 5 reads."""
+        require_fields(config, self.fixed, self.model_type)
+        heads = softmax_heads(config, self.mask(config), self.model_type)
+        return common_hf_config(config, self.model_type, "LlamaForCausalLM") | {
+            "num_key_value_heads": heads.key_value,
+            "head_dim": heads.key_size,
+            "hidden_act": "silu",
+            "rope_parameters": hf_rope_parameters(config),
+            "attention_bias": config.bias,
+            "mlp_bias": config.bias,
+        }
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter."""
+        return [Stored(self.their_name(name), (name,)) for name in parameters]
+
+    def their_name(self, ours: str) -> str:
+        """The checkpoint's name of one of the decoder's parameters."""
+        if ours in OUTSIDE:
+            return OUTSIDE[ours]
+        _, layer, rest = ours.split(".", 2)
+        module, _, leaf = rest.rpartition(".")
+        own = self.block.get(rest) or f"{self.block.get(module, module)}.{leaf}"
+        return f"model.layers.{layer}.{own}"
+
+    def mask(self, config: DecoderConfig) -> Mask:  # noqa: ARG002  (Mistral's depends on it)
+        """The mask that every layer must have."""
+        return Causal()
+
+
+class MistralAdapter(LlamaAdapter):
+    """Llama with a window of w tokens, the query's own among them (Jiang et al. 2023, arXiv 2310.06825)."""
+
+    model_type = "mistral"
+    architecture: ClassVar[str] = "MistralForCausalLM"
+    reads = READS | {"sliding_window"}
+    defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a MistralConfig; `sliding_window` null means none, a missing key their default."""
+        values = {**self.defaults, **values}
+        config = super().configure(values)
+        window = values.get("sliding_window")
+        if window is None:
+            return config
+        return dataclasses.replace(config, mechanism="sliding_window", options={"window": window})
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A MistralConfig."""
+        if config.bias:
+            raise Incompatible(f"biases cannot be said in a {self.model_type} config.json")
+        window = config.options.get("window")
+        return super().describe(config) | {"architectures": [self.architecture], "sliding_window": window}
+
+    def mask(self, config: DecoderConfig) -> Mask:
+        """The window that the options name, else all that came before."""
+        window = config.options.get("window")
+        return Causal() if window is None else Window(left=window - 1)
+
+
+# What a MixtralConfig means by a key that is not there, where it is not what a MistralConfig means.
+DEFAULTS = {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": None}
+EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(gate|up|down)\.weight")
+MATRIX = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+class MixtralAdapter(MistralAdapter):
+    """Mistral whose layers send each token to k of E feed-forwards (Jiang et al. 2024, arXiv 2401.04088).
+
+    Their weight of the balance loss is not taken over: it is of another sum, over all layers together.
+    """
+
+    model_type = "mixtral"
+    architecture: ClassVar[str] = "MixtralForCausalLM"
+    defaults = DEFAULTS
+    reads = MistralAdapter.reads | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
+    block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
+    fixed = {key: value for key, value in FIXED.items() if key != "experts"} | {"routing": "mixtral", "bias": False}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a MixtralConfig."""
+        require_allowed(values, {"router_jitter_noise": (0.0, None), "attention_bias": (False, None)})
+        plain = super().configure(values)
+        return dataclasses.replace(
+            plain,
+            experts=values.get("num_local_experts", 8),
+            experts_per_token=values.get("num_experts_per_tok", 2),
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A MixtralConfig that transformers 5 reads."""
+        experts = config.mixture
+        if experts is None:
+            raise Incompatible("a decoder without experts cannot be said in a mixtral config.json")
+        return super().describe(config) | {
+            "num_local_experts": experts.count,
+            "num_experts_per_tok": experts.per_token,
+        }
+
+    def their_name(self, ours: str) -> str:
+        """The checkpoint's name of one of the decoder's parameters."""
+        _, _, rest = ours.partition("blocks.")
+        layer, _, rest = rest.partition(".")
+        expert = EXPERT.fullmatch(rest)
+        if expert is None:
+            return super().their_name(ours)
+        return f"model.layers.{layer}.block_sparse_moe.experts.{expert[1]}.{MATRIX[expert[2]]}.weight"

@@ -1,0 +1,298 @@
+"""Qwen 3 and Qwen3-Next checkpoints in the layout of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attn_core import AttentionSpec, Causal, Heads, installed
+from attn_core.errors import Incompatible, InvalidValue, UnknownName
+from attn_core.norms import QkNorm
+
+from attn_models.adapters.base import Layout, Stored, layer_kinds, needed, require_allowed, required_count
+from attn_models.adapters.gemma import MECHANISM, Gemma2Adapter, gemma_options
+from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
+from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
+from attn_models.attention import LayerAttention, layer_attentions
+from attn_models.decoder.config import AttentionChoice, DecoderConfig, Experts
+
+
+def require_mechanism(name: str, package: str, layout: str) -> None:
+    """Raises `UnknownName`, which names the package to install, where no mechanism of this name is there."""
+    try:
+        installed().mechanisms.full_name(name)
+    except UnknownName as error:
+        message = f"unknown mechanism {name!r}, which layers of a {layout} model compute; pip install {package}"
+        raise UnknownName(message, kind="mechanism", name=name, package=package) from error
+
+
+class Qwen3Adapter(LlamaAdapter):
+    """Llama with RMSNorm on the queries and keys of every head (Yang et al. 2025, arXiv 2505.09388)."""
+
+    model_type = "qwen3"
+    reads = READS | {"use_sliding_window", "sliding_window"}
+    block = BLOCK | {name: theirs for name, theirs in Gemma2Adapter.block.items() if name.startswith("attention.norm.")}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Qwen3Config."""
+        bias = values.get("attention_bias", False)
+        require_allowed(values, {"use_sliding_window": (False, None), "attention_bias": (False,)})
+        plain = super().configure({"head_dim": 128} | dict(values) | {"mlp_bias": bias})
+        return dataclasses.replace(plain, mechanism=MECHANISM, options={"norm_eps": plain.norm_eps})
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A Qwen3Config that transformers 5 reads."""
+        require_fields(config, FIXED | {"bias": False}, self.model_type)
+        plain = {"norm_eps": config.norm_eps, "cap": None, "window": None, "scale": None}
+        for attention in layer_attentions(config):
+            if gemma_options(attention, self.model_type) != plain:
+                raise Incompatible(f"windows, caps and scales cannot be said in a {self.model_type} config.json")
+        return common_hf_config(config, self.model_type, "Qwen3ForCausalLM") | {
+            "hidden_act": "silu",
+            "rope_parameters": hf_rope_parameters(config),
+            "attention_bias": False,
+            "use_sliding_window": False,
+        }
+
+
+NAMES = {name: theirs for name, theirs in BLOCK.items() if not name.startswith("attention.")} | {
+    "feed_forward.router.score": "mlp.gate",
+    "feed_forward.shared_expert_gate": "mlp.shared_expert_gate",
+}
+DELTA_NAMES = {
+    "attention.rate": "linear_attn.A_log",
+    "attention.fade_bias": "linear_attn.dt_bias",
+    "attention.norm": "linear_attn.norm.weight",
+    "attention.filters": "linear_attn.conv1d.weight",
+    "attention.output.weight": "linear_attn.out_proj.weight",
+}
+SOFTMAX_NAMES = {
+    "attention.key.weight": "self_attn.k_proj.weight",
+    "attention.value.weight": "self_attn.v_proj.weight",
+    "attention.output.weight": "self_attn.o_proj.weight",
+    "attention.norm.query_gain": "self_attn.q_norm.weight",
+    "attention.norm.key_gain": "self_attn.k_norm.weight",
+}
+# Matrices of theirs that hold several of ours, a piece of each for every group of heads.
+DELTA_JOINED = {
+    "linear_attn.in_proj_qkvz.weight": ("query", "key", "value", "gate"),
+    "linear_attn.in_proj_ba.weight": ("strength", "fade"),
+}
+SOFTMAX_JOINED = {"self_attn.q_proj.weight": ("query", "inner.gate")}
+FILTERS = "attention.filters"
+CENTRED = re.compile(r"norm\.weight|blocks\.\d+\.(\w+_norm\.weight|attention\.norm\.\w+_gain)")
+QWEN_FEED_FORWARD = re.compile(r"feed_forward\.(experts\.\d+\.|shared\.)?(gate|up|down)\.weight")
+
+
+class Qwen3NextLayout(Layout):
+    """Llama's names outside attention; gains are kept as their distance from one, but for those of Gated DeltaNet.
+
+    `groups` are, for each layer, the groups in which joined matrices hold their parts: of a layer of softmax attention
+    its heads, of one of Gated DeltaNet its key heads. Modules that predict later tokens are not read.
+    """
+
+    model_type = "qwen3_next"
+    head = OUTSIDE["unembedding.weight"]
+    derived = re.compile(r"rotary_emb\.inv_freq$|^mtp\.")
+
+    def __init__(self, groups: Sequence[int]) -> None:
+        self.groups = groups
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter but those that are joined."""
+        recurrent = {name.split(".")[1] for name in parameters if name.endswith(FILTERS)}
+        found = []
+        for name in parameters:
+            below = 1.0 if CENTRED.fullmatch(name) else 0.0
+            if name in OUTSIDE:
+                found.append(Stored(OUTSIDE[name], (name,), below=below))
+                continue
+            _, layer, rest = name.split(".", 2)
+            joined = self._joined(layer, rest, recurrent=layer in recurrent)
+            if joined is not None:
+                found += [joined] if joined.parts[0] == name else []
+                continue
+            theirs = (DELTA_NAMES if layer in recurrent else SOFTMAX_NAMES).get(rest) or _their_name(rest)
+            single = rest == FILTERS
+            found.append(Stored(f"model.layers.{layer}.{theirs}", (name,), below=below, single=single))
+        return found
+
+    def _joined(self, layer: str, rest: str, *, recurrent: bool) -> Stored | None:
+        """The matrix of theirs that holds this parameter and others; None where there is none."""
+        for theirs, names in (DELTA_JOINED if recurrent else SOFTMAX_JOINED).items():
+            parts = [f"attention.{name}.weight" for name in names]
+            if rest in parts:
+                ours = tuple(f"blocks.{layer}.{part}" for part in parts)
+                return Stored(f"model.layers.{layer}.{theirs}", ours, groups=self.groups[int(layer)])
+        return None
+
+
+def _their_name(rest: str) -> str:
+    matrix = QWEN_FEED_FORWARD.fullmatch(rest)
+    if matrix is not None:
+        return f"mlp.{(matrix[1] or '').replace('shared.', 'shared_expert.')}{matrix[2]}_proj.weight"
+    module, _, leaf = rest.rpartition(".")
+    return f"{NAMES.get(module, module)}.{leaf}"
+
+
+FULL, LINEAR = "full_attention", "linear_attention"
+SOFTMAX, DELTA = "gated", "gated_deltanet"
+PACKAGES = {SOFTMAX: "attn-gated", DELTA: "attn-gated-deltanet"}
+PERIOD = 4
+ROTATED = 0.25
+# Options of the recurrent mechanism by their names for them.
+SIZES = {
+    "linear_num_value_heads": "heads",
+    "linear_num_key_heads": "key_heads",
+    "linear_key_head_dim": "head_size",
+    "linear_value_head_dim": "value_size",
+    "linear_conv_kernel_dim": "taps",
+}
+# What a Qwen3NextConfig means by a key that is not there.
+DEFAULTS = {
+    "linear_num_value_heads": 32,
+    "linear_num_key_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "intermediate_size": 5632,
+    "norm_topk_prob": True,
+}
+LAYERS = {"layer_types", "full_attention_interval", "decoder_sparse_step", "mlp_only_layers"}
+ROUTING = {True: "mixtral", False: "switch"}
+
+
+class Qwen3NextAdapter(LlamaAdapter):
+    """Gated DeltaNet in most layers, gated attention with normed queries and keys in every fourth, and a mixture of
+    experts one of which all tokens share (Qwen team 2025; arXiv 2412.06464, 2505.06708)."""
+
+    model_type = "qwen3_next"
+    reads = READS | DEFAULTS.keys() | LAYERS
+    fixed = {key: value for key, value in FIXED.items() if key != "experts"} | {"bias": False}
+
+    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Qwen3NextConfig; without its mechanisms raises `UnknownName` that says what to install."""
+        require_allowed(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
+        values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
+        if isinstance(values.get("rope_parameters"), Mapping):
+            values["rope_parameters"] = {"partial_rotary_factor": ROTATED} | dict(values["rope_parameters"])
+        plain = super().configure(values | {"attention_bias": False, "mlp_bias": False})
+        period = required_count(values, "full_attention_interval", PERIOD)
+        kinds = layer_kinds(values, plain.layers, (LINEAR, FULL), period)
+        for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
+            require_mechanism(name, PACKAGES[name], self.model_type)
+        softmax = AttentionChoice(mechanism=SOFTMAX, options={"norm_eps": plain.norm_eps})
+        sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items()}
+        own = {"rotary": None, "key_value_heads": None, "norm_eps": plain.norm_eps}
+        if plain.attention_dropout:
+            # The delta rule has no weights to drop.
+            own["dropout"] = 0.0
+        delta = AttentionChoice(mechanism=DELTA, options=sizes | own)
+        return dataclasses.replace(
+            plain,
+            mechanism=SOFTMAX,
+            options=softmax.options,
+            pattern=tuple(softmax if kind == FULL else delta for kind in kinds),
+            **_experts(values, plain.layers),
+        )
+
+    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+        """A Qwen3NextConfig that transformers 5 reads."""
+        require_fields(config, self.fixed, self.model_type)
+        attentions = layer_attentions(config)
+        kinds = [LINEAR if attention.mechanism.name == DELTA else FULL for attention in attentions]
+        for attention, kind in zip(attentions, kinds, strict=True):
+            if kind == FULL:
+                self._require_softmax(attention, config)
+        return {
+            **common_hf_config(config, self.model_type, "Qwen3NextForCausalLM"),
+            "hidden_act": "silu",
+            "rope_parameters": hf_rope_parameters(config),
+            "attention_bias": False,
+            "layer_types": kinds,
+            **self._delta_sizes([a for a, kind in zip(attentions, kinds, strict=True) if kind == LINEAR], config),
+            **_described_experts(config.mixture, config, self.model_type),
+        }
+
+    def layout(self, config: DecoderConfig) -> Layout:
+        """The names of its tensors, which depend on the heads."""
+        attentions = layer_attentions(config)
+        groups = [a.config.sizes.key_heads if a.mechanism.name == DELTA else config.heads for a in attentions]  # type: ignore[attr-defined]
+        return Qwen3NextLayout(groups)
+
+    def _require_softmax(self, attention: LayerAttention, config: DecoderConfig) -> None:
+        """Raises `Incompatible` unless the layer is softmax attention with norms and a gate for every element."""
+        size = config.head_size or config.width // config.heads
+        shared = config.key_value_heads or config.heads
+        said = AttentionSpec(
+            heads=Heads(query=config.heads, key_value=shared, key_size=size, value_size=size),
+            mask=Causal(),
+            norm=QkNorm(eps=config.norm_eps),
+            rotary=config.rotary,
+        )
+        name, gates = attention.mechanism.name, getattr(attention.config, "per", None)
+        if name != SOFTMAX or attention.mechanism.spec(attention.config) != said or gates != "element":
+            message = f"mechanism {name!r} with these options cannot be said in a {self.model_type} config.json"
+            raise Incompatible(message, mechanism=name)
+
+    def _delta_sizes(self, attentions: list[LayerAttention], config: DecoderConfig) -> dict[str, Any]:
+        if not attentions:
+            return {}
+        first: Any = attentions[0].config
+        if any(attention.config != first for attention in attentions) or first.norm_eps != config.norm_eps:
+            message = f"layers of {DELTA!r} that differ, or norms of another eps, cannot be said in a {self.model_type}"
+            raise Incompatible(f"{message} config.json", mechanism=DELTA)
+        found = first.sizes
+        sizes = found.heads, found.key_heads, found.key, found.value, first.taps
+        return dict(zip(SIZES, sizes, strict=True))
+
+
+def _experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The decoder's fields for its experts; none where every layer has one feed-forward."""
+    dense = values.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or dense != list(range(len(dense))):
+        raise InvalidValue.of("mlp_only_layers", dense, "the first layers, without a gap")
+    if not values["num_experts"] or len(dense) == layers:
+        return {}
+    hidden, shared = (
+        required_count(values, "moe_intermediate_size"),
+        required_count(values, "shared_expert_intermediate_size"),
+    )
+    if shared % hidden:
+        allowed = f"a multiple of the moe_intermediate_size {hidden}"
+        raise InvalidValue.of("shared_expert_intermediate_size", shared, allowed)
+    return {
+        "experts": values["num_experts"],
+        "experts_per_token": needed(values, "num_experts_per_tok"),
+        "routing": ROUTING[bool(values["norm_topk_prob"])],
+        "n_shared_experts": shared // hidden,
+        "shared_expert_gate": True,
+        "moe_intermediate_size": hidden,
+        "first_k_dense_replace": len(dense),
+    }
+
+
+def _described_experts(experts: Experts | None, config: DecoderConfig, layout: str) -> dict[str, Any]:
+    if experts is None:
+        return {"num_experts": 0}
+    if not experts.gated or config.routing not in ROUTING.values():
+        raise Incompatible(
+            f"shared experts without a gate, or routing {config.routing!r}, cannot be said in a {layout}"
+        )
+    return {
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
+        "moe_intermediate_size": experts.hidden,
+        "shared_expert_intermediate_size": experts.shared * experts.hidden,
+        "norm_topk_prob": config.routing == ROUTING[True],
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": list(range(config.first_k_dense_replace)),
+    }

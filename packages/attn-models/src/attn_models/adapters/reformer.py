@@ -1,0 +1,210 @@
+"""Reformer checkpoints, as Hugging Face's transformers keeps them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_models.adapters.base import (
+    ACTIVATIONS,
+    HEADS,
+    THEIR_ACTIVATIONS,
+    EncoderAdapter,
+    Layout,
+    Stored,
+    needed,
+    require_allowed,
+)
+from attn_models.decoder.config import AttentionChoice
+from attn_models.encoder.config import ReformerConfig, attention_of
+from attn_models.encoder.reformer import Reformer
+
+HASHED, LOCAL = "lsh", "chunk_ring"
+SIZES = {
+    "vocabulary": "vocab_size",
+    "context": "max_position_embeddings",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "hidden": "feed_forward_size",
+    "head_size": "attention_head_size",
+}
+OUTSIDE = {
+    "embedding.weight": "embeddings.word_embeddings.weight",
+    "positions.weight": "embeddings.position_embeddings.embedding.weight",
+    "positions.row": "embeddings.position_embeddings.weights.0",
+    "positions.column": "embeddings.position_embeddings.weights.1",
+    "norm.weight": "encoder.layer_norm.weight",
+    "norm.bias": "encoder.layer_norm.bias",
+}
+BLOCK = {
+    "attention.query": "attention.self_attention.query",
+    "attention.key": "attention.self_attention.key",
+    "attention.value": "attention.self_attention.value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.layer_norm",
+    "feed_forward.up": "feed_forward.dense.dense",
+    "feed_forward.down": "feed_forward.output.dense",
+    "feed_forward_norm": "feed_forward.layer_norm",
+}
+OWN = {
+    "attn_layers",
+    "num_hidden_layers",
+    "num_buckets",
+    "num_hashes",
+    "hash_seed",
+    "lsh_attn_chunk_length",
+    "local_attn_chunk_length",
+    "axial_pos_embds",
+    "axial_pos_shape",
+    "axial_pos_embds_dim",
+    "axial_norm_std",
+    "chunk_size_lm_head",
+    "hidden_act",
+    "layer_norm_eps",
+    "is_decoder",
+    "tie_word_embeddings",
+}
+# What a chunk sees of others; theirs can say more than these.
+NEIGHBOURS = {
+    "lsh_num_chunks_before": (1,),
+    "lsh_num_chunks_after": (0,),
+    "local_num_chunks_before": (1,),
+    "local_num_chunks_after": (0,),
+}
+# What ours has options for and theirs has not.
+THEIR_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
+
+
+class ReformerAdapter(EncoderAdapter):
+    """Layers that hash, and layers of chunks in a ring; only the encoder.
+
+    Rotations are not part of a checkpoint: theirs are drawn anew at every call, or by `hash_seed` in a way of their
+    own; ours by the layer's number, or by `hash_seed`.
+    """
+
+    model_type = "reformer"
+    prefix = "reformer."
+    reads = frozenset({*SIZES.values(), *OWN, *NEIGHBOURS})
+
+    def configure(self, values: Mapping[str, Any]) -> ReformerConfig:
+        """The encoder of a ReformerConfig."""
+        require_allowed(values, {"is_decoder": (False,), "hidden_act": tuple(ACTIVATIONS), **NEIGHBOURS})
+        kinds = needed(values, "attn_layers")
+        if not isinstance(kinds, list) or not kinds or any(kind not in ("lsh", "local") for kind in kinds):
+            raise InvalidValue.of("attn_layers", kinds, "a list of 'lsh' and 'local'")
+        axial = values.get("axial_pos_embds", True)
+        return ReformerConfig(
+            **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
+            layers=len(kinds),
+            pattern=tuple(_choice(values, kind, layer) for layer, kind in enumerate(kinds)),
+            axial_pos_shape=_pair(values, "axial_pos_shape") if axial else None,
+            axial_pos_embds_dim=_pair(values, "axial_pos_embds_dim") if axial else None,
+            feed_forward=ACTIVATIONS[values.get("hidden_act", "relu")],
+            norm_eps=values.get("layer_norm_eps", 1e-12),
+        )
+
+    def describe(self, config: ReformerConfig) -> dict[str, Any]:
+        """A ReformerConfig that transformers 5 reads."""
+        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.layers)]
+        if any(name not in (HASHED, LOCAL) for name in config.mechanisms):
+            raise Incompatible(f"other mechanisms than {HASHED!r} and {LOCAL!r} cannot be said in a {self.model_type}")
+        hashed = [one for one, name in zip(chosen, config.mechanisms, strict=True) if name == HASHED]
+        local = [one for one, name in zip(chosen, config.mechanisms, strict=True) if name == LOCAL]
+        if any(getattr(one, name) != value for one in hashed for name, value in THEIR_HASHING.items()):
+            raise Incompatible(f"hashing other than with {THEIR_HASHING} cannot be said in a reformer config.json")
+        if any(one.reach != 1 for one in local) or len({one.chunk for one in chosen}) > 1:
+            raise Incompatible("chunks that see more than one other, or differ in size, cannot be said in a reformer")
+        if len({(one.buckets, one.rounds) for one in hashed}) > 1:
+            raise Incompatible("buckets and rounds that differ between layers cannot be said in a reformer config.json")
+        return {
+            "architectures": ["ReformerModel"],
+            "model_type": self.model_type,
+            **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+            "attention_head_size": config.head_size or config.width // config.heads,
+            "attn_layers": ["lsh" if name == HASHED else "local" for name in config.mechanisms],
+            "lsh_attn_chunk_length": chosen[0].chunk,
+            "local_attn_chunk_length": chosen[0].chunk,
+            **({"num_buckets": hashed[0].buckets, "num_hashes": hashed[0].rounds} if hashed else {}),
+            "hash_seed": _hash_seed(config, chosen),
+            "axial_pos_embds": config.axial_pos_shape is not None,
+            **(
+                {"axial_pos_shape": config.axial_pos_shape, "axial_pos_embds_dim": config.axial_pos_embds_dim}
+                if config.axial_pos_shape
+                else {}
+            ),
+            "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
+            "layer_norm_eps": config.norm_eps,
+            "is_decoder": False,
+        }
+
+    def build(self, config: ReformerConfig) -> Reformer:
+        """A fresh encoder."""
+        return Reformer(config)
+
+    def layout(self, config: ReformerConfig) -> Layout:
+        """The names of its tensors, whose numbers depend on the size of a head."""
+        return ReformerLayout(config.head_size or config.width // config.heads)
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """As those of heads of one element, where queries are kept as they are."""
+        return ReformerLayout(1).stored(parameters)
+
+
+class ReformerLayout(Layout):
+    """Queries that are keys too lie in one matrix; their scores are not divided by √size, so our queries have it."""
+
+    model_type = "reformer"
+    derived = re.compile(HEADS.pattern + r"|mask_value_float(16|32)$")
+    canonical = EncoderAdapter.canonical
+    prefix = ReformerAdapter.prefix
+
+    def __init__(self, head_size: int) -> None:
+        self.head_size = head_size
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter."""
+        known, found = set(parameters), []
+        for name in parameters:
+            if name in OUTSIDE:
+                found.append(Stored(OUTSIDE[name], (name,)))
+                continue
+            _, layer, rest = name.split(".", 2)
+            part, _, leaf = rest.rpartition(".")
+            shared = part == "attention.query" and f"blocks.{layer}.attention.key.weight" not in known
+            their = f"encoder.layers.{layer}.{BLOCK[part]}{'_key' if shared else ''}.{leaf}"
+            found.append(Stored(their, (name,), factor=self.head_size**0.5 if shared else 1.0))
+        return found
+
+
+def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice:
+    chunk = values.get("lsh_attn_chunk_length", 64)
+    # Theirs pads to the larger, and the first of the smaller chunks would then follow one that holds padding only.
+    require_allowed(values, {"local_attn_chunk_length": (chunk,)})
+    if kind == "local":
+        return AttentionChoice(mechanism=LOCAL, options={"chunk": chunk})
+    buckets, seed = values.get("num_buckets"), values.get("hash_seed")
+    if not isinstance(buckets, int):
+        allowed = "an even number; where it is null, transformers chooses one by the first text that it is given"
+        raise InvalidValue.of("num_buckets", buckets, allowed)
+    sizes = {"buckets": buckets, "rounds": values.get("num_hashes", 1), "chunk": chunk}
+    return AttentionChoice(mechanism=HASHED, options=sizes | THEIR_HASHING | {"seed": layer if seed is None else seed})
+
+
+def _pair(values: Mapping[str, Any], key: str) -> tuple[int, int]:
+    given = needed(values, key)
+    if not isinstance(given, list) or len(given) != 2:
+        raise InvalidValue.of(key, given, "a list of two whole numbers")
+    return given[0], given[1]
+
+
+def _hash_seed(config: ReformerConfig, chosen: Sequence[Any]) -> int | None:
+    """The seed of all layers that hash; None where each has its number."""
+    seeds = {layer: one.seed for layer, one in enumerate(chosen) if config.mechanisms[layer] == HASHED}
+    if all(layer == seed for layer, seed in seeds.items()):
+        return None
+    if len(set(seeds.values())) > 1:
+        raise Incompatible("seeds that differ between layers cannot be said in a reformer config.json")
+    return int(next(iter(seeds.values())))

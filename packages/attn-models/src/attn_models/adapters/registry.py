@@ -1,0 +1,90 @@
+"""State dict adapters by the `model_type` of a config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_core.errors import Incompatible, UnknownName
+
+from attn_models.adapters.base import EncoderAdapter, StateDictAdapter
+from attn_models.adapters.bert import BertAdapter, BigBirdAdapter, LongformerAdapter
+from attn_models.adapters.deepseek import DeepseekV2Adapter, DeepseekV3Adapter
+from attn_models.adapters.gemma import Gemma2Adapter, Gemma3Adapter
+from attn_models.adapters.gpt2 import Gpt2Adapter
+from attn_models.adapters.llama import LlamaAdapter, MistralAdapter, MixtralAdapter
+from attn_models.adapters.native import NativeAdapter, NativeEncoderAdapter, NativeVitAdapter
+from attn_models.adapters.qwen3 import Qwen3Adapter, Qwen3NextAdapter
+from attn_models.adapters.reformer import ReformerAdapter
+from attn_models.adapters.vit import VitAdapter
+from attn_models.encoder.config import ReformerConfig, VisionConfig
+
+ADAPTERS: dict[str, StateDictAdapter] = {
+    adapter.model_type: adapter
+    for adapter in (
+        NativeAdapter(),
+        LlamaAdapter(),
+        MistralAdapter(),
+        MixtralAdapter(),
+        Gpt2Adapter(),
+        Qwen3Adapter(),
+        Qwen3NextAdapter(),
+        Gemma2Adapter(),
+        Gemma3Adapter(),
+        DeepseekV2Adapter(),
+        DeepseekV3Adapter(),
+    )
+}
+
+
+def decoder_adapter(model_type: object) -> StateDictAdapter:
+    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
+    if not isinstance(model_type, str) or model_type not in ADAPTERS:
+        raise UnknownName.of("model_type of a config.json", str(model_type), ADAPTERS)
+    return ADAPTERS[model_type]
+
+
+ENCODER_ADAPTERS: dict[str, EncoderAdapter] = {
+    adapter.model_type: adapter
+    for adapter in (NativeEncoderAdapter(), BertAdapter(), LongformerAdapter(), BigBirdAdapter(), ReformerAdapter())
+}
+
+
+def encoder_adapter(model_type: object) -> EncoderAdapter:
+    """The adapter of this `model_type`; raises `UnknownName` with those that exist."""
+    if not isinstance(model_type, str) or model_type not in ENCODER_ADAPTERS:
+        raise UnknownName.of("model_type of an encoder", str(model_type), ENCODER_ADAPTERS)
+    return ENCODER_ADAPTERS[model_type]
+
+
+def encoder_adapter_for(config: Any) -> EncoderAdapter:
+    """The layout in which an encoder with a head is kept: BERT's where that can say it, else ours; the Reformer's own.
+
+    Raises `Incompatible` for a Reformer that its layout cannot say.
+    """
+    if isinstance(config, ReformerConfig):
+        ENCODER_ADAPTERS[ReformerAdapter.model_type].describe(config)
+        return ENCODER_ADAPTERS[ReformerAdapter.model_type]
+    try:
+        ENCODER_ADAPTERS[BertAdapter.model_type].describe(config)
+    except Incompatible:
+        return ENCODER_ADAPTERS[NativeEncoderAdapter.model_type]
+    return ENCODER_ADAPTERS[BertAdapter.model_type]
+
+
+VIT_ADAPTERS: dict[str, VitAdapter] = {layout.model_type: layout for layout in (VitAdapter(), NativeVitAdapter())}
+
+
+def vit_adapter(model_type: object) -> VitAdapter:
+    """The layout of this `model_type`; raises `UnknownName` with those that exist."""
+    if not isinstance(model_type, str) or model_type not in VIT_ADAPTERS:
+        raise UnknownName.of("model_type of a model of images", str(model_type), VIT_ADAPTERS)
+    return VIT_ADAPTERS[model_type]
+
+
+def vit_adapter_for(config: VisionConfig) -> VitAdapter:
+    """transformers' layout where it can say the model, else ours."""
+    try:
+        VIT_ADAPTERS[VitAdapter.model_type].describe(config, ())
+    except Incompatible:
+        return VIT_ADAPTERS[NativeVitAdapter.model_type]
+    return VIT_ADAPTERS[VitAdapter.model_type]

@@ -1,0 +1,144 @@
+"""Parameters of a model from the tensors of a checkpoint, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attn_core.errors import CheckpointInvalid
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from attn_models.adapters.base import Layout, Stored
+from attn_models.weights import CheckpointFolder
+
+DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
+
+
+@contextmanager
+def init_empty_weights() -> Iterator[None]:
+    """Modules built inside have parameters and buffers with shapes and types, but no memory (device "meta")."""
+    with torch.device("meta"), _SkipRandomInit():
+        yield
+
+
+class _SkipRandomInit(TorchFunctionMode):
+    """Leaves out drawing random weights: on "meta" it has no effect, but torch imports its compiler for it (2 s)."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        target = args[0] if args else kwargs.get("tensor")
+        if getattr(func, "__name__", "") in DRAWS and isinstance(target, torch.Tensor) and target.is_meta:
+            return target
+        return func(*args, **kwargs)
+
+
+def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
+    """A config larger than the file could fill must not take memory or time; raises `CheckpointInvalid`."""
+    entries = checkpoint.tensors.entries
+    largest = max((size for entry in entries.values() for size in entry.shape), default=0)
+    limits = {"vocabulary": largest, "width": largest, "layers": len(entries), "heads": largest, "hidden": largest}
+    for field, limit in limits.items():
+        value = getattr(config, field, None)
+        if value is not None and value > limit:
+            rule = f"{field} {value} is more than the tensors hold ({limit})"
+            raise CheckpointInvalid.of(checkpoint.path / "config.json", rule)
+
+
+def fill_buffers(model: nn.Module, fresh: nn.Module) -> None:
+    """Give values to buffers that no checkpoint holds, from a model of the same config that was built with memory."""
+    values = dict(fresh.named_buffers())
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            owner, _, leaf = name.rpartition(".")
+            model.get_submodule(owner).register_buffer(leaf, values[name], persistent=False)
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def read_parameters(
+    folder: CheckpointFolder, adapter: Layout, wanted: Mapping[str, Tensor], dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """A tensor for each name of `wanted`, whose tensors only say shapes; floating point becomes `dtype`.
+
+    Raises `CheckpointInvalid` naming every missing, extra and misshaped tensor before one is read.
+    """
+    stored = adapter.stored(list(wanted))
+    actual = adapter.canonical(folder.tensors)
+    _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
+    parameters: dict[str, Tensor] = {}
+    for item in stored:
+        tensor = folder.tensors[actual[item.name]]
+        whole = tensor.T if item.transposed else tensor
+        whole = whole.squeeze(1) if item.single else whole
+        sizes = [wanted[part].shape[0] for part in item.parts]
+        for part, piece in zip(item.parts, _split(whole, sizes, item.groups), strict=True):
+            # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
+            wide = item.exact or item.below
+            needed = torch.promote_types(dtype, torch.float32) if wide else dtype
+            typed = (piece.to(needed) if piece.is_floating_point() else piece).contiguous()
+            scaled = typed * item.factor if item.factor != 1 else typed
+            parameters[part] = scaled + item.below if item.below else scaled
+    return parameters
+
+
+def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
+    """The checkpoint's tensors of a decoder's parameters."""
+    tensors = {}
+    for item in adapter.stored(list(parameters)):
+        parts = [parameters[part].detach() for part in item.parts]
+        whole = _joined(parts, item.groups)
+        whole = whole - item.below if item.below else whole
+        whole = whole / item.factor if item.factor != 1 else whole
+        whole = whole.unsqueeze(1) if item.single else whole
+        tensors[item.name] = whole.T.contiguous() if item.transposed else whole
+    return tensors
+
+
+def _split(whole: Tensor, sizes: list[int], groups: int) -> list[Tensor]:
+    """The parts of these sizes, one after the other in each group of the first axis."""
+    if len(sizes) == 1:
+        return [whole]
+    pieces = torch.split(whole.reshape(groups, -1, *whole.shape[1:]), [size // groups for size in sizes], dim=1)
+    return [piece.flatten(0, 1) for piece in pieces]
+
+
+def _joined(parts: list[Tensor], groups: int) -> Tensor:
+    """The whole of which `_split` gives these parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
+
+
+def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Stored], shapes: Shapes) -> None:
+    entries = folder.tensors.entries
+    actual = adapter.canonical(entries)
+    expected = {item.name: _shape(item, shapes) for item in stored}
+    problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
+    for name, own in actual.items():
+        if name not in expected:
+            if name != adapter.head and not adapter.derives(name):
+                problems.append(f"tensor {own!r} has no place in the model")
+        elif entries[own].shape != expected[name]:
+            given, needed = list(entries[own].shape), list(expected[name])
+            problems.append(f"tensor {own!r} has shape {given}; its model needs {needed}")
+    if problems:
+        raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)))
+
+
+def _shape(item: Stored, shapes: Shapes) -> tuple[int, ...]:
+    parts = [shapes[part] for part in item.parts]
+    shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
+    shape = (shape[0], 1, *shape[1:]) if item.single else shape
+    return shape[::-1] if item.transposed else shape
+
+
+def stored_type(checkpoint: CheckpointFolder) -> torch.dtype:
+    """bfloat16 where all weights are stored so, else float32."""
+    types = {entry.dtype for entry in checkpoint.tensors.entries.values()}
+    return torch.bfloat16 if types == {"BF16"} else torch.float32

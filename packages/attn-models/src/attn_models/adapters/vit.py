@@ -1,0 +1,133 @@
+"""Checkpoints of vision Transformers that classify, as Hugging Face's transformers keeps them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from torch import Tensor
+
+from attn_models.adapters.base import ACTIVATIONS, THEIR_ACTIVATIONS, Layout, Stored, needed, require_allowed
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.encoder.config import VisionConfig
+
+PREFIX = "vit."
+WHOLE = {"begin": "embeddings.cls_token", "positions": "embeddings.position_embeddings"}
+OUTSIDE = {"patches": "embeddings.patch_embeddings.projection", "norm": "layernorm", "classifier": "classifier"}
+BLOCK = {
+    "attention.query": "attention.attention.query",
+    "attention.key": "attention.attention.key",
+    "attention.value": "attention.attention.value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "layernorm_before",
+    "feed_forward.up": "intermediate.dense",
+    "feed_forward.down": "output.dense",
+    "feed_forward_norm": "layernorm_after",
+}
+SIZES = {
+    "image": "image_size",
+    "patch": "patch_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "hidden": "intermediate_size",
+}
+
+
+class VitAdapter(Layout):
+    """The encoder and its classifier; a pooler is left where it is."""
+
+    model_type = "vit"
+    # The stride and the pooler are of models on top that are not read.
+    reads = frozenset(
+        {
+            *SIZES.values(),
+            "num_channels",
+            "hidden_act",
+            "layer_norm_eps",
+            "qkv_bias",
+            "encoder_stride",
+            "pooler_act",
+            "pooler_output_size",
+            "is_decoder",
+            "add_cross_attention",
+        }
+    )
+    derived = re.compile(r"^pooler\.")
+
+    def configure(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
+        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key; says unknown keys."""
+        try:
+            check_unread_keys(values, self.reads, path)
+            return self.configured(values)
+        except InvalidValue as error:
+            raise CheckpointInvalid.of(path, error.message) from error
+
+    def describe(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
+        """The config.json of a model; raises `Incompatible` for attention that the layout cannot say."""
+        choices = config.pattern or (config.choice(0),)
+        for choice in choices:
+            if choice.mechanism != "mha" or choice.options:
+                raise Incompatible(f"mechanism {choice.mechanism!r} cannot be said in a vit config.json")
+        if config.head_size not in (None, config.width // config.heads):
+            raise Incompatible(f"heads of {config.head_size} elements cannot be said in a vit config.json")
+        return {
+            "architectures": ["ViTForImageClassification"],
+            "model_type": self.model_type,
+            **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
+            "num_channels": config.channels,
+            "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
+            "layer_norm_eps": config.norm_eps,
+            "qkv_bias": True,
+            "id2label": {str(place): label for place, label in enumerate(labels)},
+            "label2id": {label: place for place, label in enumerate(labels)},
+        }
+
+    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+        """One tensor for each parameter."""
+        return [Stored(self._their_name(name), (name,)) for name in parameters]
+
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """Names begin with `vit.`, all but the classifier's."""
+        return {name.removeprefix(PREFIX): name for name in names}
+
+    def headed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors under the names that they have where a classifier stands on them."""
+        return {
+            name if name.startswith("classifier.") else f"{PREFIX}{name}": tensor for name, tensor in tensors.items()
+        }
+
+    def _their_name(self, ours: str) -> str:
+        if ours in WHOLE:
+            return WHOLE[ours]
+        module, _, leaf = ours.rpartition(".")
+        if module in OUTSIDE:
+            return f"{OUTSIDE[module]}.{leaf}"
+        _, layer, part = module.split(".", 2)
+        return f"encoder.layer.{layer}.{BLOCK[part]}.{leaf}"
+
+    def configured(self, values: Mapping[str, Any]) -> VisionConfig:
+        """As `configure`, raising `InvalidValue` that names the key alone."""
+        require_allowed(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
+        return VisionConfig(
+            **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
+            channels=values.get("num_channels", 3),
+            classes=len(labels_of(values)),
+            feed_forward=ACTIVATIONS[values.get("hidden_act", "gelu")],
+            norm_eps=values.get("layer_norm_eps", 1e-12),
+        )
+
+
+def labels_of(values: Mapping[str, Any]) -> list[str]:
+    """What the classes of a config.json are called; two where it says nothing, as there.
+
+    Raises `InvalidValue` for names that are not those of the classes 0, 1, 2, ...
+    """
+    given = values.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})
+    places = [str(place) for place in range(len(given))] if isinstance(given, Mapping) else []
+    if not places or set(given) != set(places):
+        raise InvalidValue.of("id2label", given, "a name for each class, numbered from 0")
+    return [str(given[place]) for place in places]

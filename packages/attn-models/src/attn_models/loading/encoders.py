@@ -1,0 +1,215 @@
+"""Loading encoders from checkpoint folders and saving them, with or without a head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import CheckpointInvalid, InvalidValue
+from torch import Tensor, nn
+
+from attn_models.adapters.bert import BertAdapter
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.native import NativeEncoderAdapter
+from attn_models.adapters.registry import (
+    ENCODER_ADAPTERS,
+    encoder_adapter,
+    encoder_adapter_for,
+    vit_adapter,
+    vit_adapter_for,
+)
+from attn_models.adapters.state_dict import (
+    check_config_fits,
+    fill_buffers,
+    init_empty_weights,
+    read_parameters,
+    stored_tensors,
+)
+from attn_models.adapters.vit import labels_of
+from attn_models.encoder.config import TaggerConfig
+from attn_models.encoder.encoder import MaskedLanguageModel, Tagger
+from attn_models.encoder.vit import VisionTransformer
+from attn_models.quantization.quantize import require_not_quantized
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+from attn_models.weights.safe_files import read_config
+
+
+def is_encoder(folder: Path) -> bool:
+    """Whether the config.json of a model folder is of an encoder; raises `CheckpointInvalid` where it is no JSON."""
+    return read_config(folder / "config.json").get("model_type") in ENCODER_ADAPTERS
+
+
+def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
+    """The encoder in a checkpoint folder, on the CPU.
+
+    Raises `CheckpointInvalid` for a folder that does not fit the model, naming every tensor that is missing, extra or
+    misshaped; `UnknownName` for another kind of model. Keys of its config.json that are not known are said.
+    """
+    path = checkpoint.path / "config.json"
+    adapter = encoder_adapter(checkpoint.config.get("model_type"))
+    try:
+        check_unread_keys(checkpoint.config, adapter.reads, path)
+        config = adapter.configure(checkpoint.config)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = adapter.build(config)
+    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
+    if any(buffer.is_meta for buffer in model.buffers()):
+        fill_buffers(model, adapter.build(config))
+    return model
+
+
+def save_encoder(
+    folder: str | Path, model: Any, tokenizer: Tokenizer | None = None, *, layout: str = NativeEncoderAdapter.model_type
+) -> Path:
+    """Write an encoder as a checkpoint folder, replacing one already there, whole or not at all.
+
+    `layout` is the `model_type` to write: ours says everything, the others are read by transformers too. Raises
+    `Incompatible` for an encoder that the layout cannot say, `InvalidValue` for weights that are not finite,
+    `CheckpointWriteFailed` where the file system fails, `WrongState` for one whose weights are packed.
+    """
+    require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
+    adapter = encoder_adapter(layout)
+    described = adapter.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
+    return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
+
+
+GUESS = {
+    "transform.weight": "cls.predictions.transform.dense.weight",
+    "transform.bias": "cls.predictions.transform.dense.bias",
+    "norm.weight": "cls.predictions.transform.LayerNorm.weight",
+    "norm.bias": "cls.predictions.transform.LayerNorm.bias",
+    "bias": "cls.predictions.bias",
+}
+TAG = {"classifier.weight": "classifier.weight", "classifier.bias": "classifier.bias"}
+"""Our names of a head's weights, and transformers'."""
+
+
+def save_masked(folder: str | Path, model: MaskedLanguageModel, tokenizer: Tokenizer) -> Path:
+    """Write a model that guesses; raises as `save_encoder`."""
+    return _save(folder, model, GUESS, {"architectures": ["BertForMaskedLM"]}, tokenizer)
+
+
+def save_tagger(folder: str | Path, model: Tagger, labels: Sequence[str], tokenizer: Tokenizer) -> Path:
+    """Write a tagger with the names of its tags; raises as `save_encoder`, and `InvalidValue` for other labels."""
+    if len(set(labels)) != model.config.classes:
+        raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
+    said = {
+        "architectures": ["BertForTokenClassification"],
+        "id2label": {str(place): label for place, label in enumerate(labels)},
+        "label2id": {label: place for place, label in enumerate(labels)},
+    }
+    return _save(folder, model, TAG, said, tokenizer)
+
+
+def load_masked(folder: str | Path, *, verify: Verify = "hashes") -> tuple[MaskedLanguageModel, Tokenizer]:
+    """The model that guesses in a folder, in evaluation mode; raises as `build_encoder`, also for its head."""
+    checkpoint, encoder, tokenizer = _loaded(folder, verify)
+    model = MaskedLanguageModel(encoder)
+    _read_head(checkpoint, model, GUESS)
+    return model.eval(), tokenizer
+
+
+def load_tagger(folder: str | Path, *, verify: Verify = "hashes") -> tuple[Tagger, list[str], Tokenizer]:
+    """The tagger in a folder, in evaluation mode, and its labels; raises as `load_masked`."""
+    checkpoint, encoder, tokenizer = _loaded(folder, verify)
+    try:
+        labels = labels_of(checkpoint.config)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(checkpoint.path / "config.json", error.message) from error
+    model = Tagger(TaggerConfig(encoder=encoder.config, classes=len(labels)))
+    model.encoder = encoder
+    _read_head(checkpoint, model, TAG)
+    return model.eval(), labels, tokenizer
+
+
+def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[str, Any], tokenizer: Tokenizer) -> Path:
+    encoder, own = model.encoder, model.state_dict()
+    adapter = encoder_adapter_for(encoder.config)
+    # Only BERT's architectures with a head are those of this head.
+    described = (said | adapter.describe(encoder.config)) | (
+        said if adapter.model_type == BertAdapter.model_type else {}
+    )
+    described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
+    body = stored_tensors(encoder.state_dict(), adapter.layout(encoder.config))
+    tensors = {f"{adapter.prefix}{name}": tensor for name, tensor in body.items()}
+    tensors |= {theirs: own[ours] for ours, theirs in head.items()}
+    return write_folder(folder, described, tensors, dict(tokenizer.files()))
+
+
+def _loaded(folder: str | Path, verify: Verify) -> tuple[CheckpointFolder, Any, Tokenizer]:
+    checkpoint = read_folder(folder, verify=verify)
+    encoder = build_encoder(checkpoint, torch.float32)
+    if checkpoint.tokenizer is None:
+        raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
+    return checkpoint, encoder, Tokenizer.from_folder(checkpoint.path)
+
+
+def _read_head(checkpoint: CheckpointFolder, model: nn.Module, head: Mapping[str, str]) -> None:
+    wanted = model.state_dict()
+    problems, found = [], dict[str, Tensor]()
+    for ours, theirs in head.items():
+        entry = checkpoint.tensors.entries.get(theirs)
+        if entry is None:
+            problems.append(f"tensor {theirs!r} is missing")
+        elif tuple(entry.shape) != tuple(wanted[ours].shape):
+            problems.append(
+                f"tensor {theirs!r} has shape {list(entry.shape)}; its model needs {list(wanted[ours].shape)}"
+            )
+        else:
+            found[ours] = checkpoint.tensors[theirs].to(torch.float32)
+    if problems:
+        raise CheckpointInvalid.of(checkpoint.path, "; ".join(problems))
+    model.load_state_dict(found, strict=False)
+
+
+class ImageClassifier:
+    """A model and a label for each of its classes; raises `InvalidValue` for another number of labels."""
+
+    def __init__(self, model: VisionTransformer, labels: Sequence[str]) -> None:
+        if len(labels) != model.config.classes or len(set(labels)) < len(labels):
+            raise InvalidValue.of("labels", list(labels), f"{model.config.classes} different ones")
+        self.model = model
+        self.labels = tuple(labels)
+
+    @torch.inference_mode()
+    def classify(self, images: Tensor) -> list[dict[str, float]]:
+        """The probability of each label, for each of the images [batch, channels, side, side], normed as in training.
+
+        Raises `InvalidValue` for images of another shape.
+        """
+        rows = self.model(images.to(self.model.begin.dtype)).softmax(-1).tolist()
+        return [dict(zip(self.labels, row, strict=True)) for row in rows]
+
+    def save(self, folder: Path) -> Path:
+        """Write the folder, which transformers reads too where it has words for the attention; returns it."""
+        layout = vit_adapter_for(self.model.config)
+        described = layout.describe(self.model.config, self.labels) | {"dtype": "float32"}
+        return write_folder(folder, described, layout.headed(stored_tensors(self.model.state_dict(), layout)))
+
+
+def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> ImageClassifier:
+    """The classifier of a folder, on the CPU, in evaluation mode.
+
+    Raises `CheckpointInvalid` for a folder that is damaged or does not fit the model, naming every tensor that is
+    missing, extra or misshaped; `UnknownName` for another kind of model.
+    """
+    checkpoint = read_folder(folder, verify=verify)
+    path = checkpoint.path / "config.json"
+    layout = vit_adapter(checkpoint.config.get("model_type"))
+    config = layout.configure(checkpoint.config, path)
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = VisionTransformer(config)
+    parameters = read_parameters(checkpoint, layout, model.state_dict(), getattr(torch, dtype))
+    model.load_state_dict(parameters, assign=True)
+    try:
+        return ImageClassifier(model.eval(), labels_of(checkpoint.config))
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error

@@ -1,0 +1,277 @@
+"""Loading models from checkpoint folders and saving them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core import installed
+from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
+from attn_core.kernels.linear import WEIGHT_CHOICES
+from attn_core.models import LanguageModel
+from attn_core.states import dtype_name
+from torch import nn
+
+from attn_models.adapters.base import StateDictAdapter, needed
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.native import NativeAdapter, require_installed
+from attn_models.adapters.registry import decoder_adapter
+from attn_models.adapters.state_dict import (
+    check_config_fits,
+    fill_buffers,
+    init_empty_weights,
+    read_parameters,
+    stored_tensors,
+    stored_type,
+)
+from attn_models.attention import layer_attentions
+from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.decoder import Decoder
+from attn_models.quantization.quantize import prepack_model, quantize_model, require_not_quantized
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder
+
+SOURCE, LANGUAGE = "attn_source_model", "attn_language_model"
+LAYOUTS = {SOURCE: "AttnSourceModel", LANGUAGE: "AttnLanguageModel"}
+"""The `model_type` of their config.json, of those that read a source and of those that do not, and its architecture."""
+
+PLACES = ("mechanism", "encoder", "decoder", "cross")
+"""Fields of a config that name mechanisms."""
+
+
+def build_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
+    """The model in a checkpoint folder; raises `CheckpointInvalid` naming what is damaged or does not fit."""
+    path = checkpoint.path / "config.json"
+    try:
+        values, name = needed(checkpoint.config, "model"), needed(checkpoint.config, "family")
+        if not isinstance(values, Mapping) or not isinstance(name, str):
+            raise InvalidValue.of("model", values, "an object, with its family's name beside it")
+        for place in PLACES:
+            if isinstance(values.get(place), str):
+                require_installed(values[place], checkpoint.config.get("requires"))
+        family = installed().models.get(name)
+        config = family.configure(values)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+    check_config_fits(checkpoint, config)
+    with init_empty_weights():
+        model = family.build(config)
+    model.load_state_dict(read_parameters(checkpoint, NativeAdapter(), model.state_dict(), dtype), assign=True)
+    if any(buffer.is_meta for buffer in model.buffers()):
+        fill_buffers(model, family.build(config))
+    return model
+
+
+def hf_config_of(model: Any) -> dict[str, Any]:
+    """The config.json of a model: its family, its fields and the packages that build it."""
+    registry, values = installed().mechanisms, model.config.plain()
+    for place in PLACES:
+        if place in values:
+            values[place] = registry.full_name(values[place])
+    owners = {registry.owner(values[place]) for place in PLACES if place in values}
+    layout = SOURCE if hasattr(model, "source_context") else LANGUAGE
+    return {
+        "architectures": [LAYOUTS[layout]],
+        "model_type": layout,
+        "family": family_of(model.config),
+        "model": values,
+        "requires": {name: version(name) for name in sorted(owners | {"attn-core", "attn-models"})},
+    }
+
+
+def family_of(config: Any) -> str:
+    """The name of the installed family whose config this is."""
+    return next(item.name for item in installed().models if getattr(item, "Config", None) is type(config))
+
+
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoadedModel:
+    """A model ready to run, with what its folder says beside the weights.
+
+    `model` is a `LanguageModel`, such as `Decoder`, and `config` its family's. `tokenizer` is None where the folder
+    has none; it also renders conversations. `generation` is the content of generation_config.json, empty where there
+    is none. `parameters` is the number of learned numbers, packed or not.
+    """
+
+    path: Path
+    model: Any
+    tokenizer: Tokenizer | None
+    config: Any
+    generation: dict[str, Any]
+    parameters: int
+
+    @property
+    def mechanisms(self) -> tuple[str, ...]:
+        """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
+        if isinstance(self.config, DecoderConfig):
+            return tuple(self.config.choice(layer).mechanism for layer in range(self.config.layers))
+        return tuple(self.model.mechanisms)
+
+    @property
+    def family(self) -> str:
+        """The name of the model's family."""
+        if isinstance(self.config, DecoderConfig):
+            return "decoder"
+        return str(family_of(self.config))
+
+    @property
+    def source_context(self) -> int | None:
+        """The longest source in tokens; None for a model that reads none."""
+        return getattr(self.model, "source_context", None)
+
+
+def load_model(
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", weights: str | None = None
+) -> LoadedModel:
+    """The model in a checkpoint folder, on the CPU, in evaluation mode, its weights as `dtype`.
+
+    Weights already of that type stay in the file and are paged in when they are used. They are those of the file bit
+    for bit; what the model computes agrees with the model that was saved to rounding, as libraries of matrix products
+    choose their loops by the addresses of tensors, which differ. `verify` says how the
+    folder is checked against its manifest, if it has one. `weights`, one of `WEIGHT_CHOICES`, packs the
+    weights of linear layers for serving; `dtype` is what everything else is computed in (see `quantize_model`). `auto`
+    packs them as they are stored, and a model in float32 alone (see `prepack_model`); None means `unpacked`.
+
+    Raises `CheckpointInvalid` for a folder that is damaged, hostile or does not fit the model, naming every
+    tensor that is missing, extra or misshaped; `UnknownName` for a layout or mechanism that is not known; with
+    `weights`, what `quantize_model` raises.
+    """
+    name = dtype_name(dtype)
+    if name not in FLOATS:
+        raise InvalidValue.of("dtype", dtype, ", ".join(FLOATS))
+    if weights not in (None, *WEIGHT_CHOICES):
+        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
+    checkpoint = read_folder(folder, verify=verify)
+    if weights == "unpacked" or (weights == "auto" and name != "float32"):
+        weights = None
+    # Packing reads each weight once, wherever it lies and whatever its type.
+    read_as = getattr(torch, name) if weights is None else stored_type(checkpoint)
+    if checkpoint.config.get("model_type") in LAYOUTS:
+        model: Any = build_from(checkpoint, read_as)
+    else:
+        model = _decoder_from(checkpoint, read_as)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if weights == "auto":
+        prepack_model(model, read_as)
+    elif weights is not None:
+        quantize_model(model, weights, getattr(torch, name))
+    tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
+    if tokenizer is not None and tokenizer.vocabulary > model.vocabulary:
+        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {model.vocabulary} rows in the embedding"
+        raise CheckpointInvalid.of(checkpoint.path, rule)
+    return LoadedModel(
+        path=checkpoint.path,
+        model=model.eval(),
+        tokenizer=tokenizer,
+        config=model.config,
+        generation=checkpoint.generation_config,
+        parameters=count,
+    )
+
+
+def save_model(
+    folder: str | Path,
+    model: Any,
+    tokenizer: Tokenizer | None = None,
+    *,
+    layout: str = NativeAdapter.model_type,
+    generation: dict[str, Any] | None = None,
+) -> Path:
+    """Write a model as a checkpoint folder, replacing one already there, whole or not at all.
+
+    `model` is a `Decoder` or a model of another family. `layout` is the `model_type` to write of a decoder: ours says
+    everything, "llama" and "gpt2" are read by others too.
+
+    Raises `Incompatible` for a model that the layout cannot say, `InvalidValue` for weights that are not finite,
+    `CheckpointWriteFailed` where the file system fails, `WrongState` for a model whose weights are packed.
+    """
+    require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
+    if isinstance(model, Decoder):
+        adapter = decoder_adapter(layout)
+        if model.config.lenders and layout != NativeAdapter.model_type:
+            raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
+        described, tensors = (
+            adapter.describe(model.config),
+            stored_tensors(model.state_dict(), adapter.layout(model.config)),
+        )
+    else:
+        described, tensors = hf_config_of(model), dict(model.state_dict())
+    described |= {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
+    if generation:
+        files["generation_config.json"] = generation
+    return write_folder(folder, described, tensors, files)
+
+
+def _decoder_from(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Decoder:
+    adapter = decoder_adapter(checkpoint.config.get("model_type"))
+    config = _configured(checkpoint, adapter)
+    with init_empty_weights():
+        model = Decoder(config)
+    model.load_state_dict(read_parameters(checkpoint, adapter.layout(config), model.state_dict(), dtype), assign=True)
+    _compute_constants(model, config)
+    return model
+
+
+def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> DecoderConfig:
+    """The config, refused before anything is built if it is larger than the file could fill."""
+    path = checkpoint.path / "config.json"
+    try:
+        check_unread_keys(checkpoint.config, adapter.reads, path)
+        config = adapter.configure(checkpoint.config)
+    except InvalidValue as error:
+        raise CheckpointInvalid.of(path, error.message) from error
+    entries = checkpoint.tensors.entries
+    config = adapter.filled(config, entries)
+    largest = max((size for entry in entries.values() for size in entry.shape), default=0)
+    limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
+    for field, limit in limits.items():
+        if getattr(config, field) > limit:
+            raise CheckpointInvalid.of(
+                path, f"{field} {getattr(config, field)} is more than the tensors hold ({limit})"
+            )
+    return config
+
+
+def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
+    """Give values to buffers that no checkpoint holds, such as tables of rotary angles."""
+    pending = {name for name, buffer in model.named_buffers() if buffer.is_meta}
+    if not pending:
+        return
+    attentions = layer_attentions(config)
+    places = {f"blocks.{index}.attention.": attention for index, attention in enumerate(attentions)}
+    later = {f"predictors.{index}.block.attention.": attentions[-1] for index in range(config.prediction_depth)}
+    fresh: dict[int, nn.Module] = {}
+    for prefix, attention in (places | later).items():
+        if id(attention) not in fresh:
+            fresh[id(attention)] = attention.mechanism.build(attention.config)
+        for name, buffer in fresh[id(attention)].named_buffers():
+            if prefix + name in pending:
+                owner, _, leaf = (prefix + name).rpartition(".")
+                model.get_submodule(owner).register_buffer(leaf, buffer, persistent=False)
+
+
+def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", weights: str = "auto") -> LanguageModel:
+    """The model in `folder`, loaded as `load_model` does, with the tokens of the model that it guesses for.
+
+    Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
+    """
+    draft = load_model(folder, dtype, weights=weights)
+    if draft.source_context is not None:
+        raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
+    theirs, ours = draft.tokenizer, served.tokenizer
+    if theirs is None or ours is None or draft.model.vocabulary != served.model.vocabulary:
+        sizes = draft.model.vocabulary, served.model.vocabulary
+        raise Incompatible(f"draft {folder}: it has {sizes[0]} tokens, the model {sizes[1]}", field="draft")
+    for token in range(min(theirs.vocabulary, ours.vocabulary)):
+        if theirs.token_bytes(token) != ours.token_bytes(token):
+            raise Incompatible(f"draft {folder}: token {token} is another than the model's", field="draft")
+    model: LanguageModel = draft.model
+    return model

@@ -1,0 +1,101 @@
+"""Sentences as vectors whose angles tell how near they are in meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import CheckpointInvalid, InvalidValue
+from attn_core.kernels.linear import WEIGHT_CHOICES
+from torch import Tensor, nn
+
+from attn_models.adapters.state_dict import stored_type
+from attn_models.loading.encoders import build_encoder
+from attn_models.quantization.quantize import quantize_model
+from attn_models.tokenizers import Tokenizer
+from attn_models.weights import Verify, read_folder
+
+BATCH = 32
+
+
+class SentenceEncoder:
+    """An encoder with its tokenizer: the mean of a text's rows, of length 1 (Reimers and Gurevych 2019,
+    arXiv 1908.10084). `size` is the number of elements of a vector, `parameters` that of learned numbers, packed or
+    not."""
+
+    def __init__(self, model: Any, tokenizer: Tokenizer) -> None:
+        self.model = model
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.tokenizer = tokenizer
+        self.size: int = model.size
+
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """Vectors [texts, size] of length 1, in the weights' type or float32, the wider.
+
+        Raises what `read` raises.
+        """
+        ids = self.read(texts)
+        rows = {place: row for places, found in self.batches(ids) for place, row in zip(places, found, strict=True)}
+        return torch.stack([rows[place] for place in range(len(ids))])
+
+    def read(self, texts: Sequence[str]) -> list[list[int]]:
+        """The token ids of each text.
+
+        Raises `InvalidValue` for no text, or one without tokens or with more than the context holds, by its place.
+        """
+        if isinstance(texts, str) or not texts:
+            raise InvalidValue.of("texts", texts, "at least one text, in a list")
+        ids = self.tokenizer.encode_batch(texts)
+        for place, tokens in enumerate(ids):
+            if not 0 < len(tokens) <= self.model.context:
+                allowed = f"1 to {self.model.context} tokens"
+                raise InvalidValue.of(f"texts[{place}]", f"a text of {len(tokens)} tokens", allowed)
+        return ids
+
+    def batches(self, ids: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
+        """Some of the texts that `read` gave at a time, until all are done: places, and vectors [texts, size]."""
+        # Texts of one length make little padding.
+        order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
+        for start in range(0, len(order), BATCH):
+            places = order[start : start + BATCH]
+            yield places, self._embed([ids[place] for place in places])
+
+    @torch.inference_mode()
+    def _embed(self, ids: list[Sequence[int]]) -> Tensor:
+        longest = max(map(len, ids))
+        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids])
+        key_padding_mask = torch.arange(longest) < torch.tensor([[len(row)] for row in ids])
+        hidden = self.model(tokens, key_padding_mask)
+        wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32)) * key_padding_mask[..., None]
+        mean = wide.sum(1) / key_padding_mask.sum(1, keepdim=True)
+        return nn.functional.normalize(mean, dim=-1)
+
+
+def load_sentence_encoder(
+    folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes", weights: str | None = None
+) -> SentenceEncoder:
+    """The encoder of a folder, on the CPU, in evaluation mode; `weights` as for `load_model`, but that `auto` packs
+    nothing: texts come in batches of many rows, which torch multiplies as fast in float32 as any kernel that loses
+    nothing.
+
+    Raises what `build_encoder` does; `CheckpointInvalid` for a folder that is damaged, has no tokenizer or one with
+    more tokens than the embedding has rows; with `weights`, what `quantize_model` raises.
+    """
+    if weights not in (None, *WEIGHT_CHOICES):
+        raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
+    checkpoint = read_folder(folder, verify=verify)
+    form = None if weights in ("auto", "unpacked") else weights
+    model = build_encoder(checkpoint, getattr(torch, dtype) if form is None else stored_type(checkpoint))
+    if checkpoint.tokenizer is None:
+        raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
+    tokenizer = Tokenizer.from_folder(checkpoint.path)
+    vocabulary = model.embedding.weight.shape[0]
+    if tokenizer.vocabulary > vocabulary:
+        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {vocabulary} rows in the embedding"
+        raise CheckpointInvalid.of(checkpoint.path, rule)
+    encoder = SentenceEncoder(model.eval(), tokenizer)
+    if form is not None:
+        quantize_model(model, form, getattr(torch, dtype))
+    return encoder

@@ -1,0 +1,64 @@
+"""Whatever a key of a config.json holds, the config is read or refused in words for people."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from attn_core.errors import UserError
+from attn_models.adapters.hf_config import check_unread_keys
+from attn_models.adapters.registry import ADAPTERS, ENCODER_ADAPTERS
+from attn_models.adapters.vit import VitAdapter
+
+VALUES = [None, True, -1, 0, 1.5, math.nan, math.inf, "", "2", [], [[]], ["full"], {}, {"a": []}, 10**30]
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+REFORMER = {"attn_layers": ["lsh", "local"], "num_buckets": 4, "attention_head_size": 4, "feed_forward_size": 16}
+AXES = {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]}
+VIT = {"image_size": 8, "patch_size": 4, "id2label": {"0": "cat"}}
+GPT2 = {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+LATENT = {"kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+EVERYTHING = SIZES | REFORMER | AXES | VIT | GPT2 | LATENT | EXPERTS
+
+
+def read_by(layout, values, path):
+    if layout == "vit":
+        return VitAdapter().configure(values | {"model_type": "vit"}, path)
+    adapter = ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]
+    check_unread_keys(values, adapter.reads, path)
+    return adapter.configure(values)
+
+
+def keys_of(layout):
+    reads = VitAdapter.reads if layout == "vit" else (ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]).reads
+    return {key: EVERYTHING[key] for key in EVERYTHING if key in reads}, sorted(reads)
+
+
+LAYOUTS = sorted({"vit", *ENCODER_ADAPTERS, *ADAPTERS} - {"attn_decoder", "attn_encoder"})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_plain_config_that_is_spoilt_here_is_read(layout, tmp_path):
+    assert read_by(layout, keys_of(layout)[0], tmp_path).width == 32
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_value_of_the_wrong_kind_is_refused_in_words_or_read(layout, tmp_path):
+    plain, keys = keys_of(layout)
+    wrong = []
+    for key in keys:
+        for value in VALUES:
+            try:
+                read_by(layout, plain | {key: value}, tmp_path)
+            except UserError:
+                continue
+            except Exception as error:  # noqa: BLE001  (all that is no word for people)
+                wrong.append(f"{key}={value!r}: {error!r}")
+    assert not wrong, "\n".join(wrong)

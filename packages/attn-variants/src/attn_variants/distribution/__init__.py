@@ -1,1 +1,0 @@
-"""Distribution functions, one a file; `attn_variants.compute.distribution` chooses among them."""

@@ -1,0 +1,113 @@
+"""Attention of recurrent decoders: Bahdanau's alignment and Show, Attend and Tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attn_core import AttentionSpec, Capability, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core.distributions import Distribution, Hard, Softmax
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.scores import Additive
+
+from attn_variants.mechanisms.common import GROUPED_SELF
+from attn_variants.mechanisms.scores import AdditiveConfig
+
+if TYPE_CHECKING:
+    from attn_variants.mechanisms.alignment_layer import GatedAttention, GatedSamplingAttention
+
+CROSS = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
+
+
+class Alignment(DeclaredMechanism):
+    """Additive attention of queries, such as a decoder's states, to the annotations of a source."""
+
+    name = "alignment"
+    summary = "a small network aligns queries with a source"
+    paper = Paper(
+        title="Neural Machine Translation by Jointly Learning to Align and Translate",
+        authors="Bahdanau et al.",
+        year=2015,
+        arxiv="1409.0473",
+    )
+    equation = r"e_{ij} = v^\top \tanh(W_a q_i + U_a h_j + b),\quad c_i = \sum_j \mathrm{softmax}(e_i)_j h_j"
+    capabilities = CROSS
+    Config = AdditiveConfig
+    distribution: Distribution = Softmax()
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
+        if config.rotary is not None:
+            raise Incompatible(f"mechanism {self.name!r} takes no rotary positions: queries and source share none")
+        score = Additive(hidden=AdditiveConfig.of(config).hidden)
+        return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)
+
+
+class SoftVisual(Alignment):
+    """Additive attention to annotations of an image; a gate β of the query says how much of what is seen is let in."""
+
+    name = "visual_soft"
+    summary = "the mean annotation by soft weights, gated"
+    paper = Paper(
+        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
+        authors="Xu et al.",
+        year=2015,
+        arxiv="1502.03044",
+    )
+    equation = (
+        r"\alpha_t = \mathrm{softmax}_i\left(v^\top \tanh(W_a a_i + W_d h_{t-1} + b)\right),\quad"
+        r" \hat z_t = \sigma(W_\beta h_{t-1}) \sum_i \alpha_{ti} a_i"
+    )
+
+    drops_weights = True
+
+    def inner(self, config: MechanismConfig) -> GatedAttention | GatedSamplingAttention:
+        """The gate of every head with random weights."""
+        from attn_variants.mechanisms.alignment_layer import GatedAttention
+
+        return GatedAttention(config.width, config.heads)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """That of the attention, and of the gates, which always have a bias."""
+        flops = 2 * shape.batch * shape.query * config.width * config.heads
+        gates = Cost(flops=flops, allowed_flops=flops, parameters=(config.width + 1) * config.heads)
+        return super().cost(config, shape) + gates
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardConfig(AdditiveConfig):
+    """In training a share `mean_rate` of the calls takes the soft mean instead of a sample."""
+
+    mean_rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mean_rate <= 1:
+            raise InvalidValue.of("mean_rate", self.mean_rate, "a number from 0 to 1")
+
+
+class HardVisual(SoftVisual):
+    """Soft visual attention that reads one encoder output: a sampled one in training, otherwise the most probable.
+
+    In training `inner.samples` holds the samples, from which `attn_variants.reinforce.reinforce_loss` makes the loss
+    that trains the scores.
+    """
+
+    name = "visual_hard"
+    summary = "one annotation: sampled in training, the likeliest otherwise"
+    equation = (
+        r"s_t \sim \mathrm{Multinoulli}\left(\mathrm{softmax}_i"
+        r"\left(v^\top \tanh(W_a a_i + W_d h_{t-1} + b)\right)\right),"
+        r"\quad \hat z_t = \sigma(W_\beta h_{t-1})\, a_{s_t}"
+    )
+    capabilities = CROSS - {Capability.EXACT}
+    Config = HardConfig
+    distribution = Hard()
+    drops_weights = False
+
+    def inner(self, config: MechanismConfig) -> GatedSamplingAttention:
+        """The gate and the sampling, with random weights."""
+        from attn_variants.mechanisms.alignment_layer import GatedSamplingAttention
+
+        rate = HardConfig.of(config).mean_rate
+        return GatedSamplingAttention(self.spec(config), config.width, expected=rate)

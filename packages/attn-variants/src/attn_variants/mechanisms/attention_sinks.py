@@ -1,0 +1,109 @@
+"""Attention sinks (StreamingLLM)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Causal,
+    Cost,
+    DeclaredMechanism,
+    Field,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+    Window,
+)
+from attn_core.masks import Prefix
+from attn_core.scores import ScaledDot
+
+from attn_variants.mechanisms.common import DECODER, check_whole, only_causal
+
+
+class AttentionSinks(DeclaredMechanism):
+    """The first tokens and the latest ones; what is remembered stops growing, and streams of any length stay stable.
+
+    Positions are counted in the cache: a query meets the sinks as if only the window lay between them.
+    """
+
+    name = "attention_sinks"
+    summary = "the first tokens and the latest ones; memory that stops growing"
+    paper = Paper(
+        title="Efficient Streaming Language Models with Attention Sinks",
+        authors="Xiao et al.",
+        year=2023,
+        arxiv="2309.17453",
+    )
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i},\quad"
+        r" A_i = \{j \le i : j < s \text{ or } i - j < w\}"
+    )
+    sketch: ClassVar = {"sinks": 2, "window": 3}
+    capabilities = DECODER - {Capability.BORROWS}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`sinks` s, the first tokens that stay visible; `window` w, the latest, a query's own included."""
+
+        sinks: int = 4
+        window: int = 1020
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("sinks", self.sinks, "tokens")
+            check_whole("window", self.window, "tokens")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
+        only_causal(self.name, config)
+        options, heads = self.Config.of(config), config.head_layout
+        mask = Window(left=options.window - 1) | (Prefix(options.sinks) & Causal())
+        # Said outright, because turned heads meet twice as wide; see `SinkLayer`.
+        score = ScaledDot(scale=heads.key_size**-0.5)
+        return AttentionSpec(heads=heads, score=score, mask=mask, rotary=config.rotary)
+
+    drops_weights = True
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `SinkLayer` with random weights."""
+        from attn_variants.mechanisms.attention_sinks_layer import SinkLayer
+
+        options = self.Config.of(config)
+        return SinkLayer(
+            self.spec(config),
+            sinks=options.sinks,
+            window=options.window,
+            width=config.width,
+            bias=config.bias,
+            dropout=config.dropout,
+        )
+
+    def paged_computation(self, config: MechanismConfig) -> None:
+        """None: sinks and window are remembered apart and must be gathered."""
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Keys and values of the last `window` tokens, and of the first `sinks`."""
+        options, heads = self.Config.of(config), config.head_layout
+        sizes = {"key": heads.key_size, "value": heads.value_size}
+        recent = {name: Field((heads.key_value, size)) for name, size in sizes.items()}
+        first = {name: Field((options.sinks, heads.key_value, size)) for name, size in sizes.items()}
+        return {"recent": Paged(recent, window=options.window), "sinks": Slot(first)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """As declared; where positions turn, products of queries and keys are twice as wide."""
+        said = super().cost(config, shape)
+        if config.rotary is None:
+            return said
+        spec = self.spec(config)
+        again = shape.batch * spec.score.pair_flops(spec.heads)
+        return said + Cost(
+            flops=again * shape.query * shape.key,
+            allowed_flops=again * spec.mask.count(shape.query, shape.key),
+            parameters=0,
+        )

@@ -1,0 +1,261 @@
+"""Attention within hash buckets, clusters and sorted blocks: LSH, routing, clustered and Sinkhorn attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.common import check_whole
+from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
+
+WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted"), "ring": ("round", "rounds")}
+
+
+class HashedAttention(WholeSequence):
+    """Queries meet keys of their own hash bucket; keys are the queries, of length one.
+
+    Where a later token is sorted in, all behind it move to other chunks, so that even with a causal mask outputs would
+    depend on later inputs: no causal form is offered.
+    """
+
+    name = "lsh"
+    summary = "tokens of one hash bucket attend to each other, in several rounds"
+    paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev et al.", year=2020, arxiv="2001.04451")
+    equation = (
+        r"o_i = \sum_{j \in P_i} \exp\left(\frac{q_i^\top q_j}{\|q_j\| \sqrt{d}} - z_i\right) v_j,\quad"
+        r" P_i = \bigcup_r \{j : h_r(q_j) = h_r(q_i)\},\quad h(x) = \arg\max [x R; -x R]"
+    )
+    sketch: ClassVar = {"buckets": 4, "chunk": 3, "rounds": 1}
+    capabilities = WHOLE_SEQUENCE
+    projections = 3
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`buckets`, even; tokens of a `chunk`; `rounds` of hashing; the `seed` of the rotations; whom a token sees of
+        its chunk and the one before: `within` its "bucket" or all of these "chunks"; pairs that meet in several rounds
+        are `duplicates`, "corrected" to count once or "counted" each time. The first chunk of a `ring` follows the last
+        of its "round", or of the round before as in the authors' code, which makes one ring of all "rounds"."""
+
+        buckets: int = 32
+        chunk: int = 64
+        rounds: int = 4
+        seed: int = 0
+        within: str = "bucket"
+        duplicates: str = "corrected"
+        ring: str = "round"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("buckets", "chunk", "rounds"):
+                check_whole(name, getattr(self, name), name)
+            if self.buckets % 2:
+                raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
+            for name, words in WORDS.items():
+                if getattr(self, name) not in words:
+                    raise InvalidValue.of(name, getattr(self, name), " or ".join(words))
+            if self.ring == "rounds" and (self.within != "chunks" or self.duplicates != "counted"):
+                allowed = "'round', or within 'chunks' with duplicates 'counted': chunks of two rounds share no buckets"
+                raise InvalidValue.of("ring", self.ring, allowed)
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Buckets of rotations drawn from the seed."""
+        from attn_variants.mechanisms.clusters_layers import HashBuckets, JoinedBuckets
+
+        options = self.Config.of(config)
+        return (JoinedBuckets if options.ring == "rounds" else HashBuckets)(
+            size=config.head_layout.key_size,
+            buckets=options.buckets,
+            chunk=options.chunk,
+            rounds=options.rounds,
+            seed=options.seed,
+            within=options.within,
+            duplicates=options.duplicates,
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Rotations of every token, and in each round two chunks for every token, the last chunk filled up."""
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
+        length = -(-shape.query // options.chunk) * options.chunk
+        hashing = shape.query * size * options.buckets // 2
+        inner = 2 * shape.batch * heads * options.rounds * (hashing + length * 2 * options.chunk * 2 * size)
+        flops = self.projected(config, shape) + inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+class RoutingAttention(WholeSequence):
+    """Tokens near a centroid attend to each other; centroids are found by k-means while training.
+
+    A cluster takes the nearest of all tokens, so that a later token may push out an earlier one: no causal form is
+    offered. With one cluster as wide as the sequence it is softmax attention.
+    """
+
+    name = "routing"
+    summary = "tokens near a learned centroid attend to each other"
+    paper = Paper(
+        title="Efficient Content-Based Sparse Attention with Routing Transformers",
+        authors="Roy et al.",
+        year=2021,
+        arxiv="2003.05997",
+    )
+    equation = (
+        r"o_i = \frac{1}{|C_i|} \sum_{c \in C_i} \sum_{j \in T_c}"
+        r" \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d}}\right) v_j,\quad T_c = \mathrm{top}_w(\mu_c^\top k)"
+    )
+    sketch: ClassVar = {"clusters": 3, "window": 4}
+    capabilities = WHOLE_SEQUENCE
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`clusters`; the `window` of tokens that each takes; the `decay` of centroids in training; their
+        first `seed`."""
+
+        clusters: int = 8
+        window: int = 64
+        decay: float = 0.999
+        seed: int = 0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("clusters", self.clusters, "clusters")
+            check_whole("window", self.window, "tokens")
+            if not 0 <= self.decay <= 1:
+                raise InvalidValue.of("decay", self.decay, "a number from 0 to 1")
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Clusters with centroids drawn from the seed."""
+        from attn_variants.mechanisms.clusters_layers import Routing
+
+        heads, options = config.head_layout, self.Config.of(config)
+        return Routing(
+            heads=heads.query,
+            size=heads.key_size,
+            clusters=options.clusters,
+            window=options.window,
+            decay=options.decay,
+            seed=options.seed,
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Every query and key meets every centroid, and within a cluster all pairs meet."""
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
+        window = min(options.window, shape.query)
+        per_cluster = 2 * shape.query * size + 2 * window**2 * size
+        flops = self.projected(config, shape) + 2 * shape.batch * heads * options.clusters * per_cluster
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+class ClusteredAttention(WholeSequence):
+    """Queries that point the same way attend once, as one; their best keys are then weighed by each itself.
+
+    Groups are found over the whole sequence: there is no causal form. With as many groups as queries it is softmax
+    attention.
+    """
+
+    name = "clustered"
+    summary = "groups of like queries attend as one, and each query weighs the best keys itself"
+    paper = Paper(
+        title="Fast Transformers with Clustered Attention", authors="Vyas et al.", year=2020, arxiv="2007.04825"
+    )
+    equation = (
+        r"A^c_j = \mathrm{softmax}_j\left(\frac{\bar q_c^\top k_j}{\sqrt{d}}\right),\quad"
+        r" o_i = \sum_{j \notin T_c} A^c_j v_j + m_c \sum_{j \in T_c}"
+        r" \mathrm{softmax}_{j \in T_c}\left(\frac{q_i^\top k_j}{\sqrt{d}}\right) v_j,"
+        r"\quad m_c = \sum_{j \in T_c} A^c_j"
+    )
+    sketch: ClassVar = {"clusters": 3, "top": 2}
+    capabilities = WHOLE_SEQUENCE
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`clusters` C; `bits` of the codes that are grouped, in `iterations` of Lloyd's algorithm; the `top` keys T
+        that are weighed anew, 0 for none; the `seed` of the codes."""
+
+        clusters: int = 64
+        bits: int = 63
+        iterations: int = 10
+        top: int = 32
+        seed: int = 0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("clusters", "bits", "iterations"):
+                check_whole(name, getattr(self, name), name)
+            if self.top != 0:
+                check_whole("top", self.top, "keys")
+            if not isinstance(self.seed, int):
+                raise InvalidValue.of("seed", self.seed, "a whole number")
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Groups of queries, and their best keys."""
+        from attn_variants.mechanisms.clusters_layers import Clustered
+
+        heads, options = config.head_layout, self.Config.of(config)
+        return Clustered(
+            size=heads.key_size,
+            clusters=options.clusters,
+            bits=options.bits,
+            iterations=options.iterations,
+            top=options.top,
+            seed=options.seed,
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Codes, the search for groups, keys that meet groups, and best keys that meet queries."""
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
+        groups, tokens, top = options.clusters, shape.query, min(options.top, shape.query)
+        search = tokens * size * options.bits + (options.iterations + 1) * tokens * groups * options.bits
+        attend = 2 * groups * tokens * size + groups * top * size + 2 * tokens * top * size
+        flops = self.projected(config, shape) + 2 * shape.batch * heads * (search + attend)
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+class SinkhornAttention(WholeSequence):
+    """A token attends to its own block and to the block that sorting puts beside it, softly.
+
+    The paper learns the sorting by a network with one output a block; here it follows from mean queries and keys, which
+    needs no fixed number of blocks. It depends on all blocks: there is no causal form. With one block it is softmax
+    attention.
+    """
+
+    name = "sinkhorn"
+    summary = "blocks attend to themselves and to a softly sorted block"
+    paper = Paper(title="Sparse Sinkhorn Attention", authors="Tay et al.", year=2020, arxiv="2002.11296")
+    equation = (
+        r"R = \mathrm{Sinkhorn}\left(\exp\frac{\bar Q \bar K^\top}{\tau \sqrt{d}}\right),\quad"
+        r" o_b = \mathrm{softmax}\left(\frac{Q_b [K_b; (RK)_b]^\top}{\sqrt{d}}\right) [V_b; (RV)_b]"
+    )
+    sketch: ClassVar = {"block": 3}
+    capabilities = WHOLE_SEQUENCE
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """Tokens of a `block`; `iterations` of Sinkhorn's normalisation; the `temperature` τ of the sorting."""
+
+        block: int = 64
+        iterations: int = 8
+        temperature: float = 0.75
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("block", self.block, "tokens")
+            check_whole("iterations", self.iterations, "steps")
+            if not self.temperature > 0:
+                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Blocks that are sorted."""
+        from attn_variants.mechanisms.clusters_layers import SortedBlocks
+
+        options = self.Config.of(config)
+        return SortedBlocks(block=options.block, iterations=options.iterations, temperature=options.temperature)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Pairs of blocks, their mixture, and two blocks for every token, the last block filled up."""
+        (heads, size), block = self.inner_size(config), self.Config.of(config).block
+        blocks = -(-shape.query // block)
+        inner = blocks**2 * size * (1 + 2 * block) + blocks * 4 * block**2 * size
+        flops = self.projected(config, shape) + 2 * shape.batch * heads * inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))

@@ -1,1 +1,0 @@
-"""Attention within hash buckets and clusters."""

@@ -1,0 +1,147 @@
+"""What declarations of mechanisms share: capabilities, masks, checks of options, cost terms (no torch)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from attn_core import Capability, Causal, Full, Heads, Mask, MechanismConfig
+from attn_core.errors import Incompatible, InvalidValue
+
+SELF = frozenset(
+    {
+        Capability.CAUSAL,
+        Capability.BIDIRECTIONAL,
+        Capability.INCREMENTAL,
+        Capability.EXACT,
+        Capability.WEIGHTS,
+        Capability.NORMALISED,
+        Capability.PADDING,
+        Capability.ROTARY,
+        Capability.BORROWS,
+    }
+)
+"""Of every declared self-attention."""
+
+GROUPED_SELF = SELF | {Capability.GROUPED}
+"""Of those that also share keys and values between heads."""
+
+UNNORMALISED = GROUPED_SELF - {Capability.NORMALISED}
+"""Of those whose weights need not sum to one."""
+
+CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
+"""Of those that put all weight on few keys, whichever score highest."""
+
+
+def self_mask(config: MechanismConfig) -> Mask:
+    """Causal where the model is, else full."""
+    return Causal() if config.causal else Full()
+
+
+def check_whole(field: str, value: object, unit: str, least: int = 1) -> None:
+    """Raise `InvalidValue` unless the value is a whole number of `unit`s from `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidValue.of(field, value, f"a whole number of {unit} from {least}")
+
+
+def check_number(field: str, value: object, above: float, most: float = math.inf) -> None:
+    """Raise `InvalidValue` unless the value is a finite number above `above` and at most `most`."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not above < value <= most:  # type: ignore[arg-type, operator]
+        top = "" if math.isinf(most) else f", at most {most:g}"
+        raise InvalidValue.of(field, value, f"a number above {above:g}{top}")
+
+
+def check_flag(field: str, value: object) -> None:
+    """Raise `InvalidValue` unless the value is True or False."""
+    if not isinstance(value, bool):
+        raise InvalidValue.of(field, value, "true or false")
+
+
+def check_causal(config: MechanismConfig, mechanism: str) -> None:
+    """Raise `InvalidValue` unless the config is causal."""
+    if not config.causal:
+        raise InvalidValue.of("causal", config.causal, f"True: mechanism {mechanism!r} is a recurrence over time")
+
+
+def multi_heads(config: MechanismConfig, mechanism: str, *, rotary: bool = False) -> Heads:
+    """The heads of a config in which every query head has a key and value head of its own.
+
+    Raises `InvalidValue` where heads are to share keys and values, and `Incompatible` for rotary positions, unless
+    `rotary` says that the mechanism takes them.
+    """
+    if config.key_value_heads not in {None, config.heads}:
+        allowed = f"{config.heads}, as many as heads: heads of mechanism {mechanism!r} share no keys and values"
+        raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+    if config.rotary is not None and not rotary:
+        message = f"mechanism {mechanism!r} takes no rotary positions; use a model with learned positions or none"
+        raise Incompatible(message, mechanism=mechanism)
+    return config.head_layout
+
+
+def causal_heads(config: MechanismConfig, mechanism: str) -> Heads:
+    """As `multi_heads`, of a mechanism that is causal only; raises `InvalidValue` where the config is not."""
+    check_causal(config, mechanism)
+    return multi_heads(config, mechanism)
+
+
+def projection_weights(config: MechanismConfig, heads: Heads) -> int:
+    """Elements of the weight matrices of the query, key, value and output projections; two FLOPs each per token."""
+    return config.width * 2 * heads.query * (heads.key_size + heads.value_size)
+
+
+def projection_biases(config: MechanismConfig, heads: Heads) -> int:
+    """Elements of the biases of these projections, 0 without `bias`."""
+    return heads.query * (2 * heads.key_size + heads.value_size) + config.width if config.bias else 0
+
+
+DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}
+"""Of patterns that only look back."""
+
+ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL, Capability.BORROWS}
+"""Of patterns that have no causal form."""
+
+PATTERNS = ("union", "heads", "local", "column")
+"""How the two patterns of the Sparse Transformer are put together: both in every head, even heads one and odd heads the
+other, or one alone, for models that alternate them from layer to layer."""
+
+
+def check_pattern(pattern: object) -> None:
+    """Raise `InvalidValue` unless the pattern is one of `PATTERNS`."""
+    if pattern not in PATTERNS:
+        raise InvalidValue.of("pattern", pattern, ", ".join(PATTERNS))
+
+
+def check_least(field: str, value: object, least: int) -> None:
+    """Raise `InvalidValue` unless the value is a whole number from `least`."""
+    if not is_whole(value, least):
+        raise InvalidValue.of(field, value, f"a whole number from {least}")
+
+
+def whole_numbers(field: str, values: object, least: int = 0) -> tuple[int, ...]:
+    """A list of whole numbers from `least`, as a tuple of ints; raises `InvalidValue` for anything else."""
+    entries = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (None,)
+    # Numbers of JSON and of protobuf's Struct may be floats.
+    whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in entries]
+    if not all(is_whole(one, least) for one in whole):
+        raise InvalidValue.of(field, values, f"a list of whole numbers from {least}")
+    return tuple(whole)
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether the value is a whole number from `least`."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def only_causal(name: str, config: MechanismConfig) -> None:
+    """Raise `Incompatible` where a mechanism that only looks back is asked to look ahead."""
+    if not config.causal:
+        raise Incompatible(f"mechanism {name!r} only looks back: configure it with causal=True", mechanism=name)
+
+
+def never_causal(name: str, config: MechanismConfig) -> None:
+    """Raise `Incompatible` where a mechanism without a causal form is asked to be causal."""
+    if config.causal:
+        message = f"mechanism {name!r} has no causal form, it is for encoders: configure it with causal=False"
+        raise Incompatible(message, mechanism=name)

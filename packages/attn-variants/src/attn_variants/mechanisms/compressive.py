@@ -1,0 +1,121 @@
+"""Compressive memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attn_core import (
+    Capability,
+    Causal,
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+)
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.common import causal_heads, check_whole
+
+if TYPE_CHECKING:
+    from attn_variants.mechanisms.compressive_layer import Past
+
+POOLINGS = ("convolution", "mean")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressiveConfig(MechanismConfig):
+    """Sizes in tokens: a `segment`, a `memory` before it, and `compressed` rows of `rate` tokens each before that.
+
+    `rate` divides the first two. A `pooling` "convolution" learns to compress, "mean" averages.
+    """
+
+    segment: int = 512
+    memory: int = 512
+    compressed: int = 512
+    rate: int = 4
+    pooling: str = "convolution"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("segment", "memory", "compressed", "rate"):
+            check_whole(name, getattr(self, name), "tokens")
+        for name in ("segment", "memory"):
+            if getattr(self, name) % self.rate:
+                raise InvalidValue.of(name, getattr(self, name), f"a multiple of the rate {self.rate}")
+        if self.pooling not in POOLINGS:
+            raise InvalidValue.of("pooling", self.pooling, " or ".join(POOLINGS))
+
+
+class CompressiveMemory(ComputedMechanism):
+    """Causal attention within a segment, over a memory of the tokens before it, and over a coarse memory before that.
+
+    What leaves the memory is not forgotten at once but compressed, several rows to one. Positions are left to the
+    model: the paper's relative ones are not part of this mechanism.
+    """
+
+    name = "compressive"
+    summary = "a memory of recent tokens and a coarser one of those before"
+    paper = Paper(
+        title="Compressive Transformers for Long-Range Sequence Modelling",
+        authors="Rae et al.",
+        year=2020,
+        arxiv="1911.05507",
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q [f_c(X_\mathrm{old}); X_\mathrm{mem}; X]^\top_{W_K}}{\sqrt{d_k}} + M\right)"
+        r" [f_c(X_\mathrm{old}); X_\mathrm{mem}; X]_{W_V}"
+    )
+    sketch: ClassVar = {"segment": 4, "memory": 4, "compressed": 2, "rate": 2}
+    capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING})
+    Config = CompressiveConfig
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `CompressiveLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.compressive_layer import CompressiveLayer
+
+        heads, convolve = causal_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
+        return CompressiveLayer(heads, width=config.width, bias=config.bias, past=past_of(config), convolve=convolve)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Keys and values of a memory and a segment, those of compressed rows, and the rows of the next one."""
+        own, size = CompressiveConfig.of(config), config.head_layout.key_size
+        window = own.memory + own.segment
+        row = Field((config.heads, size))
+        ring = Field((own.compressed + window // own.rate, config.heads, size))
+        far = {"key": ring, "value": ring, "pending": Field((own.rate, config.width))}
+        return {"kv": Paged({"key": row, "value": row}, window=window), "compressed": Slot(far)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections; beyond one segment also compression, and for each, the last filled up, all it may see."""
+        own, inner = CompressiveConfig.of(config), config.heads * config.head_layout.key_size
+        convolve = own.rate * config.width**2 if own.pooling == "convolution" else 0
+        linear = 4 * config.width * inner
+        biases = 3 * inner + config.width if config.bias else 0
+        tokens = 2 * shape.batch * shape.query * linear
+        pair, seen = 4 * inner, own.compressed + own.memory + own.segment
+        if shape.query <= own.segment:
+            pairs, least = shape.query * shape.query, Causal().count(shape.query, shape.query)
+        else:
+            pairs = -(-shape.query // own.segment) * own.segment * seen
+            least = min(pairs, Causal().count(shape.query, shape.key))
+            rows = -(-shape.query // own.rate)
+            tokens += 2 * shape.batch * rows * (convolve + linear // 2)
+        return Cost(
+            flops=tokens + shape.batch * pairs * pair,
+            allowed_flops=tokens + shape.batch * least * pair,
+            parameters=linear + biases + convolve,
+        )
+
+
+def past_of(config: MechanismConfig) -> Past:
+    """What a query sees before its own segment."""
+    from attn_variants.mechanisms.compressive_layer import Past
+
+    own = CompressiveConfig.of(config)
+    return Past(segment=own.segment, memory=own.memory, compressed=own.compressed, rate=own.rate)

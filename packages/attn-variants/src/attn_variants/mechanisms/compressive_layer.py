@@ -1,0 +1,193 @@
+"""The layer of compressive memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from attn_core import Fields, Heads, LayerState, RaggedBatch
+from attn_core.masking import shares, wide
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from attn_variants.mechanisms.layer_utils import refuse_source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What a query sees before its own segment of `segment` tokens: the last `memory` tokens, and before those
+    `compressed` rows that stand for `rate` tokens each."""
+
+    segment: int
+    memory: int
+    compressed: int
+    rate: int
+
+    @property
+    def window(self) -> int:
+        """The most tokens seen as they are."""
+        return self.memory + self.segment
+
+    @property
+    def ring(self) -> int:
+        """Compressed rows to remember: those that are seen, and those whose tokens still are."""
+        return self.compressed + self.window // self.rate
+
+    def near(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether queries at positions `query` see tokens at `key`; broadcasts."""
+        first = query // self.segment * self.segment - self.memory
+        return (key >= first) & (key <= query)
+
+    def far(self, query: Tensor, row: Tensor) -> Tensor:
+        """Whether queries at positions `query` see compressed rows number `row`, negative if there is none."""
+        end = (query // self.segment * self.segment - self.memory) // self.rate
+        return (row >= 0) & (row < end) & (row >= end - self.compressed)
+
+
+class CompressiveLayer(nn.Module):
+    """Attention over a segment, a memory of what came before it and a compressed memory of what came before that.
+
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule) and, where `convolve`, `mix`
+    (`nn.Linear` from `rate` rows to one); without it compressed rows are means. Compressed rows go through `key` and
+    `value` as all rows do.
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool, past: Past, convolve: bool) -> None:
+        super().__init__()
+        inner = heads.query * heads.key_size
+        self.heads, self.size, self.past = heads.query, heads.key_size, past
+        self.query = nn.Linear(width, inner, bias=bias)
+        self.key = nn.Linear(width, inner, bias=bias)
+        self.value = nn.Linear(width, inner, bias=bias)
+        self.output = nn.Linear(inner, width, bias=bias)
+        self.mix = nn.Linear(past.rate * width, width, bias=False) if convolve else None
+        for linear in filter(None, (self.query, self.key, self.value, self.output, self.mix)):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, token, width] -> [batch, token, width].
+
+        `key_padding_mask` [batch, token], bool, True where a token is real.
+        """
+        refuse_source(source)
+        real = query.new_ones(query.shape[:2]) if key_padding_mask is None else key_padding_mask.to(query.dtype)
+        asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
+        if query.shape[1] > self.past.segment:
+            return self._out(self._by_segments(query, real, (asked, key, value)), query)
+        places = torch.arange(query.shape[1], device=query.device)
+        allowed = self.past.near(places[:, None], places) & (real[:, None] > 0)
+        return self._out(attend(asked, key, value, allowed), query)
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """The new rows [tokens, width] of many requests, one after the other; returns [tokens, width].
+
+        Extends the state "kv" and replaces the state "compressed": a ring of compressed rows' "key" and "value"
+        [requests, ring, heads, size], and "pending" [requests, rate, width], the rows of the next one so far.
+        """
+        asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
+        state["kv"].append({"key": key, "value": value})
+        held, out, after = state["compressed"].read(), [], []
+        for span in batch.spans():
+            piece, mine = slice(span.start, span.stop), {name: rows[span.request] for name, rows in held.items()}
+            context = batch.contexts[span.request]
+            far, numbers, kept = self._extended(mine, query[piece], context)
+            near, places = state["kv"].rows([span.request]), batch.positions[piece, None]
+            seen = self.past.near(places, near.positions)
+            seen = seen if near.key_padding_mask is None else seen & near.key_padding_mask
+            allowed = torch.cat([self.past.far(places, numbers), seen], dim=-1)
+            keys, values = (torch.cat([far[name], near.fields[name][0]])[None] for name in ("key", "value"))
+            out.append(attend(asked[None, piece], keys, values, allowed[None])[0])
+            after.append(kept)
+        state["compressed"].write({name: torch.stack([kept[name] for kept in after]) for name in held})
+        return self._out(torch.cat(out), query)
+
+    def _by_segments(self, rows: Tensor, real: Tensor, projected: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Outputs [batch, token, heads, size]: every segment meets the tokens and compressed rows behind it."""
+        past, length = self.past, rows.shape[1]
+        missing, step, behind = -length % past.segment, past.segment // past.rate, past.memory // past.rate
+        count = (length + missing) // past.segment
+        small, has = self._compress(rows, real)
+        unmade = (length + missing) // past.rate - small.shape[1]
+
+        def near(tokens: Tensor) -> Tensor:
+            return slide(tokens, past.window, past.segment, (past.memory, missing))
+
+        def far(summaries: Tensor) -> Tensor:
+            return slide(summaries, past.compressed, step, (past.compressed + behind, unmade))[:, :count]
+
+        start = torch.arange(count, device=rows.device)[:, None, None] * past.segment
+        query = start + torch.arange(past.segment, device=rows.device)[:, None]
+        token = start - past.memory + torch.arange(past.window, device=rows.device)
+        number = start // past.rate - behind - past.compressed + torch.arange(past.compressed, device=rows.device)
+        # Windows reach before the first token and behind the last one; nothing there is real.
+        seen = past.near(query, token) & (near(real)[:, :, None] > 0)
+        allowed = torch.cat([past.far(query, number) & (far(has)[:, :, None] > 0), seen], dim=-1)
+        keys = torch.cat([far(self._split(self.key, small)), near(projected[1])], dim=2)
+        values = torch.cat([far(self._split(self.value, small)), near(projected[2])], dim=2)
+        asked = slide(projected[0], past.segment, past.segment, (0, missing))
+        out = attend(asked.flatten(0, 1), keys.flatten(0, 1), values.flatten(0, 1), allowed.flatten(0, 1))
+        return out.reshape(rows.shape[0], -1, self.heads, self.size)[:, :length]
+
+    def _compress(self, rows: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Compressed rows [batch, row, width] of rows [batch, token, width], and which of them stand for anything.
+
+        `real` [batch, token] is one where a token is real, else zero.
+        """
+        rate, missing = self.past.rate, -rows.shape[1] % self.past.rate
+        blocks = slide(rows * real[..., None], rate, rate, (0, missing))
+        counts = slide(real, rate, rate, (0, missing)).sum(-1)
+        return self._pooled(blocks, counts), counts
+
+    def _pooled(self, blocks: Tensor, counts: Tensor) -> Tensor:
+        """Rows [batch, row, width] of blocks [batch, row, rate, width] with `counts` [batch, row] real tokens."""
+        if self.mix is None:
+            return blocks.sum(2) / counts.clamp(min=1)[..., None]
+        mixed: Tensor = self.mix(blocks.flatten(2))
+        return mixed
+
+    def _extended(self, held: Fields, rows: Tensor, context: int) -> tuple[Fields, Tensor, Fields]:
+        """With new rows [tokens, width] behind `context` tokens: compressed keys and values, their numbers (negative
+        where there is none) and what is to be remembered."""
+        past = self.past
+        done, waiting = divmod(context, past.rate)
+        pending = torch.cat([held["pending"][:waiting].to(rows.dtype), rows])
+        made = pending.shape[0] // past.rate
+        whole, rest = pending[: made * past.rate], pending[made * past.rate :]
+        blocks = whole.reshape(1, made, past.rate, whole.shape[-1])
+        small = self._pooled(blocks, blocks.new_full((1, made), past.rate))
+        places = torch.arange(past.ring, device=rows.device)
+        # The newest row at each place of the ring; before the first round some hold none.
+        numbers = done - 1 - (done - 1 - places) % past.ring
+        fresh = torch.arange(done, done + made, device=rows.device)
+        new = {"key": self._split(self.key, small)[0], "value": self._split(self.value, small)[0]}
+        far = {name: torch.cat([held[name].to(rows.dtype), new[name]]) for name in new}
+        last = fresh[-past.ring :]
+        kept = {
+            name: held[name].index_copy(0, last % past.ring, new[name][-past.ring :].to(held[name].dtype))
+            for name in new
+        }
+        kept["pending"] = pad(rest, (0, 0, 0, past.rate - rest.shape[0])).to(held["pending"].dtype)
+        return far, torch.cat([numbers, fresh]), kept
+
+    def _split(self, linear: nn.Linear, rows: Tensor) -> Tensor:
+        """[..., heads, size] of rows [..., width]."""
+        out: Tensor = linear(rows).reshape(*rows.shape[:-1], self.heads, self.size)
+        return out
+
+    def _out(self, rows: Tensor, inputs: Tensor) -> Tensor:
+        out: Tensor = self.output(rows.flatten(-2).to(inputs.dtype))
+        return out
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    """Outputs [batch, query, heads, size] of softmax attention; `allowed` [batch or 1, query, key]."""
+    scores = (wide(query) * query.shape[-1] ** -0.5).transpose(1, 2) @ wide(key).permute(0, 2, 3, 1)
+    return (shares(scores, allowed[..., None, :, :]) @ wide(value).transpose(1, 2)).transpose(1, 2)
+
+
+def slide(rows: Tensor, size: int, step: int, around: tuple[int, int]) -> Tensor:
+    """Windows [batch, window, size, ...] of rows [batch, row, ...], one every `step` rows, between so many zeros."""
+    filled = pad(rows, (0, 0) * (rows.dim() - 2) + around)
+    return filled.unfold(1, size, step).movedim(-1, 2)

@@ -1,0 +1,137 @@
+"""Attention that knows the dependency tree of a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
+
+from attn_variants.mechanisms.common import GROUPED_SELF, check_flag, check_whole, self_mask
+
+
+class DependencyAttention(DeclaredMechanism):
+    """A learned vector per distance in a parse is added to the keys, and another to the values.
+
+    The parse counts positions from the start of a sequence. Tokens behind it depend on the one before them each.
+    """
+
+    name = "dependency"
+    summary = "learned vectors per distance in a dependency tree on keys and values"
+    paper = Paper(
+        title="Self-Attention with Structural Position Representations",
+        authors="Wang et al.",
+        year=2019,
+        arxiv="1909.00383",
+    )
+    equation = (
+        r"e_{ij} = \frac{q_i^\top (k_j + a^K_{c(r_{ij})})}{\sqrt{d_k}},\quad"
+        r" o_i = \sum_j \alpha_{ij} (v_j + a^V_{c(r_{ij})}),\quad"
+        r" r_{ij} = \begin{cases} \delta_i - \delta_j & i \text{ above or below } j \\"
+        r" \mathrm{sgn}(j - i)\,(\delta_i + \delta_j) & \text{else} \end{cases},\quad"
+        r" c(x) = \max(-k, \min(k, x))"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`parse`, for each token the one that it depends on, -1 for the root; none is a chain. `clip` k: distances
+        beyond it count as it; `share` says that heads share the vectors."""
+
+        parse: tuple[int, ...] = ()
+        clip: int = 16
+        share: bool = False
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("clip", self.clip, "positions", least=0)
+            check_flag("share", self.share)
+            object.__setattr__(self, "parse", parse_of(self.parse))
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        options = self.Config.of(config)
+        tree, heads = DependencyTree(options.parse), config.head_layout
+        tables = (
+            DependencyKeys(clip=options.clip, share=options.share, tree=tree),
+            DependencyValues(clip=options.clip, share=options.share, tree=tree),
+        )
+        return AttentionSpec(heads=heads, modifiers=tables, mask=self_mask(config), rotary=config.rotary)
+
+
+def parse_of(given: Any) -> tuple[int, ...]:
+    """The heads of a list of numbers, whole floats as ints, as JSON has them; raises `InvalidValue` for others.
+
+    So it does for heads that are no tree.
+    """
+    listed = isinstance(given, (list, tuple)) and all(
+        isinstance(head, (int, float)) and not isinstance(head, bool) and float(head).is_integer() for head in given
+    )
+    if not listed:
+        raise InvalidValue.of("parse", given, "a list with the head of each token, -1 for the root")
+    heads = tuple(int(head) for head in given)
+    try:
+        DependencyTree(heads)
+    except InvalidValue as error:
+        raise InvalidValue(f"parse: {error}", field="parse") from error
+    return heads
+
+
+class DependencyDepthAttention(DeclaredMechanism):
+    """Inputs are given their position and their depth in a parse, as sinusoids that a learned map fuses.
+
+    The parse counts positions from the start of a sequence. Tokens behind it depend on the one before them each.
+    """
+
+    name = "dependency_depth"
+    summary = "position and depth in a dependency tree are fused and added to the inputs"
+    paper = Paper(
+        title="Self-Attention with Structural Position Representations",
+        authors="Wang et al.",
+        year=2019,
+        arxiv="1909.00383",
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V \text{ of }"
+        r" x_i + \tanh(U\, \mathrm{PE}(i) + W\, \mathrm{PE}(\delta_i)),\quad"
+        r" \delta_i = \text{steps from } i \text{ to the root}"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`parse`, for each token the one that it depends on, -1 for the root; none is a chain."""
+
+        parse: tuple[int, ...] = ()
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            object.__setattr__(self, "parse", parse_of(self.parse))
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
+
+    drops_weights = True
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `DepthLayer` with random weights."""
+        from attn_variants.mechanisms.sinusoidal_layers import DepthLayer
+        from attn_variants.spec_layer import SpecLayer
+
+        attention = SpecLayer(
+            self.spec(config),
+            width=config.width,
+            bias=config.bias,
+            borrows=config.borrows,
+            dropout=config.dropout,
+        )
+        return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), width=config.width)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """As declared, and two products by [width, width] matrices for every position that is new."""
+        fused = 2 * config.width**2
+        places = Cost(flops=2 * shape.query * fused, allowed_flops=2 * shape.query * fused, parameters=fused)
+        return super().cost(config, shape) + places

@@ -1,0 +1,281 @@
+"""Attention with other functions from scores to weights than softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Causal,
+    DeclaredMechanism,
+    InnerAttention,
+    MechanismConfig,
+    Paper,
+    Window,
+)
+from attn_core.distributions import (
+    AdaptiveEntmax,
+    Entmax,
+    Hard,
+    Sigmoid,
+    SoftmaxOne,
+    SoftmaxWithSink,
+    Sparsemax,
+    StickBreaking,
+)
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, check_number, only_causal, self_mask
+
+
+class SparsemaxAttention(DeclaredMechanism):
+    """Scaled dot-product attention that gives most keys a weight of exactly zero."""
+
+    name = "sparsemax"
+    summary = "weights are projected onto the simplex; most are zero"
+    paper = Paper(
+        title="From Softmax to Sparsemax: A Sparse Model of Attention and Multi-Label Classification",
+        authors="Martins and Astudillo",
+        year=2016,
+        arxiv="1602.02068",
+    )
+    equation = (
+        r"\alpha_i = \arg\min_{p \in \Delta} \left\lVert p - \frac{K q_i}{\sqrt{d_k}} \right\rVert^2,\quad"
+        r" o_i = \alpha_i^\top V"
+    )
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, mask=self_mask(config), distribution=Sparsemax(), rotary=config.rotary)
+
+
+LARGEST_ALPHA = 32
+
+
+class EntmaxAttention(DeclaredMechanism):
+    """Sparse weights between softmax (towards α = 1) and sparsemax (α = 2)."""
+
+    name = "entmax"
+    summary = "sparse weights between softmax and sparsemax"
+    paper = Paper(
+        title="Sparse Sequence-to-Sequence Models",
+        authors="Peters et al.",
+        year=2019,
+        arxiv="1905.05702",
+    )
+    equation = (
+        r"\alpha\text{-entmax}(e)_j = \left[(\alpha - 1) e_j - \tau\right]_+^{1/(\alpha - 1)},\quad"
+        r" e = Q K^\top / \sqrt{d_k} + M"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`alpha` above 1: 1.5 is solved exactly, others by bisection to the last bits."""
+
+        alpha: float = 1.5
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_number("alpha", self.alpha, above=1, most=LARGEST_ALPHA)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        alpha = self.Config.of(config).alpha
+        heads = config.head_layout
+        return AttentionSpec(
+            heads=heads, distribution=Entmax(alpha=alpha), mask=self_mask(config), rotary=config.rotary
+        )
+
+
+class AdaptiveEntmaxAttention(DeclaredMechanism):
+    """α-entmax whose α every head learns: some heads become sparse, others stay near softmax."""
+
+    name = "adaptive_entmax"
+    summary = "every head learns how sparse its weights are"
+    paper = Paper(
+        title="Adaptively Sparse Transformers",
+        authors="Correia et al.",
+        year=2019,
+        arxiv="1909.00015",
+    )
+    equation = (
+        r"\alpha_h = 1 + \sigma(a_h),\quad"
+        r" O_h = \alpha_h\text{-entmax}(Q_h K_h^\top / \sqrt{d_k} + M) V_h"
+    )
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, distribution=AdaptiveEntmax(), mask=self_mask(config), rotary=config.rotary)
+
+
+class SigmoidAttention(DeclaredMechanism):
+    """Every key gets its weight alone, less for more keys; rows do not sum to one."""
+
+    name = "sigmoid"
+    summary = "every key is weighted alone"
+    paper = Paper(
+        title="Theory, Analysis, and Best Practices for Sigmoid Self-Attention",
+        authors="Ramapuram et al.",
+        year=2024,
+        arxiv="2409.04431",
+    )
+    equation = (
+        r"O = \sigma\left(\frac{Q K^\top}{\sqrt{d_k}} - \ln n\right) V,\quad"
+        r" n = \text{allowed keys}"
+    )
+    capabilities = UNNORMALISED
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, distribution=Sigmoid(), mask=self_mask(config), rotary=config.rotary)
+
+
+class SinkAttention(DeclaredMechanism):
+    """Softmax with a learned logit per head in the denominator, which takes the weight that no key deserves."""
+
+    name = "sink"
+    summary = "a learned logit per head takes the weight that no key deserves"
+    paper = Paper(
+        title="gpt-oss-120b and gpt-oss-20b Model Card",
+        authors="OpenAI",
+        year=2025,
+        arxiv="2508.10925",
+    )
+    equation = (
+        r"\alpha_{ij} = \frac{\exp(e_{ij})}{\exp(s_h) + \sum_k \exp(e_{ik})},\quad"
+        r" e = Q_h K_h^\top / \sqrt{d_k}"
+    )
+    capabilities = UNNORMALISED
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, distribution=SoftmaxWithSink(), mask=self_mask(config), rotary=config.rotary)
+
+
+class SoftmaxOneAttention(DeclaredMechanism):
+    """Softmax with one more in the denominator, so that a head may attend to nothing."""
+
+    name = "softmax_one"
+    summary = "softmax with one more in the denominator"
+    paper = Paper(
+        title="Attention Is Off By One",
+        authors="Miller",
+        year=2023,
+    )
+    equation = (
+        r"\alpha_{ij} = \frac{\exp(e_{ij})}{1 + \sum_k \exp(e_{ik})},\quad"
+        r" e = Q K^\top / \sqrt{d_k}"
+    )
+    capabilities = UNNORMALISED
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, distribution=SoftmaxOne(), mask=self_mask(config), rotary=config.rotary)
+
+
+class StickBreakingAttention(DeclaredMechanism):
+    """Every key takes its part of what the later ones left, from the query's neighbour backwards; needs no positions.
+
+    A query does not see itself, so that the first gets nothing.
+    """
+
+    name = "stick_breaking"
+    summary = "the nearest key takes its part first, and earlier ones of what is left"
+    paper = Paper(
+        title="Scaling Stick-Breaking Attention: An Efficient Implementation and In-depth Study",
+        authors="Tan et al.",
+        year=2024,
+        arxiv="2410.17980",
+    )
+    equation = (
+        r"\alpha_{ij} = \sigma(e_{ij}) \prod_{j < k < i} (1 - \sigma(e_{ik})),\quad"
+        r" e = Q K^\top / \sqrt{d_k},\quad o_i = \sum_{j < i} \alpha_{ij} v_j"
+    )
+    capabilities = UNNORMALISED - {Capability.BIDIRECTIONAL}
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it is to look ahead, `InvalidValue` where key/value heads do not divide heads."""
+        only_causal(self.name, config)
+        earlier = Causal() & ~Window(left=0)
+        return AttentionSpec(heads=config.head_layout, distribution=StickBreaking(), mask=earlier, rotary=config.rotary)
+
+
+class HardAttention(DeclaredMechanism):
+    """All weight on the key of the largest score.
+
+    The choice has no gradient: queries and keys do not learn from it, values do. `sampled` is the form that trains.
+    """
+
+    name = "hard"
+    summary = "all weight on the key of the largest score"
+    paper = Paper(
+        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
+        authors="Xu et al.",
+        year=2015,
+        arxiv="1502.03044",
+    )
+    equation = (
+        r"o_i = v_{j^*},\quad"
+        r" j^* = \arg\max_j q_i^\top k_j"
+    )
+    capabilities = CHOOSING
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, distribution=Hard(), mask=self_mask(config), rotary=config.rotary)
+
+
+class SampledAttention(DeclaredMechanism):
+    """One key per query, drawn with the softmax of the scores while training, of the largest score otherwise.
+
+    Values get the gradient of the sampled keys. Queries and keys get theirs by REINFORCE: the layer keeps the log
+    probabilities of its samples in `inner.samples`, and the training loop adds `attn_variants.reinforce.reinforce_loss`
+    of these samples and the reward to the loss.
+    """
+
+    name = "sampled"
+    summary = "one key per query, drawn while training and learned by REINFORCE"
+    paper = Paper(
+        title="Show, Attend and Tell: Neural Image Caption Generation with Visual Attention",
+        authors="Xu et al.",
+        year=2015,
+        arxiv="1502.03044",
+    )
+    equation = (
+        r"s_i \sim \mathrm{Multinoulli}(\mathrm{softmax}(K q_i / \sqrt{d_k})),\quad o_i = v_{s_i},\quad"
+        r" \nabla \approx (R - b) \nabla \log p(s)"
+    )
+    capabilities = CHOOSING
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`expected` is the share of training passes that take the expectation in place of a draw, as Xu et al. do."""
+
+        expected: float = 0.5
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if not 0 <= self.expected <= 1:
+                raise InvalidValue.of("expected", self.expected, "a probability, 0 to 1")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, distribution=Hard(), mask=self_mask(config), rotary=config.rotary)
+
+    def inner(self, config: MechanismConfig) -> InnerAttention:
+        """The module that draws."""
+        from attn_variants.reinforce import SamplingAttention
+
+        expected = self.Config.of(config).expected
+        return SamplingAttention(self.spec(config), expected=expected)

@@ -1,1 +1,0 @@
-"""Mechanisms that turn scores into weights in other ways."""

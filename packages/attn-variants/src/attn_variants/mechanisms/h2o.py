@@ -1,0 +1,115 @@
+"""Heavy hitters (H2O)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+    Window,
+)
+
+from attn_variants.mechanisms.common import DECODER, check_whole, only_causal
+from attn_variants.mechanisms.multi_head import GroupedQueryAttention
+
+FULL = GroupedQueryAttention()
+"""The attention of which some keys are given up."""
+
+
+class HeavyHitters(ComputedMechanism):
+    """The latest keys are kept, and of the earlier ones those that were attended to most; the others are forgotten.
+
+    What is remembered is bounded, each key/value head keeping its own keys. From the first token on, every token that
+    exceeds the budget drives one out, in training too, so that a prompt in pieces is the prompt as a whole.
+    """
+
+    name = "h2o"
+    summary = "the latest keys and those attended to most; memory that stops growing"
+    paper = Paper(
+        title="H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models",
+        authors="Zhang et al.",
+        year=2023,
+        arxiv="2306.14048",
+    )
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{S_i}^\top}{\sqrt{d_k}}\right) V_{S_i},\quad"
+        r" S_{i+1} = S_i \cup \{i + 1\} \setminus \arg\min_{j \in S_i,\, j \le i - r} \sum_{t \le i} \alpha_{tj}"
+        r" \text{ where } |S_i| > h + r"
+    )
+    sketch: ClassVar = {"heavy": 2, "recent": 3}
+    capabilities = DECODER - {Capability.BORROWS} | {Capability.CHOOSES}
+    sequential = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`heavy` h, keys that are kept for what was given to them; `recent` r, the latest, a query's own included."""
+
+        heavy: int = 512
+        recent: int = 512
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("heavy", self.heavy, "keys", least=0)
+            check_whole("recent", self.recent, "keys")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `HeavyLayer`; raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not
+        divide."""
+        from attn_variants.mechanisms.h2o_layer import Budget, HeavyLayer
+
+        only_causal(self.name, config)
+        own = self.Config.of(config)
+        budget = Budget(heavy=own.heavy, recent=own.recent)
+        return HeavyLayer(FULL.spec(full(config)), budget, width=config.width, bias=config.bias)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """So many keys and values a head, what was given to each, in float32 because it is a sum over all queries, and
+        where each came from."""
+        heads, rows = config.head_layout, self.rows(config)
+        return {
+            "kept": Slot(
+                {
+                    "key": Field((heads.key_value, rows, heads.key_size)),
+                    "value": Field((heads.key_value, rows, heads.value_size)),
+                    "gained": Field((heads.key_value, rows), dtype="float32"),
+                    "place": Field((heads.key_value, rows), dtype="int32"),
+                }
+            )
+        }
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections; all pairs of whole sequences, and, where they exceed the budget, their scores once more to find
+        out what is kept; in steps what is held."""
+        spec, rows = FULL.spec(full(config)), self.rows(config)
+        whole = shape.query == shape.key
+        per_pair = spec.pair_flops() + (spec.score.pair_flops(spec.heads) if whole and shape.key > rows else 0)
+        met = shape.key if whole else min(shape.key, rows + 1)
+        left = Window(left=rows).count(shape.query, shape.key)
+        pairs = Cost(
+            flops=shape.batch * shape.query * met * per_pair,
+            allowed_flops=shape.batch * left * spec.pair_flops(),
+            parameters=0,
+        )
+        return FULL.projection_cost(full(config), shape) + pairs
+
+    def rows(self, config: MechanismConfig) -> int:
+        """Keys that a head keeps."""
+        own = self.Config.of(config)
+        return own.heavy + own.recent
+
+
+def full(config: MechanismConfig) -> MechanismConfig:
+    """The config of the attention that keeps all keys."""
+    return dataclasses.replace(
+        GroupedQueryAttention.Config.of(config), key_value_heads=config.key_value_heads or config.heads
+    )

@@ -1,0 +1,113 @@
+"""The layer of key-value attention."""
+
+from __future__ import annotations
+
+import torch
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.masking import counted, shares, wide
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from attn_variants.mechanisms.layer_utils import drawn, refuse_source
+
+
+class KeyValueLayer(nn.Module):
+    """Additive attention of each token to the `window` tokens before it, whose rows fall into parts of different use.
+
+    A row is split into a key and a value, with `parts` 3 also into what predicts; the newest value, or what predicts,
+    meets what was read in the output. Learned: `split` and `output` (`nn.Linear`) and, per head, `of_past`, `of_own`,
+    `of_read`, `of_last` [heads, size, size] and `vector` [heads, size].
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool, window: int, parts: int) -> None:
+        super().__init__()
+        count, size = heads.query, heads.key_size
+        self.heads, self.size, self.window = count, size, window
+        self.split = nn.Linear(width, parts * count * size, bias=bias)
+        self.of_past = drawn(count, size, size)
+        self.of_own = drawn(count, size, size)
+        self.of_read = drawn(count, size, size)
+        self.of_last = drawn(count, size, size)
+        self.vector = drawn(count, size)
+        self.output = nn.Linear(count * size, width, bias=bias)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, token, width] -> [batch, token, width].
+
+        `key_padding_mask` [batch, token], bool, True where a token is real; the others give zeros.
+        """
+        refuse_source(source)
+        if query.shape[1] == 0:
+            return query.clone()
+        key, value, last = self._parts(query)
+        near = windows(self._of_heads(key, self.of_past), self.window).transpose(2, 3)
+        scores = self._scores(self._of_heads(key, self.of_own)[:, :, :, None], near)
+        # Whatever lies before the first token is padding.
+        real = key.new_ones(key.shape[:2]) if key_padding_mask is None else key_padding_mask.to(key.dtype)
+        allowed = windows(real[:, :, None], self.window)[..., 0] > 0
+        read = shares(scores, allowed[:, :, None])[:, :, :, None] @ windows(value, self.window).transpose(2, 3)
+        return self._out(read[:, :, :, 0], last, query, key_padding_mask)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Weights [batch, heads, token, token]; a token without a past has none."""
+        refuse_source(source)
+        key, _, _ = self._parts(query)
+        places = counted(query)
+        return self._shares(key, key, self._near(places, places, key_padding_mask)).transpose(1, 2)
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """The new rows [tokens, width] of many requests; returns [tokens, width]. Extends the state "kv"."""
+        key, value, last = self._parts(query)
+        state["kv"].append({"key": key.to(query.dtype), "value": value.to(query.dtype)})
+        if batch.decoding:
+            spans = [(slice(None), list(range(batch.requests)))]
+        else:
+            spans = [(slice(span.start, span.stop), [span.request]) for span in batch.spans()]
+        out = []
+        for piece, requests in spans:
+            held = state["kv"].rows(requests)
+            own = key[piece].reshape(len(requests), -1, self.heads, self.size)
+            places = batch.positions[piece].reshape(len(requests), -1)
+            allowed = self._near(places, held.positions, held.key_padding_mask)
+            weights = self._shares(own, wide(held.fields["key"]), allowed).transpose(1, 2)
+            read = weights @ wide(held.fields["value"]).transpose(1, 2)
+            out.append(read.transpose(1, 2).flatten(0, 1))
+        return self._out(torch.cat(out), last, query, None)
+
+    def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Key, value and what meets the reading [..., heads, size] of rows [..., width], at least float32."""
+        parts = torch.unflatten(wide(self.split(rows)), -1, (-1, self.heads, self.size)).unbind(-3)
+        return parts[0], parts[1], parts[-1]
+
+    def _near(self, places: Tensor, keys: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Bool [batch or 1, query, key]: which keys at positions [batch, key] are real and within the window."""
+        back = places[:, :, None] - keys[:, None]
+        near = (back > 0) & (back <= self.window)
+        return near if key_padding_mask is None else near & key_padding_mask[:, None]
+
+    def _shares(self, own: Tensor, key: Tensor, allowed: Tensor) -> Tensor:
+        """Weights [batch, query, heads, key] of keys [batch, query and key, heads, size]."""
+        past = self._of_heads(key, self.of_past).transpose(1, 2)[:, None]
+        scores = self._scores(self._of_heads(own, self.of_own)[:, :, :, None], past)
+        return shares(scores, allowed[:, :, None])
+
+    def _scores(self, own: Tensor, past: Tensor) -> Tensor:
+        """wᵀ tanh of [batch, query, heads, 1, size] and [batch, query or 1, heads, key, size]."""
+        hidden = torch.tanh(own + past)
+        return (hidden @ self.vector.to(hidden.dtype)[:, :, None])[..., 0]
+
+    def _of_heads(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """[..., heads, size] of rows [..., heads, size] and a weight per head."""
+        return (rows[..., None, :] @ weight.to(rows.dtype))[..., 0, :]
+
+    def _out(self, read: Tensor, last: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        rows = torch.tanh(self._of_heads(read, self.of_read) + self._of_heads(last, self.of_last))
+        rows = rows.flatten(-2).to(inputs.dtype)
+        out: Tensor = self.output(rows if key_padding_mask is None else rows * key_padding_mask[..., None])
+        return out
+
+
+def windows(rows: Tensor, length: int) -> Tensor:
+    """[batch, token, length, ...] of rows [batch, token, ...]: those just before each token, zeros before the first."""
+    padded = pad(rows, (0, 0) * (rows.dim() - 2) + (length, 0))[:, :-1]
+    return padded.unfold(1, length, 1).movedim(-1, 2)

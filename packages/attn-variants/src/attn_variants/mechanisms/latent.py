@@ -1,0 +1,273 @@
+"""Attention that caches one latent per token: MLA and TransMLA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Computation,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    Mask,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Rotary,
+    Shape,
+    StateSpecs,
+)
+from attn_core.errors import InvalidValue
+from attn_core.kernels.paged import LATENT
+from attn_core.scores import ScaledDot
+
+from attn_variants.mechanisms.common import SELF, check_whole, multi_heads, self_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSizes:
+    """Sizes in elements, as DeepSeek-V2 names them: `latent` d_c, `rotated` d_R, `nope` and `value` of one head.
+
+    `query_latent` is the queries' own latent, None where queries come straight from the inputs. Scores are
+    `score_factor` q·k / √(nope + rotated).
+    """
+
+    heads: int
+    latent: int
+    query_latent: int | None
+    rotated: int
+    nope: int
+    value: int
+    score_factor: float = 1.0
+
+    @property
+    def key(self) -> int:
+        """Elements of a head's query or expanded key: those without positions, then those with."""
+        return self.nope + self.rotated
+
+    @property
+    def remembered(self) -> int:
+        """Elements remembered per token: latent and rotary key."""
+        return self.latent + self.rotated
+
+    @property
+    def scale(self) -> float:
+        """What q·k is multiplied by."""
+        return self.score_factor * float(self.key**-0.5)
+
+    def expanded(self, mask: Mask) -> AttentionSpec:
+        """Multi-head attention over expanded keys and values."""
+        heads = Heads(query=self.heads, key_value=self.heads, key_size=self.key, value_size=self.value)
+        return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
+
+    def absorbed(self, mask: Mask) -> AttentionSpec:
+        """Multi-query attention over the remembered rows themselves, whose scores are those of the expanded keys."""
+        heads = Heads(query=self.heads, key_value=1, key_size=self.remembered, value_size=self.latent)
+        return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentShape:
+    """What a layer of multi-head latent attention is built of; `norm_eps` is of both RMSNorms, `dropout` of weights."""
+
+    width: int
+    sizes: LatentSizes
+    mask: Mask
+    rotary: Rotary
+    bias: bool
+    norm_eps: float
+    dropout: float = 0.0
+
+
+class MultiHeadLatentAttention(ComputedMechanism):
+    """Keys and values of all heads are made from one latent a token, and only the latent is remembered.
+
+    Positions are carried by a small rotary key beside it, which all heads share. The model's rotary positions turn it
+    where the model has some, else interleaved ones of the option `base`.
+    """
+
+    name = "mla"
+    summary = "remembers one latent and one rotary key a token for all heads"
+    paper = Paper(
+        title="DeepSeek-V2: A Strong, Economical, and Efficient Mixture-of-Experts Language Model",
+        authors="DeepSeek-AI",
+        year=2024,
+        arxiv="2405.04434",
+    )
+    equation = (
+        r"c_j = \mathrm{RMSNorm}(W^{DKV} x_j),\quad k_j = [W^{UK} c_j; R_j W^{KR} x_j],\quad v_j = W^{UV} c_j,\quad"
+        r" o_i = \sum_j \mathrm{softmax}_j\left(\frac{q_i^\top k_j}{\sqrt{d_n + d_R}}\right) v_j"
+    )
+    capabilities = SELF - {Capability.BORROWS}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_size` where they are None.
+
+        `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite); `norm_eps` is of both
+        RMSNorms. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is (0.1 ln s + 1)².
+        """
+
+        latent: int = 512
+        rotary_size: int = 64
+        nope_size: int | None = None
+        value_size: int | None = None
+        query_latent: int | None = None
+        base: float = 10000.0
+        norm_eps: float = 1e-6
+        score_factor: float = 1.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("latent", "rotary_size"):
+                check_whole(name, getattr(self, name), "elements")
+            for name in ("nope_size", "value_size", "query_latent"):
+                if getattr(self, name) is not None:
+                    check_whole(name, getattr(self, name), "elements")
+            if self.rotary_size % 2:
+                raise InvalidValue.of("rotary_size", self.rotary_size, "an even number: elements are turned in pairs")
+            if not self.base > 1:
+                raise InvalidValue.of("base", self.base, "a number above 1")
+            for name in ("norm_eps", "score_factor"):
+                if not getattr(self, name) > 0:
+                    raise InvalidValue.of(name, getattr(self, name), "a number above 0")
+
+    drops_weights = True
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LatentAttentionLayer`; raises `InvalidValue` as `sizes` does."""
+        from attn_variants.mechanisms.latent_layers import LatentAttentionLayer
+
+        options = self.Config.of(config)
+        shape = LatentShape(
+            width=config.width,
+            sizes=self.sizes(config),
+            mask=self_mask(config),
+            rotary=config.rotary or Rotary(base=options.base, interleaved=True),
+            bias=config.bias,
+            norm_eps=options.norm_eps,
+            dropout=config.dropout,
+        )
+        return LatentAttentionLayer(shape)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Multi-head attention over expanded keys and values."""
+        return (Computation(part="expanded", asked=self.sizes(config).expanded(self_mask(config))),)
+
+    def paged_computation(self, config: MechanismConfig) -> Computation:
+        """Multi-query attention over the remembered rows themselves."""
+        return Computation(part="absorbed", asked=self.sizes(config).absorbed(self_mask(config)), rows=(LATENT,))
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Latent, after its norm, and rotary key, after its turn."""
+        sizes = self.sizes(config)
+        return {"latent": Paged({"latent": Field((sizes.latent,)), "rotary_key": Field((sizes.rotated,))})}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """The expanded computation of whole sequences; where keys are remembered, the absorbed one."""
+        sizes, width, heads = self.sizes(config), config.width, config.heads
+        up = sizes.latent * heads * (sizes.nope + sizes.value)
+        squeezed = sizes.query_latent or 0
+        query = (width + heads * sizes.key) * squeezed if squeezed else width * heads * sizes.key
+        weights = query + width * sizes.remembered + up + width * heads * sizes.value
+        biases = squeezed + sizes.remembered + width if config.bias else 0
+        seen = shape.query == shape.key
+        per_pair = sizes.key + sizes.value if seen else sizes.remembered + sizes.latent
+        # Absorbing costs a query what expanding costs a key: it meets both matrices once.
+        tokens = 2 * shape.batch * shape.query * weights
+        pairs = 2 * shape.batch * heads * per_pair
+        return Cost(
+            flops=tokens + pairs * shape.query * shape.key,
+            allowed_flops=tokens + pairs * self_mask(config).count(shape.query, shape.key),
+            parameters=weights + biases + squeezed + sizes.latent,
+        )
+
+    def sizes(self, config: MechanismConfig) -> LatentSizes:
+        """The sizes of a config; raises `InvalidValue` where it asks for shared key/value heads."""
+        options, head = self.Config.of(config), multi_heads(config, self.name, rotary=True)
+        return LatentSizes(
+            heads=config.heads,
+            latent=options.latent,
+            query_latent=options.query_latent,
+            rotated=options.rotary_size,
+            nope=options.nope_size or head.key_size,
+            value=options.value_size or head.value_size,
+            score_factor=options.score_factor,
+        )
+
+
+class FactorisedAttention(ComputedMechanism):
+    """What a grouped-query model becomes when the matrices of its keys and values are factorised through one latent.
+
+    With the full rank, 2 · key/value heads · head size, nothing changes; a smaller latent remembers less. Every query
+    head has keys and values of its own, which training may then tell apart.
+    """
+
+    name = "transmla"
+    summary = "keys and values of all heads made from one latent, without a key for positions"
+    paper = Paper(
+        title="TransMLA: Multi-Head Latent Attention Is All You Need",
+        authors="Meng et al.",
+        year=2025,
+        arxiv="2502.07864",
+    )
+    equation = (
+        r"c_j = W^{D} x_j,\quad k_{hj} = R_j W^{K}_h c_j,\quad v_{hj} = W^{V}_h c_j,\quad"
+        r" o_{hi} = \sum_j \mathrm{softmax}_j\left(\frac{(R_i q_{hi})^\top k_{hj}}{\sqrt{d}}\right) v_{hj}"
+    )
+    capabilities = SELF - {Capability.BORROWS}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`latent` elements are remembered per token."""
+
+        latent: int = 512
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("latent", self.latent, "elements")
+
+    drops_weights = True
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `FactorisedLayer`; raises `InvalidValue` where heads are to share keys."""
+        from attn_variants.mechanisms.latent_layers import FactorisedLayer
+
+        sizes = {"width": config.width, "latent": latent_of(config)}
+        return FactorisedLayer(self._spec(config), **sizes, bias=config.bias, dropout=config.dropout)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Multi-head attention over the keys and values that the latents make."""
+        return (Computation(part="expanded", asked=self._spec(config)),)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """The latent."""
+        return {"latent": Paged({"latent": Field((latent_of(config),))})}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """A step makes the keys and values of all that is remembered anew."""
+        heads, width, latent = self._spec(config).heads, config.width, latent_of(config)
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        per_query = 2 * width * (into + latent + out)
+        tokens = shape.batch * (shape.query * per_query + shape.key * 2 * latent * (into + out))
+        pairs = 2 * shape.batch * (into + out)
+        return Cost(
+            flops=tokens + pairs * shape.query * shape.key,
+            allowed_flops=tokens + pairs * self_mask(config).count(shape.query, shape.key),
+            parameters=width * (into + latent + out)
+            + latent * (into + out)
+            + (2 * into + out + width if config.bias else 0),
+        )
+
+    def _spec(self, config: MechanismConfig) -> AttentionSpec:
+        heads = multi_heads(config, self.name, rotary=True)
+        return AttentionSpec(heads=heads, mask=self_mask(config), rotary=config.rotary)
+
+
+def latent_of(config: MechanismConfig) -> int:
+    """The elements of the latent."""
+    return FactorisedAttention.Config.of(config).latent

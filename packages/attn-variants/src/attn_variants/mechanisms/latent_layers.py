@@ -1,0 +1,316 @@
+"""Layers of multi-head latent attention (MLA) and of its factorised form (TransMLA)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import torch
+from attn_core import AttentionInputs, AttentionSpec, Fields, Full, LayerState, RaggedBatch
+from attn_core.batch import PagedView, Rows
+from torch import Tensor, nn
+
+from attn_variants.compute.norm import RmsNorm
+from attn_variants.compute.plain import attention_weights
+from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
+from attn_variants.dropping import dropping
+from attn_variants.mechanisms.latent import LatentShape
+from attn_variants.mechanisms.layer_utils import refuse_source
+from attn_variants.paged_plan import PagedPlan, Reached
+from attn_variants.plan import KernelPlan
+from attn_variants.stepping import batch_cos_sin, parted
+
+
+class OverLatents(Protocol):
+    """A layer whose memory is made into keys and values only where they are met."""
+
+    def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
+        """Outputs [batch, tokens, heads, value] of a sequence's first queries [batch, tokens, heads, key], over
+        `fresh`, what is remembered of these tokens, [batch, tokens, ...] each."""
+        ...
+
+    def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
+        """Outputs [requests, query, heads, value] of queries at `positions` [requests, query], over what is remembered;
+        None where each request has one query, its newest."""
+        ...
+
+
+def attend_new(layer: OverLatents, query: Tensor, fresh: Fields, batch: RaggedBatch, view: PagedView) -> Tensor:
+    """Outputs [tokens, heads, value] of queries [tokens, heads, key]; `fresh` is in `view` already.
+
+    Requests that compute one token each go together, others one by one.
+    """
+    if batch.decoding:
+        return layer.attend_rows(query[:, None], view.rows(range(batch.requests)), None)[:, 0]
+    pieces: list[Tensor] = [query[:0]] * batch.requests
+    single = [span for span in batch.spans() if span.stop - span.start == 1]
+    if single:
+        places = torch.tensor([span.start for span in single], device=query.device)
+        outs = layer.attend_rows(query[places, None], view.rows([span.request for span in single]), None)
+        for span, out in zip(single, outs, strict=True):
+            pieces[span.request] = out
+    for span in batch.spans():
+        if span.stop - span.start < 2:
+            continue
+        chunk = slice(span.start, span.stop)
+        if batch.contexts[span.request] == 0:
+            start = {name: rows[None, chunk] for name, rows in fresh.items()}
+            pieces[span.request] = layer.attend_start(query[None, chunk], start)[0]
+        else:
+            rows = view.rows([span.request])
+            pieces[span.request] = layer.attend_rows(query[None, chunk], rows, batch.positions[None, chunk])[0]
+    return torch.cat(pieces)
+
+
+class LatentAttentionLayer(nn.Module):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over inputs of `width`.
+
+    Whole sequences expand latents to keys and values; steps attend over the latents themselves, the matrices of keys
+    absorbed into the queries and those of values into the outputs. Learned: `query`, or `query_down`, `query_norm` and
+    `query_up`; `latent`, `latent_norm`, `rotary_key`, `key_up`, `value_up`, `output`. Biases are where DeepSeek's are:
+    into the latents and the rotary key, and in the output.
+    """
+
+    def __init__(self, shape: LatentShape) -> None:
+        super().__init__()
+        sizes, width, bias = shape.sizes, shape.width, shape.bias
+        self.sizes = sizes
+        self.dropout = shape.dropout
+        self.rotary = shape.rotary
+        self.rotated = rotated_size(shape.rotary, sizes.rotated)
+        if sizes.query_latent is None:
+            self.query = nn.Linear(width, sizes.heads * sizes.key, bias=False)
+        else:
+            self.query_down = nn.Linear(width, sizes.query_latent, bias=bias)
+            self.query_norm = RmsNorm(sizes.query_latent, eps=shape.norm_eps)
+            self.query_up = nn.Linear(sizes.query_latent, sizes.heads * sizes.key, bias=False)
+        self.latent = nn.Linear(width, sizes.latent, bias=bias)
+        self.latent_norm = RmsNorm(sizes.latent, eps=shape.norm_eps)
+        self.rotary_key = nn.Linear(width, sizes.rotated, bias=bias)
+        self.key_up = nn.Linear(sizes.latent, sizes.heads * sizes.nope, bias=False)
+        self.value_up = nn.Linear(sizes.latent, sizes.heads * sizes.value, bias=False)
+        self.output = nn.Linear(sizes.heads * sizes.value, width, bias=bias)
+        self.expanded_spec, self.absorbed_spec = sizes.expanded(shape.mask), sizes.absorbed(shape.mask)
+        self.use_kernel(None)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def use_kernel(self, name: str | None) -> None:
+        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        self._expanded = KernelPlan(self.expanded_spec, name)
+        self._absorbed = KernelPlan(self.absorbed_spec, name)
+        self._paged = PagedPlan(self.absorbed_spec, latent=True) if name is None else None
+        # The newest token of a causal sequence sees all that is remembered, so nothing need be compared.
+        self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
+        """
+        return self._out(self.attend_expanded(dropping(self._operands(query, source, key_padding_mask), self)))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        return attention_weights(self.expanded_spec, self._operands(query, source, key_padding_mask))
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+
+        Appends "latent" [tokens, latent], normed, and "rotary_key" [tokens, rotated], turned, to the state "latent".
+        """
+        cos_sin = batch_cos_sin(self.rotary, self.rotated, query, batch)
+        rows = self.queries(query, cos_sin)
+        latent, turned = self.memory(query, cos_sin)
+        fresh = state["latent"].append({"latent": latent, "rotary_key": turned})
+        reached = None if self._paged is None else self._paged.reach(query, state["latent"])
+        if reached is not None:
+            return self._out(self.attend_reached(rows, fresh, batch, reached))
+        return self._out(attend_new(self, rows, fresh, batch, state["latent"]))
+
+    def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
+        """Outputs [batch, tokens, heads, value] of the start of a sequence, expanded as in training."""
+        return self.attend_expanded(self.expand(query, (fresh["latent"], fresh["rotary_key"])))
+
+    def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
+        """Outputs [requests, query, heads, value] of queries at `positions`, absorbed; None is one, the newest."""
+        memory = remembered.fields["latent"], remembered.fields["rotary_key"]
+        operands = dataclasses.replace(self.absorb(query, memory), key_padding_mask=remembered.key_padding_mask)
+        if positions is None:
+            return self.give_values(self._newest.run(operands))
+        located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
+        return self.attend_absorbed(located)
+
+    def attend_reached(self, query: Tensor, fresh: Fields, batch: RaggedBatch, reached: Reached) -> Tensor:
+        """Outputs [tokens, heads, value], absorbed over rows where they lie; starts of sequences expanded."""
+        starts, others = parted(batch)
+        out = self.give_values(reached.attend(self.carry(query), batch, {}, [span.request for span in others]))
+        for span in starts:
+            chunk = slice(span.start, span.stop)
+            out[chunk] = self.attend_start(
+                query[None, chunk], {name: rows[None, chunk] for name, rows in fresh.items()}
+            )
+        return out
+
+    def queries(self, rows: Tensor, cos_sin: CosSin) -> Tensor:
+        """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, width]."""
+        if self.sizes.query_latent is None:
+            projected = self.query(rows)
+        else:
+            projected = self.query_up(self.query_norm(self.query_down(rows)))
+        nope, turned = self._parts(projected.unflatten(-1, (self.sizes.heads, self.sizes.key)))
+        return torch.cat([nope, rotate(turned, cos_sin, interleaved=self.rotary.interleaved)], dim=-1)
+
+    def memory(self, rows: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
+        """What is remembered of rows [..., tokens, width]: normed latents [..., tokens, latent] and turned rotary keys
+        [..., tokens, rotated]."""
+        turned = rotate(self.rotary_key(rows)[..., None, :], cos_sin, interleaved=self.rotary.interleaved)
+        return self.latent_norm(self.latent(rows)), turned.squeeze(-2)
+
+    def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
+        """Queries [batch, tokens, heads, key] over the keys and values of every head."""
+        latent, turned = memory
+        key = self.key_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.nope))
+        shared = turned[..., None, :].expand(*key.shape[:-1], self.sizes.rotated)
+        value = self.value_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.value))
+        return AttentionInputs(query=query, key=torch.cat([key, shared], dim=-1), value=value)
+
+    def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
+        """Queries that carry the matrices of keys, [batch, query, heads, latent + rotated], over remembered rows."""
+        latent, turned = memory
+        row = torch.cat([latent, turned], dim=-1)[..., None, :]
+        return AttentionInputs(query=self.carry(query), key=row, value=latent[..., None, :])
+
+    def carry(self, query: Tensor) -> Tensor:
+        """Queries [..., heads, latent + rotated] that carry the matrices of keys, of queries [..., heads, key]."""
+        nope, own = self._parts(query)
+        into = self.key_up.weight.view(self.sizes.heads, self.sizes.nope, self.sizes.latent)
+        return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
+
+    def attend_expanded(self, operands: AttentionInputs) -> Tensor:
+        """Outputs [batch, query, heads, value] over expanded keys and values."""
+        return self._expanded.run(operands)
+
+    def attend_absorbed(self, operands: AttentionInputs) -> Tensor:
+        """Outputs [batch, query, heads, value] over remembered rows."""
+        return self.give_values(self._absorbed.run(operands))
+
+    def give_values(self, latents: Tensor) -> Tensor:
+        """The values [..., heads, value] of mean latents [..., heads, latent]."""
+        out_of = self.value_up.weight.view(self.sizes.heads, self.sizes.value, self.sizes.latent)
+        return torch.einsum("...hc,hvc->...hv", latents, out_of)
+
+    def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Without positions [..., nope], and to be turned or turned [..., rotated]."""
+        return query[..., : self.sizes.nope], query[..., self.sizes.nope :]
+
+    def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
+        refuse_source(source)
+        cos_sin = cos_sin_to(self.rotary, self.rotated, query.shape[-2], query)
+        operands = self.expand(self.queries(query, cos_sin), self.memory(query, cos_sin))
+        return AttentionInputs(
+            query=operands.query, key=operands.key, value=operands.value, key_padding_mask=key_padding_mask
+        )
+
+    def _out(self, out: Tensor) -> Tensor:
+        projected: Tensor = self.output(out.flatten(-2))
+        return projected
+
+
+class FactorisedLayer(nn.Module):
+    """Multi-head attention of `spec` over inputs of `width`, with keys and values made from a `latent` per token.
+
+    Learned: `query`, `down` (width to latent, without bias), `key` and `value` (latent to heads), `output`. Keys are
+    turned after they are made, so memory holds nothing of positions and a step makes the keys anew.
+    """
+
+    def __init__(self, spec: AttentionSpec, *, width: int, latent: int, bias: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        heads = spec.heads
+        self.spec = spec
+        self.dropout = dropout
+        self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
+        self.query = nn.Linear(width, heads.query * heads.key_size, bias=bias)
+        self.down = nn.Linear(width, latent, bias=False)
+        self.key = nn.Linear(latent, heads.query * heads.key_size, bias=bias)
+        self.value = nn.Linear(latent, heads.query * heads.value_size, bias=bias)
+        self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        self.use_kernel(None)
+        for linear in (self.query, self.down, self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+
+    def use_kernel(self, name: str | None) -> None:
+        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        self._plan = KernelPlan(self.spec, name)
+        self._newest = KernelPlan(dataclasses.replace(self.spec, mask=Full()), name)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
+        """
+        return self._out(self._plan.run(dropping(self._operands(query, source, key_padding_mask), self)))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        return attention_weights(self.spec, self._operands(query, source, key_padding_mask))
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+
+        Appends "latent" [tokens, latent] to the state "latent".
+        """
+        cos_sin = batch_cos_sin(self.spec.rotary, self.rotated, query, batch) if self.spec.rotary else None
+        fresh = state["latent"].append({"latent": self.down(query)})
+        return self._out(
+            attend_new(self, self._turned(self._heads(self.query(query)), cos_sin), fresh, batch, state["latent"])
+        )
+
+    def attend_start(self, query: Tensor, fresh: Fields) -> Tensor:
+        """Outputs [batch, tokens, heads, value] of the start of a sequence."""
+        latent = fresh["latent"]
+        return self._plan.run(self._met(query, latent, self._turns(latent.shape[1], latent)))
+
+    def attend_rows(self, query: Tensor, remembered: Rows, positions: Tensor | None) -> Tensor:
+        """Outputs [requests, query, heads, value] of queries at `positions`; None is one query, the newest."""
+        latent = remembered.fields["latent"].to(query.dtype)
+        cos_sin = self._turns(int(remembered.positions.max()) + 1, latent)
+        operands = self._met(query, latent, cos_sin.at(remembered.positions) if cos_sin else None)
+        operands = dataclasses.replace(operands, key_padding_mask=remembered.key_padding_mask)
+        if positions is None:
+            return self._newest.run(operands)
+        located = dataclasses.replace(operands, query_positions=positions, key_positions=remembered.positions)
+        return self._plan.run(located)
+
+    def _operands(self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None) -> AttentionInputs:
+        refuse_source(source)
+        cos_sin = self._turns(query.shape[-2], query)
+        operands = self._met(self._turned(self._heads(self.query(query)), cos_sin), self.down(query), cos_sin)
+        return dataclasses.replace(operands, key_padding_mask=key_padding_mask)
+
+    def _met(self, query: Tensor, latent: Tensor, cos_sin: CosSin | None) -> AttentionInputs:
+        """Queries [batch, query, heads, key] over the keys and values of latents [batch, key, latent]."""
+        key = self._turned(self._heads(self.key(latent)), cos_sin)
+        return AttentionInputs(query=query, key=key, value=self._heads(self.value(latent)))
+
+    def _turns(self, length: int, like: Tensor) -> CosSin | None:
+        return cos_sin_to(self.spec.rotary, self.rotated, length, like) if self.spec.rotary else None
+
+    def _turned(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
+        if cos_sin is None or self.spec.rotary is None:
+            return rows
+        return rotate(rows, cos_sin, interleaved=self.spec.rotary.interleaved)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return torch.unflatten(rows, -1, (self.spec.heads.query, -1))
+
+    def _out(self, out: Tensor) -> Tensor:
+        projected: Tensor = self.output(torch.flatten(out, -2))
+        return projected

@@ -1,0 +1,271 @@
+"""Attention by products of features, without a softmax over pairs: linear attention, Performer, efficient attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+)
+from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
+
+from attn_variants.mechanisms.common import check_whole, multi_heads, projection_biases, projection_weights
+from attn_variants.mechanisms.recurrences import Extra, Recurrence, RecurrenceConfig, Update, chunked_flops, least_flops
+
+
+class LinearAttention(ComputedMechanism):
+    """Products of positive features in place of exponentials, so that a sequence is remembered as one matrix a head."""
+
+    name = "linear"
+    summary = "features in place of the softmax: time linear, memory constant in the length"
+    paper = Paper(
+        title="Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention",
+        authors="Katharopoulos et al.",
+        year=2020,
+        arxiv="2006.16236",
+    )
+    equation = (
+        r"o_i = \frac{\phi(q_i)^\top S_i}{\phi(q_i)^\top z_i + \epsilon},\quad"
+        r" S_i = \sum_{j \le i} \phi(k_j) v_j^\top,\quad z_i = \sum_{j \le i} \phi(k_j),\quad"
+        r" \phi(x) = \mathrm{elu}(x) + 1"
+    )
+    capabilities = frozenset(
+        {
+            Capability.CAUSAL,
+            Capability.BIDIRECTIONAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.PADDING,
+            Capability.WEIGHTS,
+        }
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`chunk` tokens meet pair by pair, and all earlier ones through the sums; it changes speed only."""
+
+        chunk: int = 64
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("chunk", self.chunk, "tokens")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LinearAttentionLayer`; raises `InvalidValue` or `Incompatible` as `heads` does."""
+        from attn_variants.mechanisms.linear_layers import LinearAttentionLayer
+
+        return LinearAttentionLayer(
+            self.heads(config), width=config.width, causal=config.causal, bias=config.bias, chunk=chunk_of(config)
+        )
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """The sums S of every head, with z as their last column, in float32, whatever the model's type."""
+        heads = self.summed(config)
+        return {"memory": Slot({"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")})}
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """The sums that kernels are asked for, but where the order is ignored."""
+        return RecurrenceSpec(heads=self.summed(config)) if config.causal else None
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, pairs within a chunk and the sums; keys before the queries cost nothing any more."""
+        heads = self.heads(config)
+        weights = projection_weights(config, heads)
+        summed = self.summed(config)
+        least = least_flops(summed, Update(), shape.query)
+        sums = chunked_flops(summed, Update(), shape.query, chunk_of(config)) if config.causal else least
+        projected = shape.query * 2 * weights
+        return Cost(
+            flops=shape.batch * (projected + sums),
+            allowed_flops=shape.batch * (projected + least),
+            parameters=weights + projection_biases(config, heads),
+        )
+
+    def summed(self, config: MechanismConfig) -> Heads:
+        """The heads of the sums: z is carried as one more column of S."""
+        heads = self.heads(config)
+        return dataclasses.replace(heads, value_size=heads.value_size + 1)
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config; raises as `multi_heads` does. Rotated features would not be positive."""
+        return multi_heads(config, self.name)
+
+
+def chunk_of(config: MechanismConfig) -> int:
+    """The tokens of one chunk."""
+    return LinearAttention.Config.of(config).chunk
+
+
+EPSILONS = {"softmax": 1e-6, "relu": 1e-3}
+"""What is added to every feature, as in the authors' code."""
+
+
+class Performer(Recurrence):
+    """Softmax attention estimated by positive random features, so that a sequence is remembered as one matrix a head.
+
+    Directions are orthogonal and drawn once; a layer in training can `redraw()` them. The largest feature, which keeps
+    the exponentials finite, is that of the tokens so far, so that decoding equals the full computation; it changes
+    ε only, which is relative to it.
+    """
+
+    name = "performer"
+    summary = "FAVOR+: softmax by random features; time linear, memory constant in the length"
+    paper = Paper(
+        title="Rethinking Attention with Performers", authors="Choromanski et al.", year=2020, arxiv="2009.14794"
+    )
+    equation = (
+        r"o_i = \frac{\phi(q_i)^\top \sum_j \phi(k_j) v_j^\top}{\phi(q_i)^\top \sum_j \phi(k_j)},\quad"
+        r" \phi(x)_r = e^{\omega_r^\top x - \|x\|^2 / 2},\quad \omega_r \sim \mathcal{N}(0, I),\quad"
+        r" \mathbb{E}[\phi(q)^\top \phi(k)] \propto e^{q^\top k}"
+    )
+    capabilities = frozenset(
+        {
+            Capability.CAUSAL,
+            Capability.BIDIRECTIONAL,
+            Capability.INCREMENTAL,
+            Capability.PADDING,
+            Capability.WEIGHTS,
+            Capability.NORMALISED,
+        }
+    )
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RecurrenceConfig):
+        """`features` m of a head, by default d ln d; `kernel` is "softmax" or "relu"; `epsilon` is added to each."""
+
+        features: int | None = None
+        kernel: str = "softmax"
+        epsilon: float | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.features is not None:
+                check_whole("features", self.features, "features")
+            if self.kernel not in EPSILONS:
+                raise InvalidValue.of("kernel", self.kernel, " or ".join(map(repr, EPSILONS)))
+            if self.epsilon is not None and not self.epsilon > 0:
+                raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `SoftmaxFeatureLayer` or `ReluFeatureLayer`; raises as `heads` does."""
+        from attn_variants.mechanisms.linear_layers import ReluFeatureLayer, SoftmaxFeatureLayer
+
+        own, heads = self.Config.of(config), self.heads(config)
+        layer = {"softmax": SoftmaxFeatureLayer, "relu": ReluFeatureLayer}[own.kernel]
+        return layer(
+            heads,
+            width=config.width,
+            causal=config.causal,
+            bias=config.bias,
+            chunk=own.chunk,
+            features=features_of(own, heads),
+            epsilon=own.epsilon or EPSILONS[own.kernel],
+        )
+
+    def extras(self, config: MechanismConfig) -> Extra:  # noqa: ARG002 -- the contract of recurrences
+        """None: the directions are not learned."""
+        return Extra()
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Sums over the features, in float32; for the softmax also the sum of values and the largest log feature."""
+        wider = self.wider(config)
+        memory = {"S": Field((wider.query, wider.key_size, wider.value_size), dtype="float32")}
+        if self.Config.of(config).kernel == "softmax":
+            memory["seen"] = Field((wider.query, wider.value_size), dtype="float32")
+            memory["top"] = Field((wider.query,), dtype="float32")
+        return {"memory": Slot(memory)}
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """Sums over the features, but where the order is ignored; for the softmax they fade as its maximum grows."""
+        if not config.causal:
+            return None
+        fades = self.Config.of(config).kernel == "softmax"
+        return RecurrenceSpec(heads=self.wider(config), decay="head" if fades else "none")
+
+    def wider(self, config: MechanismConfig) -> Heads:
+        """The heads of the sums: features in place of keys, and values with a column of ones."""
+        heads = self.heads(config)
+        features = features_of(self.Config.of(config), heads)
+        return dataclasses.replace(heads, key_size=features, value_size=heads.value_size + 1)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, features, pairs within a chunk and sums; keys before the queries cost nothing any more."""
+        own, heads = self.Config.of(config), self.heads(config)
+        features = features_of(own, heads)
+        into = heads.query * heads.key_size
+        weights = projection_weights(config, heads)
+        wider = self.wider(config)
+        least = least_flops(wider, Update(), shape.query)
+        sums = chunked_flops(wider, Update(), shape.query, own.chunk) if config.causal else least
+        made = shape.query * 2 * (weights + 2 * into * features)
+        return Cost(
+            flops=shape.batch * (made + sums),
+            allowed_flops=shape.batch * (made + least),
+            parameters=weights + projection_biases(config, heads),
+        )
+
+
+def features_of(config: Performer.Config, heads: Heads) -> int:
+    """The features of one head: the option, or d ln d (Choromanski et al. 2021, theorem 4)."""
+    return config.features or max(1, int(heads.key_size * math.log(heads.key_size)))
+
+
+class EfficientAttention(ComputedMechanism):
+    """Queries are softmaxed over their channels and keys over the tokens, so keys meet values before queries do.
+
+    The second softmax is over the whole sequence: there is no causal form, and nothing to decode.
+    """
+
+    name = "efficient"
+    summary = "softmaxes of queries and of keys apart: every pair weighted, none computed"
+    paper = Paper(
+        title="Efficient Attention: Attention with Linear Complexities",
+        authors="Shen et al.",
+        year=2018,
+        arxiv="1812.01243",
+    )
+    equation = (
+        r"O = \rho_q(Q) \left(\rho_k(K)^\top V\right),\quad \rho_q \text{ over channels},\ \rho_k \text{ over tokens}"
+    )
+    capabilities = frozenset(
+        {
+            Capability.BIDIRECTIONAL,
+            Capability.EXACT,
+            Capability.PADDING,
+            Capability.WEIGHTS,
+            Capability.NORMALISED,
+        }
+    )
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `EfficientLayer`; raises `InvalidValue` where it is to be causal, else as `heads` does."""
+        from attn_variants.mechanisms.linear_layers import EfficientLayer
+
+        if config.causal:
+            raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
+        return EfficientLayer(self.heads(config), width=config.width, bias=config.bias)
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, keys by values, and queries by that."""
+        heads = self.heads(config)
+        weights = projection_weights(config, heads)
+        products = 2 * heads.query * heads.key_size * heads.value_size
+        flops = shape.batch * shape.query * 2 * (weights + products)
+        return Cost(flops=flops, allowed_flops=flops, parameters=weights + projection_biases(config, heads))
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config; raises as `multi_heads` does."""
+        return multi_heads(config, self.name)

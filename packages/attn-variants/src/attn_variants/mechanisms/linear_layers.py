@@ -1,0 +1,370 @@
+"""Layers of linear attention, the Performer and efficient attention."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.errors import WrongState
+from attn_core.kernels.plans import RecurrencePlan
+from attn_core.kernels.recurrence import Steps
+from attn_core.masking import wide
+from torch import Generator, Tensor, nn
+from torch.nn.functional import pad, relu
+
+from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, refuse_source
+from attn_variants.mechanisms.recurrence_layers import Inputs, RecurrenceLayer
+from attn_variants.mechanisms.recurrence_scan import effective_weights
+
+EPSILON = 1e-6
+"""Added to every denominator, as in the code of Katharopoulos et al. 2020."""
+
+
+def features(rows: Tensor) -> Tensor:
+    """elu(x) + 1, in at least float32.
+
+    Written as e^min(x, 0) + max(x, 0), which is positive for all x; 1 + (e^x - 1) is zero below -17 in float32.
+    """
+    wide = rows.float() if rows.dtype in {torch.float16, torch.bfloat16} else rows
+    return torch.exp(wide.clamp(max=0)) + relu(wide)
+
+
+def with_ones(values: Tensor, like: Tensor) -> Tensor:
+    """Values in the type of `like`, with a last column of ones."""
+    return pad(values.to(like.dtype), (0, 1), value=1.0)
+
+
+def divided(sums: Tensor) -> Tensor:
+    """Numerators [..., value_size + 1] by their last column, [..., value_size]; 0 where nothing was seen."""
+    return sums[..., :-1] / (sums[..., -1:] + EPSILON)
+
+
+def bidirectional(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Sums [batch, tokens, heads, value_size + 1]: every query sees every key."""
+    query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
+    sums = torch.matmul(key.transpose(-1, -2), value)
+    return torch.matmul(query, sums).transpose(1, 2)
+
+
+class LinearAttentionLayer(RecurrenceLayer):
+    """Linear attention over inputs of `width`; `chunk` tokens meet pair by pair.
+
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero). Features and
+    sums are at least float32, whatever the inputs are. The memory's last column is the paper's z.
+    """
+
+    def __init__(self, heads: Heads, *, width: int, causal: bool, bias: bool, chunk: int) -> None:
+        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+        self.causal = causal
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Features of queries and keys, and values with a column of ones."""
+        key = features(inputs.key)
+        return Steps(features(inputs.query), key, with_ones(inputs.value, key))
+
+    def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
+        """Sums over all earlier tokens, or over all where the order is ignored."""
+        return super().attend(steps, computed) if self.causal else bidirectional(*steps[:3])
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        steps, _ = self.read(query, source, key_padding_mask)
+        pairs = steps.query.transpose(1, 2) @ steps.key.permute(0, 2, 3, 1)
+        pairs = pairs.tril() if self.causal else pairs
+        return pairs / (pairs.sum(-1, keepdim=True) + EPSILON)
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Sums of values by sums of ones, projected."""
+        return super().finish(divided(out), rows)
+
+
+class EfficientLayer(nn.Module):
+    """Efficient attention (Shen et al. 2018, arXiv 1812.01243, equation 4) over inputs of `width`.
+
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`).
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        self.query = fresh_linear(width, into, bias=bias)
+        self.key = fresh_linear(width, into, bias=bias)
+        self.value = fresh_linear(width, out, bias=bias)
+        self.output = fresh_linear(out, width, bias=bias)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
+        """
+        refuse_source(source)
+        channels, tokens = self._shares(query, key_padding_mask)
+        value = wide(self._heads(self.value(query)))
+        context = torch.matmul(tokens.transpose(-1, -2), value)
+        out = torch.matmul(channels, context).transpose(1, 2)
+        projected: Tensor = self.output(out.flatten(-2).to(query.dtype))
+        return projected
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The shares [batch, heads, query, key] of the values in what each head reads; never made to attend."""
+        refuse_source(source)
+        channels, tokens = self._shares(query, key_padding_mask)
+        return torch.matmul(channels, tokens.transpose(-1, -2))
+
+    def _shares(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Shares of the channels in each query, and of the tokens in each channel, [batch, heads, tokens, key_size]."""
+        channels = wide(self._heads(self.query(rows))).softmax(-1)
+        key = wide(self._heads(self.key(rows)))
+        if key_padding_mask is None:
+            return channels, key.softmax(-2)
+        real = key_padding_mask[:, None, :, None]
+        # Where no token is real, the scores are left as they are, so that nothing becomes no number.
+        shares = torch.where(real | ~real.any(-2, keepdim=True), key, -torch.inf).softmax(-2)
+        return channels, torch.where(real, shares, 0)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return by_heads(rows, self.heads.query).transpose(1, 2)
+
+
+def independent(features: int, size: int, generator: Generator | None = None) -> Tensor:
+    """Gaussian directions [features, size], float32, N(0, 1)."""
+    return torch.randn(features, size, generator=generator)
+
+
+def orthogonal(features: int, size: int, generator: Generator | None = None) -> Tensor:
+    """Directions [features, size], float32, each distributed as N(0, I) and orthogonal within blocks of `size`.
+
+    Directions of a random orthogonal matrix, with the lengths of independent Gaussian ones (Choromanski et al. 2021,
+    arXiv 2009.14794, §3.2 and appendix B); the last block is cut where `size` does not divide `features`.
+    """
+    blocks = -(-features // size)
+    gaussian = torch.randn(blocks, size, size, generator=generator)
+    unit, upper = torch.linalg.qr(gaussian)
+    # Signs make the directions uniform: QR alone prefers those with a positive first product.
+    unit = unit * upper.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
+    lengths = independent(features, size, generator).norm(dim=-1, keepdim=True)
+    directions: Tensor = unit.transpose(-1, -2).reshape(-1, size)[:features] * lengths
+    return directions
+
+
+class Memory(NamedTuple):
+    """What is remembered of all earlier tokens.
+
+    `sums` [batch, heads, features, value_size + 1] relative to the largest log feature `top` [batch, heads]; `seen`
+    [batch, heads, value_size + 1], the plain sum of values. Where the last entry of `seen`, a count, is zero, `top`
+    means nothing.
+    """
+
+    sums: Tensor
+    seen: Tensor
+    top: Tensor
+
+
+def log_features(rows: Tensor, projection: Tensor) -> Tensor:
+    """ω·x - |x|²/2 of x = rows / size^(1/4), for each row ω of `projection` [features, size]."""
+    scaled: Tensor = rows * rows.shape[-1] ** -0.25
+    return torch.matmul(scaled, projection.transpose(0, 1)) - scaled.square().sum(-1, keepdim=True) / 2
+
+
+def query_features(logs: Tensor, epsilon: float) -> Tensor:
+    """Features of queries, the largest of each query being 1."""
+    return (logs - logs.amax(-1, keepdim=True)).exp() + epsilon
+
+
+def causal_steps(query: Tensor, log_key: Tensor, value: Tensor, before: Memory | None) -> tuple[Steps, Tensor]:
+    """The recurrence without its ε, and the largest log feature [batch, tokens, heads] up to every token.
+
+    `query` are features; `log_key` is -inf where a token is padded.
+    """
+    top = log_key.amax(-1)
+    start = torch.full_like(top[:, :1], -torch.inf)
+    if before is not None:
+        start = torch.where(before.seen[..., -1] > 0, before.top, -torch.inf)[:, None]
+    running = torch.cat([start, top], dim=1).cummax(dim=1).values
+    known = running[:, :-1] > -torch.inf
+    running = torch.where(running > -torch.inf, running, 0)
+    earlier, running = running[:, :-1], running[:, 1:]
+    decay = torch.where(known, earlier - running, 0)
+    return Steps(query, (log_key - running[..., None]).exp(), value, decay[..., None]), running
+
+
+def causal_sums(
+    parts: tuple[Tensor, Tensor, Tensor],
+    before: Memory | None,
+    *,
+    plan: RecurrencePlan,
+    chunk: int,
+    epsilon: float,
+) -> tuple[Tensor, Memory]:
+    """Sums over earlier keys, and the memory after them, of features of queries, log features of keys, and values.
+
+    As of `causal_steps`; `plan` chooses who computes.
+    """
+    query, log_key, value = parts
+    steps, running = causal_steps(query, log_key, value, before)
+    out, sums = plan.run(steps, None if before is None else before.sums, chunk)
+    seen = value.cumsum(1) if before is None else value.cumsum(1) + before.seen[:, None]
+    out = out + epsilon * query.sum(-1, keepdim=True) * seen
+    return out, Memory(sums, seen[:, -1], running[:, -1])
+
+
+def full_sums(query: Tensor, log_key: Tensor, value: Tensor, epsilon: float) -> Tensor:
+    """Sums over all keys; `query` are features."""
+    key = key_features(log_key, epsilon)
+    query, key, value = (rows.transpose(1, 2) for rows in (query, key, value))
+    return torch.matmul(query, torch.matmul(key.transpose(-1, -2), value)).transpose(1, 2)
+
+
+def key_features(log_key: Tensor, epsilon: float) -> Tensor:
+    """Features of keys, the largest of all keys of a head being 1."""
+    top = log_key.amax((1, 3), keepdim=True)
+    return (log_key - torch.where(top > -torch.inf, top, 0)).exp() + epsilon
+
+
+def pair_sums(query: Tensor, log_key: Tensor, value: Tensor, *, causal: bool, epsilon: float) -> Tensor:
+    """The share of every key in the sums, before they are divided, [batch, heads, query, key]."""
+    real = value[..., -1].transpose(1, 2)[:, :, None, :]
+    if causal:
+        steps, _ = causal_steps(query, log_key, value, None)
+        extra = epsilon * query.sum(-1).transpose(1, 2)[..., None]
+        return (effective_weights(steps) + extra.expand(-1, -1, -1, real.shape[-1]).tril()) * real
+    return pairs(query, key_features(log_key, epsilon), causal=False) * real
+
+
+def pairs(query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
+    """Products of features, [batch, heads, query, key], where causal those of later keys zero."""
+    products = torch.matmul(query.transpose(1, 2), key.permute(0, 2, 3, 1))
+    return products.tril() if causal else products
+
+
+def shares(sums: Tensor) -> Tensor:
+    """Sums [..., key] as shares that sum to one; zeros stay zeros."""
+    total = sums.sum(-1, keepdim=True)
+    return sums / torch.where(total > 0, total, 1)
+
+
+def quotient(sums: Tensor) -> Tensor:
+    """Sums [..., value_size + 1] of values by those of ones, [..., value_size]; 0 where nothing was seen."""
+    ones = sums[..., -1:]
+    return sums[..., :-1] / torch.where(ones > 0, ones, 1)
+
+
+class RandomFeatureLayer(LinearAttentionLayer):
+    """Linear attention whose features are of random directions, `projection` [features, key_size].
+
+    The projection is a buffer: it is saved with the layer, and only `redraw` changes it.
+    """
+
+    projection: Tensor
+
+    def __init__(
+        self, heads: Heads, *, width: int, causal: bool, bias: bool, chunk: int, features: int, epsilon: float
+    ) -> None:
+        super().__init__(heads, width=width, causal=causal, bias=bias, chunk=chunk)
+        self.epsilon = epsilon
+        self.register_buffer("projection", orthogonal(features, heads.key_size))
+
+    def redraw(self, generator: Generator | None = None) -> None:
+        """Draw new orthogonal directions, as the paper does every so many training steps.
+
+        Raises `WrongState` in evaluation mode, where outputs must stay what they are.
+        """
+        if not self.training:
+            raise WrongState("performer: the directions are frozen in evaluation; call train() before redraw()")
+        features, size = self.projection.shape
+        fresh = orthogonal(features, size, generator)
+        self.projection.copy_(fresh)
+
+    def finish(self, out: Tensor, rows: Tensor) -> Tensor:
+        """Sums of values by sums of ones, projected."""
+        projected: Tensor = self.output(quotient(out).flatten(-2).to(rows.dtype))
+        return projected
+
+
+class ReluFeatureLayer(RandomFeatureLayer):
+    """Features max(ω·x, 0) + ε (Choromanski et al. 2021, §4.2: the generalised kernel)."""
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Features of queries and keys, and values with a column of ones."""
+        directions = wide(self.projection).transpose(0, 1)
+        query, key = (relu(wide(rows) @ directions) + self.epsilon for rows in (inputs.query, inputs.key))
+        return Steps(query, key, with_ones(inputs.value, key))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        steps, _ = self.read(query, source, key_padding_mask)
+        return shares(pairs(steps.query, steps.key, causal=self.causal))
+
+
+class SoftmaxFeatureLayer(RandomFeatureLayer):
+    """Features e^(ω·x - |x|²/2): softmax attention in expectation."""
+
+    def steps(self, inputs: Inputs) -> Steps:
+        """Features of queries, logarithms of those of keys, and values with a column of ones."""
+        projection = wide(self.projection)
+        query, key = (log_features(wide(rows), projection) for rows in (inputs.query, inputs.key))
+        return Steps(query_features(query, self.epsilon), key, with_ones(inputs.value, key))
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+
+        `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
+        given.
+        """
+        parts = self._masked(query, source, key_padding_mask)
+        if not self.causal:
+            sums = full_sums(*parts, self.epsilon)
+        elif query.shape[1]:
+            sums, _ = self._sums(parts, None, self.chunk)
+        else:
+            sums = parts[2]
+        return self.finish(sums, query)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The shares [batch, heads, query, key] of the values in what each head reads, zero for padded keys."""
+        parts = self._masked(query, source, key_padding_mask)
+        return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+
+        Reads and replaces the state "memory": "S" [requests, heads, features, value_size + 1], "seen" [requests, heads,
+        value_size + 1] and "top" [requests, heads], all float32; see `Memory`.
+        """
+        held = state["memory"].read()
+        steps, _ = self._steps(query[None], batch.positions[None], None, None)
+        before = Memory(*(held[name].to(steps.value.dtype) for name in ("S", "seen", "top")))
+        if batch.decoding:
+            query_rows, key, value = (part.transpose(0, 1) for part in steps[:3])
+            sums, after = self._sums((query_rows, key, value), before, 1)
+            sums = sums.transpose(0, 1)
+        else:
+            pieces, memories = [], []
+            for span in batch.spans():
+                query_rows, key, value = (part[:, span.start : span.stop] for part in steps[:3])
+                known = Memory(*(part[span.request, None] for part in before))
+                seen, memory = self._sums((query_rows, key, value), known, self.chunk)
+                pieces.append(seen)
+                memories.append(memory)
+            sums = torch.cat(pieces, dim=1)
+            after = Memory(*(torch.cat(parts) for parts in zip(*memories, strict=True)))
+        kept = zip(("S", "seen", "top"), after, strict=True)
+        state["memory"].write({name: part.to(held[name].dtype) for name, part in kept})
+        return self.finish(sums, query[None])[0]
+
+    def _sums(self, parts: tuple[Tensor, Tensor, Tensor], before: Memory | None, chunk: int) -> tuple[Tensor, Memory]:
+        """Sums over earlier keys; see `causal_sums`."""
+        return causal_sums(parts, before, plan=self.plan, chunk=chunk, epsilon=self.epsilon)
+
+    def _masked(
+        self, rows: Tensor, source: Tensor | None, key_padding_mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Features of queries, log features of keys, -inf where padded, and values, zero there."""
+        steps, _ = self.read(rows, source, None)
+        if key_padding_mask is None:
+            return steps.query, steps.key, steps.value
+        real = key_padding_mask[..., None, None]
+        return steps.query, torch.where(real, steps.key, -torch.inf), torch.where(real, steps.value, 0)

@@ -1,0 +1,99 @@
+"""Longformer's attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Computation,
+    Cost,
+    DeclaredMechanism,
+    Full,
+    InnerAttention,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Window,
+)
+from attn_core.errors import Incompatible
+from attn_core.masks import GlobalTokens
+
+from attn_variants.mechanisms.common import ENCODER, check_least, never_causal, whole_numbers
+
+
+class LongformerAttention(DeclaredMechanism):
+    """A window for every token, and global tokens that all see and that see all, these by projections of their own.
+
+    A token that is not global has one softmax over its window and the global keys, with the common projections. If all
+    tokens are global this is full attention with the global projections.
+    """
+
+    name = "longformer"
+    summary = "a window for every token and a few global tokens"
+    paper = Paper(
+        title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
+    )
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i},\quad"
+        r" A_i = \{j : |i - j| \le \tfrac{w}{2}\} \cup G \text{ for } i \notin G,\quad"
+        r" o_i = \mathrm{softmax}\left(\frac{q^g_i (K^g)^\top}{\sqrt{d_k}}\right) V^g \text{ for } i \in G"
+    )
+    sketch: ClassVar = {"window": 4}
+    capabilities = ENCODER - {Capability.ROTARY}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`window` w, half of it on either side; `global_positions` G, of which a sequence may have fewer."""
+
+        window: int = 512
+        global_positions: tuple[int, ...] = (0,)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_least("window", self.window, 0)
+            places = whole_numbers("global_positions", self.global_positions, 0)
+            object.__setattr__(self, "global_positions", tuple(sorted(set(places))))
+
+    drops_weights = True
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """The attention with common projections. Raises `Incompatible` where it should be causal or rotary."""
+        never_causal(self.name, config)
+        if config.rotary is not None:
+            message = "mechanism 'longformer' takes no rotary positions: its global projections have none"
+            raise Incompatible(message, mechanism=self.name)
+        options = self.Config.of(config)
+        near = Window(left=options.window // 2, right=options.window // 2)
+        mask = near | GlobalTokens(options.global_positions) if options.global_positions else near
+        return AttentionSpec(heads=config.head_layout, mask=mask)
+
+    def inner(self, config: MechanismConfig) -> InnerAttention:
+        """The global projections and rows."""
+        from attn_variants.mechanisms.longformer_layer import GlobalRows
+
+        options = self.Config.of(config)
+        return GlobalRows(self.spec(config), options.global_positions, width=config.width, bias=config.bias)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """That of all rows, and that of the global rows with projections of their own."""
+        own = super().computations(config, tokens)
+        if not self.Config.of(config).global_positions:
+            return own
+        whole = dataclasses.replace(self.spec(config), mask=Full())
+        return (*own, Computation(part="global rows", asked=whole))
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """As declared, and the global tokens' own projections and rows."""
+        spec, heads = self.spec(config), config.head_layout
+        count = sum(position < shape.query for position in self.Config.of(config).global_positions)
+        into, memory = heads.query * heads.key_size, heads.key_value * (heads.key_size + heads.value_size)
+        tokens = 2 * config.width * (count * into + shape.key * memory) if count else 0
+        flops = shape.batch * (tokens + count * shape.key * spec.pair_flops())
+        weights = config.width * (into + memory) + (into + memory if config.bias else 0)
+        # With the common projections the global rows are not needed, but they are counted as allowed pairs already.
+        own = Cost(flops=flops, allowed_flops=shape.batch * tokens, parameters=weights)
+        return super().cost(config, shape) + own

@@ -1,0 +1,184 @@
+"""Attention through matrices of low rank: Linformer, Nyströmformer and truncated singular values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.common import check_whole
+from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
+
+SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1)}
+"""Sets of projections (None is one a head) and kinds, for keys and for values or for both."""
+
+
+class Linformer(WholeSequence):
+    """Keys and values are projected along the length to a fixed number of rows, so time is linear in it.
+
+    Every row is a mixture of all tokens: there is no causal form. The paper's sharing between layers is a model's.
+    """
+
+    name = "linformer"
+    summary = "keys and values are projected along the length to a fixed number of rows"
+    paper = Paper(
+        title="Linformer: Self-Attention with Linear Complexity", authors="Wang et al.", year=2020, arxiv="2006.04768"
+    )
+    equation = (
+        r"o = \mathrm{softmax}\left(\frac{Q (E^\top K)^\top}{\sqrt{d}}\right) F^\top V,\quad E, F \in R^{n \times k}"
+    )
+    sketch: ClassVar = {"rank": 4}
+    capabilities = WHOLE_SEQUENCE | {Capability.EXACT}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`rank` k rows; `length` n is the longest sequence, by default the model's context, without one 512;
+        `sharing` of E and F: "none" (each head its own), "heads" or "keys_values" (one for all)."""
+
+        rank: int = 128
+        length: int | None = None
+        sharing: str = "heads"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("rank", self.rank, "rows")
+            if self.length is not None:
+                check_whole("length", self.length, "tokens")
+            if self.sharing not in SHARING:
+                raise InvalidValue.of("sharing", self.sharing, ", ".join(SHARING))
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Fresh projections of the length."""
+        from attn_variants.mechanisms.low_rank_layers import LengthProjection
+
+        sets, kinds = SHARING[self.Config.of(config).sharing]
+        return LengthProjection(
+            length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.heads, kinds=kinds
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections of the width, of the length, and the pairs of queries and rows."""
+        heads, size = self.inner_size(config)
+        rank, (sets, kinds) = self.Config.of(config).rank, SHARING[self.Config.of(config).sharing]
+        flops = self.projected(config, shape) + 8 * shape.batch * heads * shape.query * rank * size
+        weights = self.weights(config) + kinds * (sets or heads) * length_of(config) * rank
+        return Cost(flops=flops, allowed_flops=flops, parameters=weights)
+
+
+def length_of(config: MechanismConfig) -> int:
+    """The longest sequence."""
+    return Linformer.Config.of(config).length or config.context or 512
+
+
+class NystromAttention(WholeSequence):
+    """The matrix of softmax attention is approximated from the rows and columns of a few landmarks.
+
+    Landmarks are means of equal stretches of the real tokens, so what they are depends on the length: there is no
+    causal form. With as many landmarks as tokens it is softmax attention, as far as the inverse has converged.
+    """
+
+    name = "nystrom"
+    summary = "softmax attention through landmarks and the inverse of their attention"
+    paper = Paper(
+        title="Nyströmformer: A Nyström-Based Algorithm for Approximating Self-Attention",
+        authors="Xiong et al.",
+        year=2021,
+        arxiv="2102.03902",
+    )
+    equation = (
+        r"o = \mathrm{softmax}(Q \tilde K^\top)\, \mathrm{softmax}(\tilde Q \tilde K^\top)^{+}\,"
+        r" \mathrm{softmax}(\tilde Q K^\top) V + \mathrm{conv}(V)"
+    )
+    sketch: ClassVar = {"landmarks": 4, "kernel": 3}
+    capabilities = WHOLE_SEQUENCE
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`landmarks`; `iterations` of the inverse; tokens of the convolution's `kernel`, odd, 0 for none."""
+
+        landmarks: int = 64
+        iterations: int = 6
+        kernel: int = 33
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("landmarks", self.landmarks, "rows")
+            check_whole("iterations", self.iterations, "steps")
+            if self.kernel != 0 and (self.kernel < 0 or self.kernel % 2 != 1):
+                raise InvalidValue.of("kernel", self.kernel, "an odd number of tokens, or 0 for no convolution")
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Landmarks, and a convolution, if any."""
+        from attn_variants.mechanisms.low_rank_layers import Landmarks
+
+        options = self.Config.of(config)
+        return Landmarks(
+            heads=config.heads,
+            landmarks=options.landmarks,
+            iterations=options.iterations,
+            kernel=options.kernel or None,
+        )
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Tokens meet landmarks four times; landmarks meet each other in every step of the inverse."""
+        (heads, size), options = self.inner_size(config), self.Config.of(config)
+        marks, tokens = options.landmarks, shape.query
+        between = 4 * tokens * marks * size + tokens * marks**2
+        among = marks**2 * size + 4 * options.iterations * marks**3
+        inner = 2 * shape.batch * heads * (between + among + tokens * size * options.kernel)
+        flops = self.projected(config, shape) + inner
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config) + heads * options.kernel)
+
+
+class LowRankAttention(WholeSequence):
+    """Keys and values of a sequence are replaced by the closest matrices of a rank, found anew for each sequence.
+
+    Tokens then weigh `rank` elements for keys and as many for values. The rank's space depends on all tokens: there is
+    no causal form. At the full rank it is softmax attention.
+    """
+
+    name = "low_rank"
+    summary = "softmax attention over keys and values of a low rank"
+    paper = Paper(
+        title="The approximation of one matrix by another of lower rank", authors="Eckart and Young", year=1936
+    )
+    equation = (
+        r"o = \mathrm{softmax}\left(\frac{Q K_r^\top}{\sqrt{d}}\right) V_r,\quad"
+        r" K_r = \sum_{i \le r} \sigma_i u_i w_i^\top \approx K"
+    )
+    capabilities = WHOLE_SEQUENCE
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`rank` of keys and of values, at most the head size; half of it by default."""
+
+        rank: int | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.rank is None:
+                return
+            check_whole("rank", self.rank, "elements")
+            if self.rank > self.head_layout.key_size:
+                raise InvalidValue.of("rank", self.rank, f"at most the head size, {self.head_layout.key_size}")
+
+    def attention(self, config: MechanismConfig) -> Any:
+        """Singular values of keys and values."""
+        from attn_variants.mechanisms.low_rank_layers import LowRank
+
+        return LowRank(rank_of(config))
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Squares of keys and values, their parts in the rank's space, and the pairs of these."""
+        (heads, size), rank = self.inner_size(config), rank_of(config)
+        per_token = 2 * size**2 + 4 * size * rank + 2 * shape.query * rank
+        flops = self.projected(config, shape) + 2 * shape.batch * heads * shape.query * per_token
+        return Cost(flops=flops, allowed_flops=flops, parameters=self.weights(config))
+
+
+def rank_of(config: MechanismConfig) -> int:
+    """The rank of keys and values."""
+    own = LowRankAttention.Config.of(config).rank
+    return own or max(1, config.head_layout.key_size // 2)

@@ -1,1 +1,0 @@
-"""Attention through matrices of low rank."""

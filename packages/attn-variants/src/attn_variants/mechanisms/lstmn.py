@@ -1,0 +1,79 @@
+"""Long short-term memory-networks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_core import (
+    Capability,
+    Causal,
+    ComputedMechanism,
+    Cost,
+    Field,
+    MechanismConfig,
+    Paged,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+)
+
+from attn_variants.mechanisms.common import causal_heads
+
+
+class LongShortTermMemoryNetwork(ComputedMechanism):
+    """An LSTM that attends to the tapes of all its earlier hidden states and memories instead of its last ones.
+
+    Each head is one of size `head_size` with tapes of its own; with one head it is the paper's. A sequence's first
+    token finds empty tapes and reads zeros.
+    """
+
+    name = "lstmn"
+    summary = "an LSTM that attends to all its earlier states"
+    paper = Paper(
+        title="Long Short-Term Memory-Networks for Machine Reading",
+        authors="Cheng et al.",
+        year=2016,
+        arxiv="1601.06733",
+    )
+    equation = (
+        r"s_t = \mathrm{softmax}_{i < t}\left(v^\top \tanh(W_h h_i + W_x x_t + W_{\tilde h} \tilde h_{t-1})\right),"
+        r"\quad \tilde h_t = \sum_i s_t^i h_i,\quad \tilde c_t = \sum_i s_t^i c_i,\quad"
+        r" (h_t, c_t) = \mathrm{LSTM}(x_t, \tilde h_t, \tilde c_t)"
+    )
+    capabilities = frozenset(
+        {
+            Capability.CAUSAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.WEIGHTS,
+            Capability.PADDING,
+        }
+    )
+    sequential = True
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LstmnLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.lstmn_layer import LstmnLayer
+
+        return LstmnLayer(causal_heads(config, self.name), width=config.width, bias=config.bias)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """The two tapes, a row per token, and the last summary of the hidden tape."""
+        heads = config.head_layout
+        row = Field((heads.query, heads.key_size))
+        return {"tapes": Paged({"hidden": row, "memory": row}), "summary": Slot({"hidden": row})}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections and gates per token; a score and a read of both tapes per pair of a token and an earlier one."""
+        heads = config.head_layout
+        inner = heads.query * heads.key_size
+        linear = config.width * 6 * inner
+        square = heads.query * 6 * heads.key_size**2
+        tokens = shape.batch * shape.query
+        # The first token of a sequence reads nothing, so it asks nothing.
+        firsts = shape.batch if shape.query >= shape.key else 0
+        pairs = shape.batch * (Causal().count(shape.query, shape.key) - shape.query)
+        flops = 2 * tokens * (linear + square) - 2 * firsts * inner * heads.key_size + 2 * pairs * 3 * inner
+        biases = 4 * inner + (config.width if config.bias else 0)
+        return Cost(flops=flops, allowed_flops=flops, parameters=linear + square + inner + biases)

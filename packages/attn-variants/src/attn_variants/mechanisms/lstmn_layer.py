@@ -1,0 +1,168 @@
+"""The layer of long short-term memory-networks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.batch import Rows
+from attn_core.masking import shares, wide
+from torch import Tensor, nn
+
+from attn_variants.mechanisms.layer_utils import drawn, refuse_source
+
+
+class Tape(NamedTuple):
+    """What was written so far: `hidden` and `memory` [batch, written, heads, size], and `allowed` [batch, written]."""
+
+    hidden: Tensor
+    memory: Tensor
+    allowed: Tensor
+
+
+class Written(NamedTuple):
+    """What some tokens came to: `hidden` and `memory` [batch, token, heads, size], the last summary of hidden states
+    [batch, heads, size], and each token's weights [batch, heads, written before it]."""
+
+    hidden: Tensor
+    memory: Tensor
+    summary: Tensor
+    weights: list[Tensor]
+
+
+class LstmnLayer(nn.Module):
+    """LSTM cells whose previous state is what they attend to on the tapes of all earlier hidden states and memories.
+
+    Learned, per head: `gates` (`nn.Linear` to input, forget, output and candidate), `recurrent` [heads, size, 4 size];
+    for attention `attend_input` (`nn.Linear`), `attend_hidden` and `attend_summary` [heads, size, size], `vector`
+    [heads, size]; and `output` (`nn.Linear`). Everything between inputs and output is at least float32.
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool) -> None:
+        super().__init__()
+        count, size = heads.query, heads.key_size
+        self.heads, self.size = count, size
+        self.gates = nn.Linear(width, count * 4 * size)
+        self.attend_input = nn.Linear(width, count * size, bias=False)
+        self.recurrent = drawn(count, size, 4 * size)
+        self.attend_hidden = drawn(count, size, size)
+        self.attend_summary = drawn(count, size, size)
+        self.vector = drawn(count, size)
+        self.output = nn.Linear(count * size, width, bias=bias)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Hidden states of whole sequences [batch, token, width], projected to [batch, token, width].
+
+        A padded token, `key_padding_mask` [batch, token] False, leaves no trace and gives zeros.
+        """
+        refuse_source(source)
+        if query.shape[1] == 0:
+            return query.clone()
+        written = self._run(query, self._empty(query), self._zeros(query), key_padding_mask)
+        return self._out(written.hidden, query, key_padding_mask)
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Weights [batch, heads, token, token]: zero from the token itself on."""
+        refuse_source(source)
+        length = query.shape[1]
+        written = self._run(query, self._empty(query), self._zeros(query), key_padding_mask)
+        rows = [nn.functional.pad(row, (0, length - row.shape[-1])) for row in written.weights]
+        weights = torch.stack(rows, dim=2)
+        return weights if key_padding_mask is None else weights * key_padding_mask[:, None, :, None]
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """The new rows [tokens, width] of many requests; returns [tokens, width].
+
+        Reads and extends the state "tapes" ("hidden" and "memory", [rows, heads, size]) and replaces the state
+        "summary" ("hidden" [requests, heads, size]).
+        """
+        summaries = state["summary"].read()["hidden"].to(wide(query).dtype)
+        if batch.decoding:
+            tape = self._tape(batch, list(range(batch.requests)), state, query)
+            written = [self._run(query[:, None], tape, summaries, None)]
+        else:
+            written = [
+                self._run(
+                    query[None, span.start : span.stop],
+                    self._tape(batch, [span.request], state, query),
+                    summaries[span.request, None],
+                    None,
+                )
+                for span in batch.spans()
+            ]
+        hidden = torch.cat([part.hidden.flatten(0, 1) for part in written])
+        memory = torch.cat([part.memory.flatten(0, 1) for part in written])
+        state["tapes"].append({"hidden": hidden.to(query.dtype), "memory": memory.to(query.dtype)})
+        state["summary"].write({"hidden": torch.cat([part.summary for part in written]).to(query.dtype)})
+        return self._out(hidden, query, None)
+
+    def _tape(self, batch: RaggedBatch, requests: list[int], state: LayerState, like: Tensor) -> Tape:
+        """What these requests of the batch wrote in earlier steps."""
+        contexts = [batch.contexts[request] for request in requests]
+        if not any(contexts):
+            return self._empty(like[:1].expand(len(requests), -1))
+        held: Rows = state["tapes"].rows(requests)
+        allowed = held.positions < torch.tensor(contexts, device=like.device)[:, None]
+        allowed = allowed if held.key_padding_mask is None else allowed & held.key_padding_mask
+        # What is not allowed may be anything, also what is no number.
+        hidden, memory = (
+            wide(held.fields[name]).masked_fill(~allowed[..., None, None], 0.0) for name in ("hidden", "memory")
+        )
+        return Tape(hidden, memory, allowed)
+
+    def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> Written:
+        """Tokens [batch, token, width] one after the other behind a tape."""
+        batch, length, _ = rows.shape
+        gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
+        asked = wide(self.attend_input(rows)).view(batch, length, self.heads, self.size)
+        hidden, memory = list(tape.hidden.unbind(1)), list(tape.memory.unbind(1))
+        keys = [self._of_heads(row, self.attend_hidden) for row in hidden]
+        allowed = list(tape.allowed.unbind(1))
+        before, weights = len(hidden), []
+        for token in range(length):
+            read, share = summary.new_zeros(batch, self.heads, 2 * self.size), summary.new_zeros(batch, self.heads, 0)
+            if hidden:
+                query = asked[:, token] + self._of_heads(summary, self.attend_summary)
+                share = self._shares(query, torch.stack(keys, 2), torch.stack(allowed, 1))
+                pairs = torch.cat([torch.stack(hidden, 2), torch.stack(memory, 2)], dim=-1)
+                read = (share[:, :, None] @ pairs)[:, :, 0]
+            found, held = read.chunk(2, dim=-1)
+            new_hidden, new_memory = cell(gates[:, token] + self._of_heads(found, self.recurrent), held)
+            real = rows.new_ones(batch, dtype=torch.bool) if key_padding_mask is None else key_padding_mask[:, token]
+            summary = torch.where(real[:, None, None], found, summary)
+            hidden.append(new_hidden)
+            memory.append(new_memory)
+            keys.append(self._of_heads(new_hidden, self.attend_hidden))
+            allowed.append(real)
+            weights.append(share)
+        return Written(torch.stack(hidden[before:], 1), torch.stack(memory[before:], 1), summary, weights)
+
+    def _shares(self, query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
+        """Weights [batch, heads, written] of a query [batch, heads, size] over keys [batch, heads, written, size]."""
+        scores = torch.tanh(keys + query[:, :, None]) @ self.vector.to(query.dtype)[:, :, None]
+        return shares(scores[..., 0], allowed[:, None])
+
+    def _of_heads(self, rows: Tensor, weight: Tensor) -> Tensor:
+        """[batch, heads, out] of rows [batch, heads, into] and a weight [heads, into, out]."""
+        return (rows.transpose(0, 1) @ weight.to(rows.dtype)).transpose(0, 1)
+
+    def _empty(self, like: Tensor) -> Tape:
+        nothing = wide(like).new_zeros(like.shape[0], 0, self.heads, self.size)
+        return Tape(nothing, nothing, nothing.new_zeros(like.shape[0], 0, dtype=torch.bool))
+
+    def _zeros(self, like: Tensor) -> Tensor:
+        return wide(like).new_zeros(like.shape[0], self.heads, self.size)
+
+    def _out(self, hidden: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        rows = hidden.flatten(-2).to(inputs.dtype)
+        out: Tensor = self.output(rows if key_padding_mask is None else rows * key_padding_mask[..., None])
+        return out
+
+
+def cell(gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden state and memory [..., size] of an LSTM's gates [..., 4 size] (input, forget, candidate, output, in the
+    order of `torch.nn.LSTMCell`) and its previous memory."""
+    enter, forget, candidate, leave = gates.chunk(4, dim=-1)
+    memory = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(candidate)
+    return torch.sigmoid(leave) * torch.tanh(memory), memory

@@ -1,1 +1,0 @@
-"""Attention over memories of its own making."""

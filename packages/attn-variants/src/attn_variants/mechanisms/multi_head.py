@@ -1,0 +1,123 @@
+"""Softmax attention with several heads: multi-head, grouped-query, multi-query and cross-attention."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_variants.mechanisms.common import GROUPED_SELF, SELF, self_mask, whole_numbers
+
+
+class MultiHeadAttention(DeclaredMechanism):
+    """Scaled dot-product attention in several heads, each with its own keys and values."""
+
+    name = "mha"
+    summary = "scaled dot-product attention in several heads"
+    paper = Paper(title="Attention Is All You Need", authors="Vaswani et al.", year=2017, arxiv="1706.03762")
+    equation = (
+        r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}} + M\right) V_h,\quad"
+        r" O = [\mathrm{head}_1; \dots; \mathrm{head}_H] W^O"
+    )
+    capabilities = SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where fewer key/value heads than heads are asked for."""
+        if config.key_value_heads not in {None, config.heads}:
+            allowed = f"{config.heads}, as many as heads; mechanism 'gqa' takes fewer, 'mqa' one"
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+        return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
+
+
+class GroupedQueryAttention(DeclaredMechanism):
+    """Scaled dot-product attention whose query heads share keys and values in equal groups.
+
+    Where the config names no `key_value_heads`, the smallest sharing: groups of the least prime factor of `heads`.
+    """
+
+    name = "gqa"
+    summary = "query heads share keys and values in groups"
+    paper = Paper(
+        title="GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints",
+        authors="Ainslie et al.",
+        year=2023,
+        arxiv="2305.13245",
+    )
+    equation = (
+        r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K_{g(h)}^\top}{\sqrt{d_k}} + M\right) V_{g(h)},\quad"
+        r" g(h) = \lfloor h G / H \rfloor"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`groups` names the key/value head of each query head, where groups are not equal or not of neighbours."""
+
+        groups: tuple[int, ...] | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.groups is not None:
+                object.__setattr__(self, "groups", whole_numbers("groups", self.groups))
+                if not self.groups:
+                    raise InvalidValue.of("groups", self.groups, "a key/value head for each query head")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        return AttentionSpec(heads=grouped_heads(config), mask=self_mask(config), rotary=config.rotary)
+
+
+def grouped_heads(config: MechanismConfig) -> Heads:
+    """The config's heads, in the smallest groups above one where it names no key/value heads."""
+    groups = GroupedQueryAttention.Config.of(config).groups
+    if groups is not None:
+        size = config.head_size or config.width // config.heads
+        shared = config.key_value_heads or max(groups) + 1
+        return Heads(query=config.heads, key_value=shared, key_size=size, value_size=size, groups=groups)
+    if config.key_value_heads is not None or config.heads == 1:
+        return config.head_layout
+    share = next(share for share in range(2, config.heads + 1) if config.heads % share == 0)
+    return dataclasses.replace(config.head_layout, key_value=config.heads // share)
+
+
+class MultiQueryAttention(DeclaredMechanism):
+    """Scaled dot-product attention whose query heads all read one head of keys and values."""
+
+    name = "mqa"
+    summary = "all query heads share one head of keys and values"
+    paper = Paper(
+        title="Fast Transformer Decoding: One Write-Head is All You Need",
+        authors="Shazeer",
+        year=2019,
+        arxiv="1911.02150",
+    )
+    equation = r"\mathrm{head}_h = \mathrm{softmax}\left(\frac{Q_h K^\top}{\sqrt{d_k}} + M\right) V"
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where more than one key/value head is asked for."""
+        if config.key_value_heads not in {None, 1}:
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, "1; mechanism 'gqa' takes more")
+        heads = dataclasses.replace(config.head_layout, key_value=1)
+        return AttentionSpec(heads=heads, mask=self_mask(config), rotary=config.rotary)
+
+
+class CrossAttention(DeclaredMechanism):
+    """Scaled dot-product attention whose keys and values come from a source; they are computed once per source."""
+
+    name = "cross"
+    summary = "queries attend to a source, all of it at any time"
+    paper = Paper(title="Attention Is All You Need", authors="Vaswani et al.", year=2017, arxiv="1706.03762")
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}}\right) V,\quad"
+        r" Q = X W^Q,\ K = S W^K,\ V = S W^V"
+    )
+    capabilities = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
+        if config.rotary is not None:
+            raise Incompatible("mechanism 'cross' takes no rotary positions: queries and source share none")
+        return AttentionSpec(heads=config.head_layout, cross=True)

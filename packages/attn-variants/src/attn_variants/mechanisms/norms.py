@@ -1,0 +1,190 @@
+"""Attention that normalises queries and keys or bounds its scores: QK-norm, soft caps, Gemma."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary, Window
+from attn_core.errors import InvalidValue
+from attn_core.modifiers import SoftCap
+from attn_core.norms import QkL2Norm, QkNorm
+from attn_core.rotary import rotary_scaling
+from attn_core.scores import Dot, ScaledDot
+
+from attn_variants.mechanisms.common import GROUPED_SELF, check_number, check_whole, self_mask
+
+
+class QkNormAttention(DeclaredMechanism):
+    """Queries and keys of every head have one length before they meet, up to a learned gain per element."""
+
+    name = "qk_norm"
+    summary = "queries and keys are normed in every head"
+    paper = Paper(
+        title="Query-Key Normalization for Transformers",
+        authors="Henry et al.",
+        year=2020,
+        arxiv="2010.04245",
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{\hat Q \hat K^\top}{\sqrt{d_k}} + M\right) V,\quad"
+        r" \hat q = g_q \odot q / \mathrm{rms}(q),\quad"
+        r" \hat k = g_k \odot k / \mathrm{rms}(k)"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`eps` is added to the mean square."""
+
+        eps: float = 1e-6
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_number("eps", self.eps, above=0)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        eps = self.Config.of(config).eps
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, norm=QkNorm(eps=eps), mask=self_mask(config), rotary=config.rotary)
+
+
+class QkL2NormAttention(DeclaredMechanism):
+    """Scores are cosines of queries and keys times one learned number, which takes the place of 1/√d_k."""
+
+    name = "qk_l2_norm"
+    summary = "queries and keys have length one, times one learned number"
+    paper = Paper(
+        title="Query-Key Normalization for Transformers",
+        authors="Henry et al.",
+        year=2020,
+        arxiv="2010.04245",
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(g\, \hat Q \hat K^\top + M\right) V,\quad"
+        r" \hat q = q / \lVert q \rVert,\quad \hat k = k / \lVert k \rVert"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`length` n of the sequences that are trained on: g is log₂(n² - n) at first. `eps` is added to the square of
+        a length."""
+
+        length: int = 1024
+        eps: float = 1e-12
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("length", self.length, "tokens", least=2)
+            check_number("eps", self.eps, above=0)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        own = self.Config.of(config)
+        norm = QkL2Norm(eps=own.eps, length=own.length)
+        return AttentionSpec(heads=own.head_layout, score=Dot(), norm=norm, mask=self_mask(own), rotary=own.rotary)
+
+
+class SoftCapAttention(DeclaredMechanism):
+    """No score exceeds the cap, which keeps them out of the softmax's flat ends."""
+
+    name = "soft_cap"
+    summary = "scores are kept below a cap by a tanh"
+    paper = Paper(
+        title="Gemma 2: Improving Open Language Models at a Practical Size",
+        authors="Gemma Team",
+        year=2024,
+        arxiv="2408.00118",
+    )
+    equation = r"O = \mathrm{softmax}\left(c \tanh\left(\frac{Q K^\top}{c \sqrt{d_k}}\right) + M\right) V"
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`cap` c of the scores."""
+
+        cap: float = 50.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_number("cap", self.cap, above=0)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        cap = self.Config.of(config).cap
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, modifiers=(SoftCap(cap=cap),), mask=self_mask(config), rotary=config.rotary)
+
+
+class GemmaAttention(DeclaredMechanism):
+    """Normed queries and keys, capped scores, a window, a scale and rotary angles of the layer's own, each where it is
+    asked for: layers of one model differ by options alone."""
+
+    name = "gemma"
+    summary = "norm, cap, window, scale and rotary base chosen layer by layer"
+    paper = Paper(title="Gemma 3 Technical Report", authors="Gemma Team", year=2025, arxiv="2503.19786")
+    equation = (
+        r"O = \mathrm{softmax}\left(c \tanh\left(\frac{s\, R \hat Q (R \hat K)^\top}{c}\right) + M\right) V,\quad"
+        r" \hat q = g_q \odot q / \mathrm{rms}(q),\quad"
+        r" M_{ij} = 0 \text{ if } 0 \le i - j < w \text{ else } -\infty"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """What is None is left out: `norm_eps` of the norms (Gemma 3, Qwen 3), `cap` c of the scores (Gemma 2), the
+        `window` w of tokens, the query's own among them. `scale` s replaces 1/√d_k.
+
+        Where the model turns positions, `base` and `scaling` (as of `rope`) replace the model's in this layer.
+        """
+
+        norm_eps: float | None = 1e-6
+        cap: float | None = None
+        window: int | None = None
+        scale: float | None = None
+        base: float | None = None
+        scaling: Mapping[str, Any] | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            for name in ("norm_eps", "cap", "scale"):
+                if getattr(self, name) is not None:
+                    check_number(name, getattr(self, name), above=0)
+            if self.window is not None:
+                check_whole("window", self.window, "tokens")
+            if self.base is not None:
+                check_number("base", self.base, above=1)
+            for name in ("base", "scaling"):
+                if self.rotary is None and getattr(self, name) is not None:
+                    raise InvalidValue.of(name, getattr(self, name), "none where the model turns no positions")
+            _ = self.turned
+
+        @property
+        def turned(self) -> Rotary | None:
+            """The layer's rotary positions."""
+            if self.rotary is None:
+                return None
+            own: dict[str, Any] = {} if self.base is None else {"base": self.base}
+            if self.scaling is not None:
+                own["scaling"] = rotary_scaling(self.scaling)
+            return dataclasses.replace(self.rotary, **own)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        own = self.Config.of(config)
+        return AttentionSpec(
+            heads=own.head_layout,
+            score=ScaledDot(scale=own.scale),
+            modifiers=() if own.cap is None else (SoftCap(cap=own.cap),),
+            mask=self_mask(own) if own.window is None else _window(own.window, causal=own.causal),
+            norm=None if own.norm_eps is None else QkNorm(eps=own.norm_eps),
+            rotary=own.turned,
+        )
+
+
+def _window(size: int, *, causal: bool) -> Window:
+    return Window(left=size - 1) if causal else Window(left=size // 2, right=size // 2)

@@ -1,0 +1,84 @@
+"""Neural Turing machines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core.errors import InvalidValue
+
+from attn_variants.mechanisms.common import causal_heads, check_whole
+
+
+class NeuralTuringMachine(ComputedMechanism):
+    """Heads read and write a memory of fixed size; they find slots by content and move on from where they were.
+
+    Each head is a read head and a write head of its own; a slot has `head_size` elements. The controller is one
+    layer with what was read last as input, so that the memory alone carries the past.
+    """
+
+    name = "ntm"
+    summary = "heads that read and write a memory by content and location"
+    paper = Paper(title="Neural Turing Machines", authors="Graves et al.", year=2014, arxiv="1410.5401")
+    equation = (
+        r"w^c = \mathrm{softmax}_i(\beta \cos(k, M_i)),\quad w^g = g w^c + (1 - g) w_{t-1},\quad"
+        r" \tilde w = s * w^g,\quad w = \tilde w^\gamma / \textstyle\sum \tilde w^\gamma,\quad r = w^\top M,\quad"
+        r" M \leftarrow M \circ (1 - w e^\top) + w a^\top"
+    )
+    capabilities = frozenset(
+        {
+            Capability.CAUSAL,
+            Capability.INCREMENTAL,
+            Capability.EXACT,
+            Capability.PADDING,
+        }
+    )
+    sequential = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """A memory of `slots` rows; a head moves by up to `shift` slots from one token to the next."""
+
+        slots: int = 128
+        shift: int = 1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("slots", self.slots, "rows")
+            if self.shift != 0:
+                check_whole("shift", self.shift, "slots, or 0")
+            if 2 * self.shift + 1 > self.slots:
+                raise InvalidValue.of(
+                    "shift", self.shift, f"less than half of the {self.slots} slots, around which it goes"
+                )
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `NtmLayer`; raises `InvalidValue` as `causal_heads` does."""
+        from attn_variants.mechanisms.ntm_layer import NtmLayer
+
+        heads, (slots, shift) = causal_heads(config, self.name), sizes(config)
+        return NtmLayer(heads, width=config.width, bias=config.bias, slots=slots, shift=shift)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """The memory, where every head looked and what it read; in float32, for what is written is written often."""
+        size, (slots, _) = config.head_layout.key_size, sizes(config)
+        shapes = {"memory": (slots, size), "reading": (config.heads, slots), "writing": (config.heads, slots)}
+        shapes["read"] = (config.heads, size)
+        return {"machine": Slot({name: Field(shape, dtype="float32") for name, shape in shapes.items()})}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Per token: three layers, and the memory against every head four times (two looks, a write, a read)."""
+        size, (slots, shift) = config.head_layout.key_size, sizes(config)
+        inner = config.heads * size
+        said = config.heads * 2 * (2 * size + 2 * shift + 4)
+        weights = (config.width + inner) * inner + inner * said + 2 * inner * config.width
+        biases = inner + said + (config.width if config.bias else 0)
+        flops = 2 * shape.batch * shape.query * (weights + 4 * inner * slots)
+        return Cost(flops=flops, allowed_flops=flops, parameters=weights + biases + slots * size)
+
+
+def sizes(config: MechanismConfig) -> tuple[int, int]:
+    """Slots of the memory and the furthest shift."""
+    own = NeuralTuringMachine.Config.of(config)
+    return own.slots, own.shift

@@ -1,0 +1,161 @@
+"""The layer of the neural Turing machine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from attn_core import Heads, LayerState, RaggedBatch
+from attn_core.masking import wide
+from torch import Tensor, nn
+from torch.nn.functional import one_hot, softplus
+
+from attn_variants.mechanisms.layer_utils import refuse_source
+
+NEVER_ZERO = 1e-8
+LEAST = 1e-16
+"""Added before a power is taken: a weight of zero has no logarithm to differentiate."""
+
+
+def by_content(key: Tensor, memory: Tensor, strength: Tensor) -> Tensor:
+    """w^c = softmax(β cos(k, M_i)) [..., heads, slots] (equations 5 and 6).
+
+    `key` [..., heads, size], `memory` [..., slots, size], `strength` β [..., heads], not negative.
+    """
+    lengths = torch.linalg.vector_norm(key, dim=-1)[..., None] * torch.linalg.vector_norm(memory, dim=-1)[..., None, :]
+    cosines = (key @ memory.transpose(-1, -2)) / (lengths + NEVER_ZERO)
+    return torch.softmax(strength[..., None] * cosines, dim=-1)
+
+
+def interpolated(content: Tensor, before: Tensor, gate: Tensor) -> Tensor:
+    """w^g = g w^c + (1 - g) w_{t-1} (equation 7); weights [..., heads, slots], `gate` [..., heads] from 0 to 1."""
+    return gate[..., None] * content + (1 - gate[..., None]) * before
+
+
+def shifted(weights: Tensor, shifts: Tensor) -> Tensor:
+    """w̃(i) = Σ_o s(o) w(i - o), around the ends (equation 8).
+
+    `shifts` [..., heads, 2 r + 1] are the shares of the shifts -r to r.
+    """
+    reach = shifts.shape[-1] // 2
+    moved = [torch.roll(weights, by, dims=-1) * shifts[..., by + reach, None] for by in range(-reach, reach + 1)]
+    return torch.stack(moved).sum(0)
+
+
+def sharpened(weights: Tensor, power: Tensor) -> Tensor:
+    """w^γ / Σ w^γ (equation 9); `power` γ [..., heads], at least 1."""
+    raised = (weights + LEAST) ** power[..., None]
+    return raised / raised.sum(-1, keepdim=True)
+
+
+class Machine(NamedTuple):
+    """`memory` [batch, slots, size], `reading` and `writing` [batch, heads, slots]: where heads looked last, and `read`
+    [batch, heads, size]: what they found."""
+
+    memory: Tensor
+    reading: Tensor
+    writing: Tensor
+    read: Tensor
+
+
+class NtmLayer(nn.Module):
+    """A controller with as many read and write heads on one memory of `slots` rows, shifting by up to `shift`.
+
+    A token's row and what was read last make the controller's row; each head takes from it where to look, and what to
+    erase and to add. Heads write before they read. Learned: `controller`, `interface` and `output` (`nn.Linear`) and
+    `start` [slots, size], the memory of a new sequence. Everything between inputs and output is at least float32.
+    """
+
+    def __init__(self, heads: Heads, *, width: int, bias: bool, slots: int, shift: int) -> None:
+        super().__init__()
+        self.heads, self.size, self.slots = heads.query, heads.key_size, slots
+        inner = self.heads * self.size
+        # A key, its strength, the gate, the shifts and the power.
+        self.look = (self.size, 1, 1, 2 * shift + 1, 1)
+        self.controller = nn.Linear(width + inner, inner)
+        self.interface = nn.Linear(inner, self.heads * 2 * (sum(self.look) + self.size))
+        self.output = nn.Linear(2 * inner, width, bias=bias)
+        self.start = nn.Parameter(torch.randn(slots, self.size) * self.size**-0.5)
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Run over whole sequences [batch, token, width] -> [batch, token, width].
+
+        A padded token, `key_padding_mask` [batch, token] False, changes nothing and gives zeros.
+        """
+        refuse_source(source)
+        if query.shape[1] == 0:
+            return query.clone()
+        nothing = wide(query).new_zeros(query.shape[0], self.heads, self.slots)
+        machine = self._started(nothing[:, 0, :, None].expand(-1, -1, self.size), nothing, nothing, self._unread(query))
+        out, _ = self._run(query, machine, key_padding_mask)
+        return self._out(out, query, key_padding_mask)
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """The new rows [tokens, width] of many requests; returns [tokens, width]. Replaces the state "machine".
+
+        The memory and where heads look are remembered as differences from their start, which is zero in every state.
+        """
+        held = {name: field.to(wide(query).dtype) for name, field in state["machine"].read().items()}
+        machine = self._started(held["memory"], held["reading"], held["writing"], held["read"])
+        if batch.decoding:
+            out, machine = self._run(query[:, None], machine, None)
+        else:
+            runs = [
+                self._run(
+                    query[None, span.start : span.stop],
+                    Machine(*(field[span.request, None] for field in machine)),
+                    None,
+                )
+                for span in batch.spans()
+            ]
+            out = torch.cat([rows.flatten(0, 1) for rows, _ in runs])
+            machine = Machine(*(torch.cat(fields) for fields in zip(*(after for _, after in runs), strict=True)))
+        origin = self._started(*(torch.zeros_like(field) for field in machine))
+        changed = {name: getattr(machine, name) - getattr(origin, name) for name in Machine._fields}
+        kept = state["machine"].read()
+        state["machine"].write({name: field.to(kept[name].dtype) for name, field in changed.items()})
+        return self._out(out.flatten(0, -2), query, None)
+
+    def _started(self, memory: Tensor, reading: Tensor, writing: Tensor, read: Tensor) -> Machine:
+        """The machine of differences from the start: the learned memory, and all heads on slot 0."""
+        first = one_hot(torch.zeros_like(reading[..., 0], dtype=torch.int64), self.slots).to(reading.dtype)
+        return Machine(memory + self.start.to(memory.dtype), reading + first, writing + first, read)
+
+    def _unread(self, like: Tensor) -> Tensor:
+        return wide(like).new_zeros(like.shape[0], self.heads, self.size)
+
+    def _run(self, rows: Tensor, machine: Machine, key_padding_mask: Tensor | None) -> tuple[Tensor, Machine]:
+        """Controller's and read rows [batch, token, 2 heads size] of tokens in their order, and the machine then."""
+        out = []
+        for token in range(rows.shape[1]):
+            seen = torch.cat([rows[:, token], machine.read.flatten(1).to(rows.dtype)], dim=-1)
+            control = torch.tanh(self.controller(seen))
+            after = self._turned(control, machine)
+            if key_padding_mask is not None:
+                real = key_padding_mask[:, token, None, None]
+                after = Machine(*(torch.where(real, new, old) for new, old in zip(after, machine, strict=True)))
+            machine = after
+            out.append(torch.cat([wide(control), machine.read.flatten(1)], dim=-1))
+        return torch.stack(out, dim=1), machine
+
+    def _turned(self, control: Tensor, machine: Machine) -> Machine:
+        """The machine after the heads did what the controller's row [batch, heads size] says."""
+        said = torch.unflatten(wide(self.interface(control)), -1, (self.heads, -1))
+        aim, write, erase, add = torch.split(said, [sum(self.look), sum(self.look), self.size, self.size], dim=-1)
+        writing = self._aimed(write, machine.memory, machine.writing)
+        kept = 1 - writing[..., None] * torch.sigmoid(erase)[:, :, None]
+        memory = machine.memory * kept.prod(1) + writing.transpose(1, 2) @ add
+        reading = self._aimed(aim, memory, machine.reading)
+        return Machine(memory, reading, writing, reading @ memory)
+
+    def _aimed(self, said: Tensor, memory: Tensor, before: Tensor) -> Tensor:
+        """Weights [batch, heads, slots] that heads give to slots after `before`."""
+        key, strength, gate, shifts, power = torch.split(said, list(self.look), dim=-1)
+        content = by_content(key, memory, softplus(strength[..., 0]))
+        moved = shifted(interpolated(content, before, torch.sigmoid(gate[..., 0])), torch.softmax(shifts, dim=-1))
+        return sharpened(moved, 1 + softplus(power[..., 0]))
+
+    def _out(self, rows: Tensor, inputs: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        rows = rows.to(inputs.dtype)
+        out: Tensor = self.output(rows if key_padding_mask is None else rows * key_padding_mask[..., None])
+        return out

@@ -1,0 +1,136 @@
+"""PaTH attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attn_core import (
+    AttentionSpec,
+    Capability,
+    Computation,
+    Cost,
+    DeclaredMechanism,
+    Field,
+    Heads,
+    MechanismConfig,
+    Paper,
+    Shape,
+)
+
+from attn_variants.mechanisms.common import GROUPED_SELF, check_whole, only_causal, self_mask
+from attn_variants.mechanisms.positions import refuse_rotary
+
+if TYPE_CHECKING:
+    from attn_variants.mechanisms.path_layer import Reflections
+
+
+class PathAttention(DeclaredMechanism):
+    """A query is turned by one reflection for every token between it and the key, each of the token's own making.
+
+    What rotary positions do by the distance alone, the data does here; the state of things can be tracked.
+    """
+
+    name = "path"
+    summary = "queries are reflected by every token on the way to the key"
+    paper = Paper(
+        title="PaTH Attention: Position Encoding via Accumulating Householder Transformations",
+        authors="Yang et al.",
+        year=2025,
+        arxiv="2505.16381",
+    )
+    equation = (
+        r"\alpha_{ij} \propto \exp\left(\frac{q_i^\top H_i H_{i-1} \cdots H_{j+1} k_j}{\sqrt{d_k}}\right),\quad"
+        r" H_t = I - \beta_t w_t w_t^\top,\quad \lVert w_t \rVert = 1,\quad \beta_t = 2\,\sigma(u^\top x_t + b)"
+    )
+    capabilities = GROUPED_SELF - {Capability.BIDIRECTIONAL, Capability.ROTARY, Capability.BORROWS}
+    sequential = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`rank` of the map to directions w; `taps`, tokens of the short convolution over them; `block` tokens are
+        passed at once, which changes the speed only."""
+
+        rank: int = 32
+        taps: int = 3
+        block: int = 64
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("rank", self.rank, "elements")
+            check_whole("taps", self.taps, "tokens")
+            check_whole("block", self.block, "tokens")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should look ahead or turn positions, `InvalidValue` where heads do not
+        divide."""
+        only_causal(self.name, config)
+        refuse_rotary(self.name, config)
+        return AttentionSpec(heads=config.head_layout, mask=self_mask(config))
+
+    def inner(self, config: MechanismConfig) -> Reflections:
+        """The reflections, with random weights."""
+        from attn_variants.mechanisms.path_layer import Reflections
+
+        own = self.Config.of(config)
+        return Reflections(self.spec(config), width=config.width, rank=own.rank, taps=own.taps, block=own.block)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
+        """Its own module: every query's keys are turned on the way to it, which no kernel does."""
+        return (Computation(),)
+
+    def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
+        """A direction and, in float32 because hundreds of reflections follow one another, a strength."""
+        heads = config.head_layout
+        return {
+            "direction": Field((heads.key_value, heads.key_size)),
+            "strength": Field((heads.key_value,), dtype="float32"),
+        }
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections and directions of new tokens, products among the tokens of a block, and the pairs.
+
+        Whole sequences turn their keys once and their queries by one product a block; a step turns every query by all
+        tokens of all blocks.
+        """
+        own, heads = self.Config.of(config), config.head_layout
+        into = heads.key_value * heads.key_size
+        projected = 2 * shape.query * (config.width * (own.rank + heads.key_value) + own.rank * into)
+        parameters = own.rank * (config.width + into) + into * own.taps + (config.width + 1) * heads.key_value
+        pairs, allowed = (whole_flops if shape.query == shape.key else step_flops)(heads, shape, own.block)
+        turned = Cost(
+            flops=shape.batch * (projected + pairs),
+            allowed_flops=shape.batch * (projected + allowed),
+            parameters=parameters,
+        )
+        return self.projection_cost(config, shape) + turned
+
+
+def whole_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
+    """Products of one whole sequence besides projections, and those of a kernel that meets no later key."""
+    block = min(block, max(1, shape.key))
+    blocks = -(-shape.key // block)
+    tokens, size = blocks * block, heads.key_size
+    turned_keys = 2 * heads.key_value * tokens * size * (3 * block + size)
+    own = 2 * heads.query * tokens * block * (3 * size + block)
+    # A block of queries meets those before it and is turned by all of them but the first.
+    turns = 2 * heads.query * block * size**2 * ((blocks - 1) * (blocks - 2) // 2)
+    scores = blocks * (blocks - 1) // 2 * block**2
+    values = blocks * (blocks + 1) // 2 * block**2
+    met = 2 * heads.query * (scores * size + values * heads.value_size)
+    seen = shape.key * (shape.key + 1) // 2
+    least = 2 * heads.query * min(scores, seen) * size + 2 * heads.query * min(values, seen) * heads.value_size
+    return turned_keys + own + turns + met, turned_keys + own + turns + least
+
+
+def step_flops(heads: Heads, shape: Shape, block: int) -> tuple[int, int]:
+    """The same of new queries over what is remembered."""
+    block = min(block, max(1, shape.key))
+    tokens, size = -(-shape.key // block) * block, heads.key_size
+    among = 4 * heads.key_value * size * block
+    passing = 2 * heads.query * (3 * size + block)
+    values = 2 * heads.query * heads.value_size
+    seen = shape.query * (shape.key - shape.query) + shape.query * (shape.query + 1) // 2
+    flops = tokens * (among + shape.query * passing) + shape.query * shape.key * values
+    return flops, shape.key * among + seen * (passing + values)

@@ -1,0 +1,208 @@
+"""The layer of PaTH attention (Yang et al. 2025, arXiv 2505.16381)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from attn_core import Attend, AttentionInputs, AttentionSpec, Fields, Heads, InnerAttention
+from attn_core.masking import LOWEST, allowed_pairs, of_query_heads, positions, shares, wide
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, unit
+from attn_variants.mechanisms.recurrence_layers import ShortConvolution
+
+
+class Paths(NamedTuple):
+    """What turns a query on its way back: H_t = I - β_t w_t w_tᵀ of every token t.
+
+    `direction` w [batch, key_value_heads, key, size], of length one or zero; `strength` β [batch, key_value_heads,
+    key].
+    """
+
+    direction: Tensor
+    strength: Tensor
+
+
+class Blocks(NamedTuple):
+    """Tokens in blocks: [batch, key_value_heads, blocks, token, size] each.
+
+    A block turns a query q to q - (q·w) U; `key_turns` X are what its tokens add to the scores of its earlier keys.
+    """
+
+    key: Tensor
+    direction: Tensor
+    key_turns: Tensor
+    query_turns: Tensor
+
+
+def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Paths, places: Tensor, block: int) -> Tensor:
+    """q_iᵀ H_i H_{i-1} ... H_{j+1} k_j, [batch, heads, query, key]; above the diagonal they mean nothing.
+
+    `query` [batch, heads, query, size] at `places` [batch or 1, query]; `key` [batch, key_value_heads, key, size] at
+    0, 1, ... Queries go back block by block of so many tokens, whose products of reflections are sums of as many
+    outer products (Yang et al. 2025, arXiv 2505.16381, section 3.2).
+    """
+    keys = key.shape[2]
+    if keys == 0:
+        return query.new_zeros(*query.shape[:3], 0)
+    parts = Blocks(*(of_query_heads(heads, part) for part in in_blocks(key, paths, block)))
+    columns: list[Tensor] = []
+    for number in reversed(range(parts.key.shape[2])):
+        tokens = torch.arange(number * block, (number + 1) * block, device=query.device)
+        ahead = tokens > places[:, None, :, None]
+        met = (query @ parts.direction[:, :, number].transpose(-1, -2)).masked_fill(ahead, 0.0)
+        columns.append(query @ parts.key[:, :, number].transpose(-1, -2) - met @ parts.key_turns[:, :, number])
+        query = query - met @ parts.query_turns[:, :, number]
+    return torch.cat(columns[::-1], dim=-1)[..., :keys]
+
+
+def in_blocks(key: Tensor, paths: Paths, block: int) -> Blocks:
+    """Both sums of outer products of every block solve one triangular system."""
+    key, direction = split(key, block), split(paths.direction, block)
+    strength = split(paths.strength[..., None], block)
+    told = strength * torch.cat([(direction @ key.transpose(-1, -2)).tril(-1), direction], dim=-1)
+    overlap = strength * (direction @ direction.transpose(-1, -2)).tril(-1)
+    solved = torch.linalg.solve_triangular(overlap, told, upper=False, unitriangular=True)
+    return Blocks(key, direction, solved[..., :block], solved[..., block:])
+
+
+def split(rows: Tensor, block: int) -> Tensor:
+    """[batch, heads, blocks, token, size] of rows [batch, heads, key, size], with rows of zeros at the end."""
+    blocks = (rows.shape[2] + block - 1) // block
+    return pad(rows, (0, 0, 0, blocks * block - rows.shape[2])).unflatten(2, (blocks, block))  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True, eq=False)
+class Passages:
+    """What queries of later blocks need of each block, a tensor a block, of all query heads.
+
+    `keys` [batch, heads, token, size] have met the reflections up to the end of their block, `passing` [batch, heads,
+    size, size] is the product of all of them. `values` are [batch, heads, token, value_size] of the whole sequence and
+    `key_padding_mask` [batch, token] says which tokens are real, None where all are.
+    """
+
+    keys: tuple[Tensor, ...]
+    passing: tuple[Tensor, ...]
+    values: Tensor
+    key_padding_mask: Tensor | None
+
+    def attend(self, query: Tensor, own: Tensor, number: int) -> Tensor:
+        """Outputs [batch, heads, token, value_size] of the queries of one block.
+
+        `query` [batch, heads, token, size] have gone back to the start of their block, whose own scores [batch, heads,
+        token, token] are `own`.
+        """
+        ahead = own.new_ones(own.shape[-2:], dtype=torch.bool).triu(1)
+        # Masked here: the gradient of a part of `scores` alone would keep that of all its columns in memory.
+        columns = [own.masked_fill(ahead, LOWEST)]
+        for earlier in reversed(range(number)):
+            columns.append(query @ self.keys[earlier].transpose(-1, -2))
+            if earlier:
+                query = query @ self.passing[earlier]
+        scores = torch.cat(columns[::-1], -1)
+        keys = scores.shape[-1]
+        if self.key_padding_mask is None:
+            return scores.softmax(-1) @ self.values[:, :, :keys]
+        seen = pad(~ahead, (keys - own.shape[-1], 0), value=True)
+        return shares(scores, self.key_padding_mask[:, None, None, :keys] & seen) @ self.values[:, :, :keys]
+
+
+def path_attention(
+    heads: Heads, rows: tuple[Tensor, Tensor, Tensor], paths: Paths, key_padding_mask: Tensor | None, block: int
+) -> Tensor:
+    """Outputs [batch, heads, token, value_size] of whole sequences.
+
+    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size];
+    `key_padding_mask` [batch, token] or None. A query goes back through its own block of so many tokens, and then block
+    by block, each of which turns it by one product (Yang et al. 2025, arXiv 2505.16381, section 3.3). The backward pass
+    computes a block of queries again, so that memory grows with the length alone.
+    """
+    query, key, value = rows
+    tokens = query.shape[2]
+    if tokens == 0:
+        return query.new_zeros(*query.shape[:3], value.shape[-1])
+    parts = in_blocks(key, paths, block)
+    met_keys = parts.key - parts.key_turns.transpose(-1, -2) @ parts.direction
+    one = torch.eye(query.shape[-1], dtype=query.dtype, device=query.device)
+    passing = one - parts.direction.transpose(-1, -2) @ parts.query_turns
+    query = split(query, block)
+    own_key, direction, key_turns, query_turns = (of_query_heads(heads, part) for part in parts)
+    met = (query @ direction.transpose(-1, -2)).tril()
+    own = query @ own_key.transpose(-1, -2) - met @ key_turns
+    missing = query.shape[2] * block - tokens
+    passages = Passages(
+        of_query_heads(heads, met_keys).unbind(2),
+        of_query_heads(heads, passing).unbind(2),
+        of_query_heads(heads, pad(value, (0, 0, 0, missing))),
+        None if key_padding_mask is None else pad(key_padding_mask, (0, missing)),
+    )
+    blocks = zip((query - met @ query_turns).unbind(2), own.unbind(2), range(query.shape[2]), strict=True)
+    again = query.shape[2] > 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    out = [
+        checkpoint(passages.attend, *each, use_reentrant=False) if again else passages.attend(*each) for each in blocks
+    ]
+    return torch.cat(out, 2)[:, :, :tokens]
+
+
+class Reflections(InnerAttention, nn.Module):
+    """Softmax attention in which a query is reflected by every token between it and the key.
+
+    Learned: `down` and `up`, the directions through `rank` elements, `convolution` of their last `taps` tokens, and
+    `strength` (`nn.Linear`, its bias zero), half of whose reach is a reflection. `block` tokens go as one.
+    """
+
+    def __init__(self, spec: AttentionSpec, *, width: int, rank: int, taps: int, block: int) -> None:
+        super().__init__()
+        heads = spec.heads
+        self.spec = spec
+        self.block = block
+        self.down = fresh_linear(width, rank, bias=False)
+        self.up = fresh_linear(rank, heads.key_value * heads.key_size, bias=False)
+        self.convolution = ShortConvolution(heads.key_value * heads.key_size, taps)
+        self.strength = fresh_linear(width, heads.key_value, bias=True)
+
+    def remember(self, rows: Tensor) -> Fields:
+        """Of rows [..., width]: "direction" [..., key_value_heads, key_size], not yet convolved, and "strength" β
+        [..., key_value_heads], from 0 to 2, at least float32."""
+        direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
+        return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
+
+    def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
+        """Outputs [batch, query, heads, value_size]."""
+        has_positions = operands.query_positions is not None or operands.key_positions is not None
+        if not has_positions and operands.query.shape[1] == operands.key.shape[1]:
+            return self.whole(operands)
+        value = of_query_heads(self.spec.heads, wide(operands.value).transpose(1, 2))
+        out = self.weights(rows, operands, attend) @ value
+        return out.transpose(1, 2).to(operands.value.dtype)
+
+    def whole(self, operands: AttentionInputs) -> Tensor:
+        """The outputs of whole sequences, without the scores of all pairs in memory."""
+        query, key, value = (wide(part).transpose(1, 2) for part in (operands.query, operands.key, operands.value))
+        scaled = query * self.spec.heads.key_size**-0.5, key, value
+        block = min(self.block, max(1, key.shape[2]))
+        out = path_attention(self.spec.heads, scaled, self.paths(operands), operands.key_padding_mask, block)
+        return out.transpose(1, 2).to(operands.value.dtype)
+
+    def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here
+        """Weights [batch, heads, query, key]."""
+        heads = self.spec.heads
+        query = wide(operands.query).transpose(1, 2) * heads.key_size**-0.5
+        key = wide(operands.key).transpose(1, 2)
+        block = min(self.block, max(1, key.shape[2]))
+        scores = path_scores(heads, query, key, self.paths(operands), positions(operands)[0], block)
+        return shares(scores, allowed_pairs(self.spec.mask, operands))
+
+    def paths(self, operands: AttentionInputs) -> Paths:
+        """The reflections of all remembered tokens, which stand at positions 0, 1, ...; padding reflects nothing."""
+        direction, strength = wide(operands.fields["direction"]), wide(operands.fields["strength"])
+        if operands.key_padding_mask is not None:
+            direction = direction.masked_fill(~operands.key_padding_mask[:, :, None, None], 0.0)
+            strength = strength.masked_fill(~operands.key_padding_mask[:, :, None], 0.0)
+        convolved = self.convolution(direction.flatten(-2), None)[0]
+        turned = unit(by_heads(convolved, self.spec.heads.key_value))
+        return Paths(turned.transpose(1, 2), strength.to(turned.dtype).transpose(1, 2))

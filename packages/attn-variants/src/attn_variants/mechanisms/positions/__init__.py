@@ -1,1 +1,0 @@
-"""Mechanisms that treat positions, or the range of scores, in other ways."""

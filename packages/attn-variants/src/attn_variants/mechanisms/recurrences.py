@@ -1,0 +1,439 @@
+"""Linear attention as a recurrence: linear attention, RetNet, GLA, lightning attention, DeltaNet and KDA."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    MechanismConfig,
+    Paper,
+    Rotary,
+    Shape,
+    Slot,
+    StateSpecs,
+)
+from attn_core.errors import InvalidValue
+from attn_core.kernels.recurrence import Decay, RecurrenceSpec
+
+from attn_variants.mechanisms.common import (
+    check_causal,
+    check_whole,
+    multi_heads,
+    projection_biases,
+    projection_weights,
+)
+
+
+class Update(NamedTuple):
+    """How a memory is updated: what fades on its own, and whether what a key held is corrected (the delta rule)."""
+
+    decay: Decay = "none"
+    delta_rule: bool = False
+
+
+def chunked_flops(heads: Heads, update: Update, tokens: int, chunk: int) -> int:
+    """FLOPs of `chunked` over one sequence of `tokens` from an empty memory, two per multiply-add.
+
+    As torch counts them: matrix products only, not the triangular systems of the delta rule (chunk² · (key_size +
+    value_size) a chunk).
+    """
+    key, value = heads.key_size, heads.value_size
+    chunks = -(-tokens // chunk)
+    pairs = _pair_flops(update, key, chunk)
+    out = 2 * chunk * chunk * value + 2 * chunk * key * value
+    if not update.delta_rule:
+        return heads.query * chunks * (pairs + out + 2 * chunk * key * value)
+    each = 2 * pairs + out + 2 * chunk * key * (value + key) + 2 * chunk * key * value
+    between = (chunks - 1) * 2 * key * key * value
+    return heads.query * (chunks * each + between) if tokens else 0
+
+
+def least_flops(heads: Heads, update: Update, tokens: int) -> int:
+    """FLOPs of one token after the other: one product to write, one to read, and by the delta rule one to look up."""
+    products = 3 if update.delta_rule else 2
+    return tokens * products * 2 * heads.query * heads.key_size * heads.value_size
+
+
+def _pair_flops(update: Update, key: int, chunk: int) -> int:
+    if update.decay != "channel":
+        return 2 * chunk * chunk * key
+    # Every pair of different tokens of a block is met once, in one of the rounds of halving.
+    block = 1 << (chunk - 1).bit_length()
+    return block * (block - 1) * key
+
+
+CAUSAL_ONLY = frozenset(
+    {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+)
+"""Of recurrences whose order is part of their definition."""
+
+
+class Extra(NamedTuple):
+    """Weights beside queries, keys, values, output and convolution: those of linear layers, and all others."""
+
+    linear: int = 0
+    other: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrenceConfig(MechanismConfig):
+    """The sizes of a head's memory, and how it is computed.
+
+    `key_size` and `value_size` default to the mechanism's share of the head size; `chunk` tokens meet pair by pair
+    and all earlier ones through the memory, which changes the speed only.
+    """
+
+    key_size: int | None = None
+    value_size: int | None = None
+    chunk: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("chunk", self.chunk, "tokens")
+        for name in ("key_size", "value_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), "elements")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvolvedConfig(RecurrenceConfig):
+    """`convolution` is the number of taps of the short convolution over queries, keys and values; 0 is none."""
+
+    convolution: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.convolution:
+            check_whole("convolution", self.convolution, "taps")
+
+
+class Recurrence(ComputedMechanism):
+    """A linear recurrence with one memory a head; its layer is a `RecurrenceLayer`."""
+
+    Config = RecurrenceConfig
+    capabilities = CAUSAL_ONLY
+    update: ClassVar[Update]
+
+    @abstractmethod
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The weights that only this mechanism has."""
+
+    def key_size(self, head_size: int) -> int:
+        """The default key size of a head."""
+        return head_size
+
+    def value_size(self, head_size: int) -> int:
+        """The default value size of a head."""
+        return head_size
+
+    def update_of(self, config: MechanismConfig) -> Update:  # noqa: ARG002 -- most have but one
+        """How the memory is updated with these options."""
+        return self.update
+
+    def heads(self, config: MechanismConfig) -> Heads:
+        """The heads of a config.
+
+        Raises `InvalidValue` where heads share keys, or where the order is to be ignored and is not by this mechanism,
+        and `Incompatible` for rotary positions that the mechanism does not take.
+        """
+        if not self.can(Capability.BIDIRECTIONAL):
+            check_causal(config, self.name)
+        size = multi_heads(config, self.name, rotary=self.can(Capability.ROTARY)).key_size
+        own = RecurrenceConfig.of(config)
+        return Heads(
+            query=config.heads,
+            key_value=config.heads,
+            key_size=own.key_size or self.key_size(size),
+            value_size=own.value_size or self.value_size(size),
+        )
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """What kernels are asked to compute."""
+        update = self.update_of(config)
+        return RecurrenceSpec(heads=self.heads(config), decay=update.decay, delta_rule=update.delta_rule)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """One memory S a head in float32, whatever the model's type, and the last inputs of a convolution."""
+        heads, taps = self.heads(config), self.taps(config)
+        memory = {"S": Field((heads.query, heads.key_size, heads.value_size), dtype="float32")}
+        if taps:
+            memory["tail"] = Field((taps - 1, channels_of(heads)))
+        return {"memory": Slot(memory)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections, and the memory by chunks; keys before the queries cost nothing any more.
+
+        As torch counts FLOPs: neither convolutions of a few taps, which are sums of scaled rows, nor the triangular
+        systems of the delta rule are in them. At least, every token reads and writes the memory once.
+        """
+        heads, extra = self.heads(config), self.extras(config)
+        weights = projection_weights(config, heads) + extra.linear
+        biases = projection_biases(config, heads)
+        update = self.update_of(config)
+        chunks = chunked_flops(heads, update, shape.query, RecurrenceConfig.of(config).chunk)
+        projected = shape.batch * shape.query * 2 * weights
+        return Cost(
+            flops=projected + shape.batch * chunks,
+            allowed_flops=projected + shape.batch * least_flops(heads, update, shape.query),
+            parameters=weights + biases + extra.other + self.taps(config) * channels_of(heads),
+        )
+
+    def taps(self, config: MechanismConfig) -> int:
+        """The taps of the short convolution, 0 for none."""
+        own = self.Config.of(config)
+        return own.convolution if isinstance(own, ConvolvedConfig) else 0
+
+
+def channels_of(heads: Heads) -> int:
+    """Elements of queries, keys and values of one token."""
+    return heads.query * (2 * heads.key_size + heads.value_size)
+
+
+class Retention(Recurrence):
+    """Products of queries and keys fade at a fixed rate, each head at its own; the result is normed and gated.
+
+    The model's rotary positions turn queries and keys where the model has some, else those of the option `base`.
+    Outputs are normed a head by their root mean square, as in the authors' code, so its rescaling of the scores, which
+    the norm undoes, is left out. With `scale_base` positions are xPos (Sun et al. 2022, arXiv 2212.10554), as the paper
+    derives them: a pair of channels that turns slowly keeps more than one that turns fast. Its scales of queries and
+    keys, ζ^n and ζ^-m, are the fading ζ^(n - m) of the memory's rows here, so that far positions overflow nothing.
+    """
+
+    name = "retnet"
+    summary = "retention: scores fade exponentially with the distance, at a fixed rate a head"
+    paper = Paper(
+        title="Retentive Network: A Successor to Transformer for Large Language Models",
+        authors="Sun et al.",
+        year=2023,
+        arxiv="2307.08621",
+    )
+    equation = (
+        r"S_t = \gamma_h S_{t-1} + k_t v_t^\top,\quad o_t = S_t^\top q_t,\quad \gamma_h = 1 - 2^{-5-h},\quad"
+        r" y_t = W_O\left(\mathrm{swish}(W_G x_t) \odot \mathrm{norm}(o_t)\right)"
+    )
+    capabilities = CAUSAL_ONLY | {Capability.ROTARY}
+    update = Update(decay="head")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RecurrenceConfig):
+        """`base` of the rotary angles, None to turn nothing; values are twice as wide as keys, as in the paper.
+
+        `scale_base` tokens let pair p of d turned elements fade by the factor (2p/d + 0.4) / 1.4 of xPos, whose authors
+        take 512; None lets nothing fade beside the head.
+        """
+
+        base: float | None = 10000.0
+        scale_base: float | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.base is not None and not self.base > 1:
+                raise InvalidValue.of("base", self.base, "a number above 1, or None")
+            if self.scale_base is None:
+                return
+            if isinstance(self.scale_base, bool) or not 0 < self.scale_base < math.inf:
+                raise InvalidValue.of("scale_base", self.scale_base, "a number of tokens above 0, or None")
+            if self.base is None and self.rotary is None:
+                raise InvalidValue.of("scale_base", self.scale_base, "None where no pairs are turned: give a base")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `RetentionLayer`; raises as `heads` does, and `InvalidValue` for an odd rotary size."""
+        from attn_variants.mechanisms.recurrence_layers import RetentionLayer
+
+        own = self.Config.of(config)
+        turned = None if own.base is None else Rotary(base=own.base, interleaved=True)
+        return RetentionLayer(
+            self.heads(config),
+            width=config.width,
+            bias=config.bias,
+            chunk=own.chunk,
+            rotary=config.rotary or turned,
+            scale_base=own.scale_base,
+        )
+
+    def update_of(self, config: MechanismConfig) -> Update:
+        """One rate a head, or with xPos one a channel."""
+        return self.update if self.Config.of(config).scale_base is None else Update(decay="channel")
+
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The gate."""
+        heads = self.heads(config)
+        return Extra(linear=config.width * heads.query * heads.value_size)
+
+    def value_size(self, head_size: int) -> int:
+        """Twice the head size."""
+        return 2 * head_size
+
+
+class GatedLinearAttention(Recurrence):
+    """Every channel of the keys fades at a rate that depends on the token, from a gate of low rank.
+
+    Keys are half as wide as values, as in the paper.
+    """
+
+    name = "gla"
+    summary = "linear attention whose channels fade as each token says"
+    paper = Paper(
+        title="Gated Linear Attention Transformers with Hardware-Efficient Training",
+        authors="Yang et al.",
+        year=2023,
+        arxiv="2312.06635",
+    )
+    equation = (
+        r"S_t = \mathrm{diag}(\alpha_t) S_{t-1} + k_t v_t^\top,\quad o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad"
+        r" \alpha_t = \sigma(W_2 W_1 x_t + b)^{1/\tau},\quad"
+        r" y_t = W_O\left(\mathrm{swish}(W_R x_t) \odot \mathrm{norm}(o_t)\right)"
+    )
+    update = Update(decay="channel")
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(RecurrenceConfig):
+        """`rank` of the gate that decides what fades; a higher `temperature` τ lets everything fade more slowly."""
+
+        rank: int = 16
+        temperature: float = 16.0
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("rank", self.rank, "units")
+            if not self.temperature > 0:
+                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `GatedLinearLayer`; raises as `heads` does."""
+        from attn_variants.mechanisms.recurrence_layers import GatedLinearLayer
+
+        own = self.Config.of(config)
+        return GatedLinearLayer(
+            self.heads(config),
+            width=config.width,
+            bias=config.bias,
+            chunk=own.chunk,
+            rank=own.rank,
+            temperature=own.temperature,
+        )
+
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The low-rank gate of the memory with its bias, the gate of the output and the norm."""
+        heads, rank = self.heads(config), self.Config.of(config).rank
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        return Extra(linear=rank * (config.width + into) + config.width * out, other=into + heads.value_size)
+
+    def key_size(self, head_size: int) -> int:
+        """Half the head size."""
+        return max(1, head_size // 2)
+
+
+class LightningAttention(Recurrence):
+    """Linear attention on SiLU features that fades at fixed slopes, those of ALiBi; all heads are normed as one."""
+
+    name = "lightning"
+    summary = "linear attention that fades at a fixed slope a head"
+    paper = Paper(
+        title="Lightning Attention-2: A Free Lunch for Handling Unlimited Sequence Lengths in Large Language Models",
+        authors="Qin et al.",
+        year=2024,
+        arxiv="2401.04658",
+    )
+    equation = (
+        r"S_t = e^{-m_h} S_{t-1} + k_t v_t^\top,\quad o_t = S_t^\top q_t,\quad m_h = 2^{-8h/H},\quad"
+        r" q, k, v = \mathrm{silu}(W x),\quad y_t = W_O\,\mathrm{norm}(o_t)"
+    )
+    update = Update(decay="head")
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `LightningLayer`; raises as `heads` does."""
+        from attn_variants.mechanisms.recurrence_layers import LightningLayer
+
+        own = RecurrenceConfig.of(config)
+        return LightningLayer(self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk)
+
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The norm."""
+        heads = self.heads(config)
+        return Extra(other=heads.query * heads.value_size)
+
+
+class DeltaNet(Recurrence):
+    """A key writes only what the memory does not yet say about it, so what it held before is replaced, not added to.
+
+    Queries and keys pass a short convolution and SiLU and have length one; values pass the convolution too. With
+    strength 1 a key overwrites; with 0 it writes nothing.
+    """
+
+    name = "deltanet"
+    summary = "the delta rule: a key replaces what the memory held for it"
+    paper = Paper(
+        title="Parallelizing Linear Transformers with the Delta Rule over Sequence Length",
+        authors="Yang et al.",
+        year=2024,
+        arxiv="2406.06484",
+    )
+    equation = (
+        r"S_t = (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},"
+        r"\quad \beta_t = \sigma(w_\beta^\top x_t),\quad y_t = W_O\,\mathrm{norm}(o_t)"
+    )
+    update = Update(delta_rule=True)
+    Config = ConvolvedConfig
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `DeltaLayer`; raises as `heads` does."""
+        from attn_variants.mechanisms.recurrence_layers import DeltaLayer
+
+        own = ConvolvedConfig.of(config)
+        return DeltaLayer(
+            self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk, taps=own.convolution
+        )
+
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The strengths, one a head, and the norm."""
+        return Extra(linear=config.width * config.heads, other=self.heads(config).value_size)
+
+
+class KimiDeltaAttention(Recurrence):
+    """The delta rule on a memory whose channels fade, each as every token says.
+
+    Queries, keys and values pass a short convolution and SiLU; queries and keys have length one. The gates of the
+    memory and of the output have the rank of a head's values.
+    """
+
+    name = "kda"
+    summary = "the delta rule, and every channel of the memory fades as each token says"
+    paper = Paper(
+        title="Kimi Linear: An Expressive, Efficient Attention Architecture",
+        authors="Kimi Team",
+        year=2025,
+        arxiv="2510.26692",
+    )
+    equation = (
+        r"S_t = (I - \beta_t k_t k_t^\top)\,\mathrm{diag}(\alpha_t) S_{t-1} + \beta_t k_t v_t^\top,\quad"
+        r" o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad"
+        r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(W_2 W_1 x_t + b)\right),\quad"
+        r" y_t = W_O\left(\sigma(W_4 W_3 x_t) \odot \mathrm{norm}(o_t)\right)"
+    )
+    update = Update(decay="channel", delta_rule=True)
+    Config = ConvolvedConfig
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `KimiDeltaLayer`; raises as `heads` does."""
+        from attn_variants.mechanisms.recurrence_layers import KimiDeltaLayer
+
+        own = ConvolvedConfig.of(config)
+        return KimiDeltaLayer(
+            self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk, taps=own.convolution
+        )
+
+    def extras(self, config: MechanismConfig) -> Extra:
+        """The strengths, the two low-rank gates, the rates and biases of the decay, and the norm."""
+        heads = self.heads(config)
+        into, out = heads.query * heads.key_size, heads.query * heads.value_size
+        gates = heads.value_size * (2 * config.width + into + out)
+        return Extra(linear=gates + config.width * heads.query, other=heads.query + into + heads.value_size)

@@ -1,0 +1,317 @@
+"""Attention with other scoring functions: additive, concat, cosine, dot, general, by location, Luong's local ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Window
+from attn_core.distributions import LocalGaussian
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
+
+from attn_variants.mechanisms.common import GROUPED_SELF, check_whole, self_mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditiveConfig(MechanismConfig):
+    """`hidden` units of the scoring network of one head; the head size by default."""
+
+    hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden is not None:
+            check_whole("hidden", self.hidden, "units")
+
+
+class AdditiveAttention(DeclaredMechanism):
+    """A small network with one hidden layer scores every pair of a query and a key."""
+
+    name = "additive"
+    summary = "a small network scores every pair"
+    paper = Paper(
+        title="Neural Machine Translation by Jointly Learning to Align and Translate",
+        authors="Bahdanau et al.",
+        year=2015,
+        arxiv="1409.0473",
+    )
+    equation = (
+        r"e_{ij} = v^\top \tanh(W_q q_i + W_k k_j + b),\quad"
+        r" O = \mathrm{softmax}(e + M) V"
+    )
+    capabilities = GROUPED_SELF
+    Config = AdditiveConfig
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        score = Additive(hidden=AdditiveConfig.of(config).hidden)
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
+
+
+class GeneralAttention(DeclaredMechanism):
+    """A learned matrix between query and key scores every pair; the scores are not scaled."""
+
+    name = "general"
+    summary = "a learned matrix between query and key"
+    paper = Paper(
+        title="Effective Approaches to Attention-based Neural Machine Translation",
+        authors="Luong et al.",
+        year=2015,
+        arxiv="1508.04025",
+    )
+    equation = r"O = \mathrm{softmax}(Q W K^\top + M) V"
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=General(), mask=self_mask(config), rotary=config.rotary)
+
+
+class DotAttention(DeclaredMechanism):
+    """Products of queries and keys score the pairs, and are not scaled."""
+
+    name = "dot"
+    summary = "products of queries and keys, not scaled"
+    paper = Paper(
+        title="Effective Approaches to Attention-based Neural Machine Translation",
+        authors="Luong et al.",
+        year=2015,
+        arxiv="1508.04025",
+    )
+    equation = r"O = \mathrm{softmax}(Q K^\top + M) V"
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=Dot(), mask=self_mask(config), rotary=config.rotary)
+
+
+class CosineAttention(DeclaredMechanism):
+    """The angle between query and key scores the pairs, with a learned sharpness in every head."""
+
+    name = "cosine"
+    summary = "the angle between query and key, with a learned sharpness"
+    paper = Paper(
+        title="Neural Turing Machines",
+        authors="Graves et al.",
+        year=2014,
+        arxiv="1410.5401",
+    )
+    equation = (
+        r"e_{ij} = \beta_h \frac{q_i^\top k_j}{\lVert q_i \rVert \lVert k_j \rVert + \epsilon},\quad"
+        r" \beta_h = \mathrm{softplus}(b_h),\quad"
+        r" O = \mathrm{softmax}(e + M) V"
+    )
+    capabilities = GROUPED_SELF
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=Cosine(), mask=self_mask(config), rotary=config.rotary)
+
+
+class ConcatAttention(DeclaredMechanism):
+    """A small network scores every key and query laid end to end."""
+
+    name = "concat"
+    summary = "a small network over key and query laid end to end"
+    paper = Paper(
+        title="Effective Approaches to Attention-based Neural Machine Translation",
+        authors="Luong et al.",
+        year=2015,
+        arxiv="1508.04025",
+    )
+    equation = (
+        r"e_{ij} = v^\top \tanh(W [k_j; q_i] + b),\quad"
+        r" O = \mathrm{softmax}(e + M) V"
+    )
+    capabilities = GROUPED_SELF
+    Config = AdditiveConfig
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        score = Concat(hidden=AdditiveConfig.of(config).hidden)
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
+
+
+LUONG = Paper(
+    title="Effective Approaches to Attention-based Neural Machine Translation",
+    authors="Luong et al.",
+    year=2015,
+    arxiv="1508.04025",
+)
+CAPABILITIES = GROUPED_SELF - {Capability.CAUSAL, Capability.ROTARY, Capability.BORROWS} | {Capability.CROSS}
+WORDS = ("dot", "general", "concat", "location")
+UNKNOWN = 1024
+"""Rows of W of location-based scores where neither the options nor the model name a longest sequence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LuongConfig(MechanismConfig):
+    """`score` is dot, general, concat or location."""
+
+    score: str = "general"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.score not in WORDS:
+            raise InvalidValue.of("score", self.score, " or ".join(WORDS))
+
+
+def score_of(config: MechanismConfig) -> Score:
+    """The score that a config names."""
+    word = LuongConfig.of(config).score
+    if word == "location":
+        return Location(longest=config.context or UNKNOWN)
+    scores: dict[str, Score] = {"dot": Dot(), "general": General(), "concat": Concat()}
+    return scores[word]
+
+
+def cross_heads(config: MechanismConfig, name: str) -> Heads:
+    """The heads; raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
+    if config.rotary is not None:
+        raise Incompatible(f"mechanism {name!r} takes no rotary positions: queries and source share none")
+    return config.head_layout
+
+
+class GlobalLuongAttention(DeclaredMechanism):
+    """Luong's global attention: every query meets the whole source, with the score of the `score` option.
+
+    The paper scores the states themselves: projections that are the identity. Its h̃ = tanh(W [c; h]) joins what comes
+    out with the decoder's state, and is the model's.
+    """
+
+    name = "luong"
+    summary = "cross-attention to the whole source with dot, general, concat or location scores"
+    paper = LUONG
+    equation = (
+        r"a_t(s) = \mathrm{softmax}_s(\mathrm{score}(h_t, \bar h_s)),\quad"
+        r" c_t = \sum_s a_t(s) \bar h_s"
+    )
+    capabilities = CAPABILITIES
+
+    Config = LuongConfig
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where rotary positions are asked for."""
+        return AttentionSpec(heads=cross_heads(config, self.name), score=score_of(config), cross=True)
+
+
+class LocationAttention(DeclaredMechanism):
+    """The query alone says how much weight every position gets, whatever stands there.
+
+    Sequences longer than `longest` are refused.
+    """
+
+    name = "location"
+    summary = "the query alone scores the positions"
+    paper = Paper(
+        title="Effective Approaches to Attention-based Neural Machine Translation",
+        authors="Luong et al.",
+        year=2015,
+        arxiv="1508.04025",
+    )
+    equation = (
+        r"e_{ij} = (W q_i)_j,\quad"
+        r" O = \mathrm{softmax}(e + M) V"
+    )
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`longest` sequence there can be; by default the model's context, and where it has none 1024."""
+
+        longest: int | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.longest is not None:
+                check_whole("longest", self.longest, "tokens")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        longest = self.Config.of(config).longest
+        longest = longest or config.context or UNKNOWN
+        heads = config.head_layout
+        return AttentionSpec(heads=heads, score=Location(longest=longest), mask=self_mask(config), rotary=config.rotary)
+
+
+class MonotonicLocalAttention(DeclaredMechanism):
+    """Luong's local-m: query t meets the source within `radius` positions of t.
+
+    A query further than that behind the end of the source meets nothing, and gets zeros.
+    """
+
+    name = "local_m"
+    summary = "cross-attention to the source around the query's own position"
+    paper = LUONG
+    equation = (
+        r"a_t(s) = \mathrm{softmax}_{|s - t| \le D}(\mathrm{score}(h_t, \bar h_s)),\quad"
+        r" c_t = \sum_s a_t(s) \bar h_s"
+    )
+    sketch: ClassVar = {"radius": 2}
+    capabilities = CAPABILITIES
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LuongConfig):
+        """`radius` D of the window: it holds 2 D + 1 positions of the source."""
+
+        radius: int = 10
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("radius", self.radius, "positions")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where rotary positions are asked for."""
+        radius = self.Config.of(config).radius
+        return AttentionSpec(
+            heads=cross_heads(config, self.name),
+            score=score_of(config),
+            mask=Window(left=radius, right=radius),
+            cross=True,
+        )
+
+
+class PredictiveLocalAttention(DeclaredMechanism):
+    """Luong's local-p: every query names a place of the source and meets what is within `radius` of it.
+
+    Weights fall with the distance from the place as a Gaussian, and do not sum to one. The gradient reaches the place
+    through the Gaussian only.
+    """
+
+    name = "local_p"
+    summary = "cross-attention to the source around a place that the query names"
+    paper = LUONG
+    equation = (
+        r"p_t = S \, \sigma(v^\top \tanh(W h_t)),\quad"
+        r" a_t(s) = \mathrm{softmax}_{|s - p_t| \le D}(\mathrm{score}(h_t, \bar h_s))"
+        r" \exp\left(-\frac{(s - p_t)^2}{2 (D/2)^2}\right)"
+    )
+    sketch: ClassVar = {"radius": 2}
+    capabilities = CAPABILITIES - {Capability.NORMALISED} | {Capability.CHOOSES}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(LuongConfig):
+        """`radius` D of the window: it holds 2 D + 1 positions of the source."""
+
+        radius: int = 10
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("radius", self.radius, "positions")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where rotary positions are asked for."""
+        radius = self.Config.of(config).radius
+        return AttentionSpec(
+            heads=cross_heads(config, self.name),
+            score=score_of(config),
+            distribution=LocalGaussian(radius=radius),
+            cross=True,
+        )

@@ -1,1 +1,0 @@
-"""Mechanisms that score pairs in other ways."""

@@ -1,0 +1,154 @@
+"""Layers that add sinusoids of positions, or of depths in a tree."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from functools import lru_cache
+from typing import cast
+
+import torch
+from attn_core import AttentionInputs, Fields, LayerState, RaggedBatch
+from attn_core.kernels.linear import Pack
+from attn_core.masking import positions as positions_of
+from attn_core.modifiers import DependencyTree
+from attn_core.rotary import sinusoidal
+from torch import Tensor, nn
+
+from attn_variants.compute.dependency import depth_of, depths_of
+from attn_variants.spec_layer import SpecLayer
+
+SHORTEST_TABLE = 256
+
+
+def sinusoidal_at(positions: Tensor, size: int, like: Tensor) -> Tensor:
+    """PE [..., size] of positions [...] from 0, int64, in the type of `like`."""
+    if torch.compiler.is_compiling() or positions.numel() == 0:
+        return sinusoidal(positions, size).to(like.dtype)
+    longest = max(SHORTEST_TABLE, 1 << int(positions.max()).bit_length())
+    return _table(longest, size, like.dtype, positions.device)[positions]
+
+
+@lru_cache(maxsize=32)
+def _table(length: int, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    # A tensor made in inference mode could not take part in training later.
+    with torch.inference_mode(mode=False), torch.no_grad():
+        return sinusoidal(torch.arange(length, device=device), size).to(dtype)
+
+
+class PlacedLayer(SpecLayer):
+    """Sinusoids of the size of a head for queries, keys and values, the same in every head.
+
+    Keys and values are remembered, and lent, without positions.
+    """
+
+    def use_kernel(self, name: str | None) -> None:
+        """As of any spec, over gathered rows: kernels that reach rows where they lie would meet them unplaced."""
+        super().use_kernel(name)
+        self._paged = None
+        self.last_needs_positions = True
+
+    def operands(
+        self,
+        query: Tensor,
+        fields: Fields,
+        key_padding_mask: Tensor | None = None,
+        positions: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> AttentionInputs:
+        """AttentionInputs of queries and fields without positions, with them; arguments as of `SpecLayer.operands`."""
+        plain = super().operands(query, fields, key_padding_mask, positions)
+        at_query, at_key = positions_of(plain)
+        key = self._placed(plain.key, at_key)
+        return dataclasses.replace(
+            plain, query=self._placed(plain.query, at_query), key=key, value=self._placed(plain.value, at_key)
+        )
+
+    @abstractmethod
+    def place(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """Rows [batch, row, heads, size] that have these vectors [batch or 1, row, 1, size]."""
+
+    def _placed(self, rows: Tensor, at: Tensor) -> Tensor:
+        return self.place(rows, sinusoidal_at(at, rows.shape[-1], rows)[:, :, None])
+
+
+class AddedPlaces(PlacedLayer):
+    """Positions are added: q + p, k + p, v + p."""
+
+    def place(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """The sums."""
+        return rows + vectors
+
+
+class ConcatenatedPlaces(PlacedLayer):
+    """Positions stand behind: [q; p], [k; p], [v; p], twice as long as what is projected."""
+
+    def place(self, rows: Tensor, vectors: Tensor) -> Tensor:
+        """Both, [batch, row, heads, 2 size]."""
+        return torch.cat([rows, vectors.expand_as(rows)], dim=-1)
+
+
+class DepthLayer(nn.Module):
+    """`attention` over x_i + tanh(U PE(i) + W PE(δ_i)), δ_i the depth of token i in the tree.
+
+    Learned: `sequential` U and `structural` W (`nn.Linear` without bias), and what `attention` has.
+    """
+
+    def __init__(self, attention: SpecLayer, tree: DependencyTree, *, width: int) -> None:
+        super().__init__()
+        self.attention = attention
+        self.tree = tree
+        self.width = width
+        self.sequential: nn.Module = nn.Linear(width, width, bias=False)
+        self.structural: nn.Module = nn.Linear(width, width, bias=False)
+
+    def forward(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
+        """Attend over whole sequences [batch, tokens, width]; arguments as of `SpecLayer.forward`."""
+        out: Tensor = self.attention(self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed)
+        return out
+
+    def weights(
+        self,
+        query: Tensor,
+        source: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        borrowed: Fields | None = None,
+    ) -> Tensor:
+        """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
+        return self.attention.weights(
+            self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
+        )
+
+    def lend(self, query: Tensor) -> Fields:
+        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width]."""
+        return self.attention.lend(self._counted(query))
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        return self.attention.step(self.placed(query, batch.positions), batch, state)
+
+    def placed(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Rows [..., tokens, width] at positions [tokens] with their place."""
+        depths = depth_of(positions, depths_of(self.tree, rows.device))
+        sequence = self.sequential(sinusoidal_at(positions, self.width, rows))
+        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.width, rows)))
+
+    def pack(self, pack: Pack) -> None:
+        """Pack the projections for serving."""
+        self.attention.pack(pack)
+        self.sequential = pack([cast("nn.Linear", self.sequential)])
+        self.structural = pack([cast("nn.Linear", self.structural)])
+
+    def use_kernel(self, name: str | None) -> None:
+        """Compute with the kernel of this name from now on; None chooses the cheapest that accepts."""
+        self.attention.use_kernel(name)
+
+    def _counted(self, rows: Tensor) -> Tensor:
+        return self.placed(rows, torch.arange(rows.shape[-2], device=rows.device))

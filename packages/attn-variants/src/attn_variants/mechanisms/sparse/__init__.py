@@ -1,1 +1,0 @@
-"""Mechanisms that let a query see few keys."""

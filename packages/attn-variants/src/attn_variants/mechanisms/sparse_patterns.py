@@ -1,0 +1,415 @@
+"""Attention to a fixed pattern of positions: windows, blocks, strides and their unions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attn_core import AttentionSpec, Causal, DeclaredMechanism, Mask, MechanismConfig, Paper, Window
+from attn_core.errors import InvalidValue
+from attn_core.masks import BigBird, Chunked, ChunkRing, Neighbourhood, NeighbourhoodGrid, PerHead, Summaries
+from attn_core.masks import Fixed as FixedMask
+from attn_core.masks import Strided as StridedMask
+
+from attn_variants.mechanisms.common import (
+    DECODER,
+    ENCODER,
+    GROUPED_SELF,
+    check_least,
+    check_pattern,
+    check_whole,
+    never_causal,
+    only_causal,
+    whole_numbers,
+)
+
+
+class SlidingWindow(DeclaredMechanism):
+    """Scaled dot-product attention to the nearest positions only; the cache is a ring of `window` rows."""
+
+    name = "sliding_window"
+    summary = "attention to the nearest positions only"
+    paper = Paper(
+        title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
+        r" M_{ij} = 0 \text{ if } 0 \le i - j < w \text{ else } -\infty"
+    )
+    sketch: ClassVar = {"window": 4}
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`window` counts the visible tokens: causal, the query's own and `window - 1` before it, as in Mistral;
+        else half of `window` on either side of the query's own, as in Longformer."""
+
+        window: int = 256
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("window", self.window, "tokens")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        window = self.Config.of(config).window
+        mask = Window(left=window - 1) if config.causal else Window(left=window // 2, right=window // 2)
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+
+class DilatedWindow(DeclaredMechanism):
+    """A sliding window that sees every d-th position only, with a dilation d of its own for each head.
+
+    What is remembered reaches back as far as the most dilated head.
+    """
+
+    name = "dilated_window"
+    summary = "windows with gaps, which each head may have of its own"
+    paper = Paper(
+        title="Longformer: The Long-Document Transformer", authors="Beltagy et al.", year=2020, arxiv="2004.05150"
+    )
+    equation = (
+        r"O_h = \mathrm{softmax}\left(\frac{Q_h K_h^\top}{\sqrt{d_k}} + M_h\right) V_h,\quad"
+        r" M_{h,ij} = 0 \text{ if } d_h \mid i - j \text{ and } |i - j| \le \tfrac{w}{2} d_h \text{ else } -\infty"
+    )
+    sketch: ClassVar = {"window": 3}
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`window` counts the visible tokens as that of 'sliding_window' does, in steps of the dilation.
+
+        `dilations` are the steps of the heads in turn, 1 for none: head h has `dilations[h mod their number]`.
+        """
+
+        window: int = 256
+        dilations: tuple[int, ...] = (1, 2)
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("window", self.window, "tokens")
+            object.__setattr__(self, "dilations", whole_numbers("dilations", self.dilations, 1))
+            if not self.dilations:
+                raise InvalidValue.of("dilations", self.dilations, "at least one")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        options = self.Config.of(config)
+        windows = [self.window(options.window, step, causal=config.causal) for step in options.dilations]
+        masks = tuple(windows[head % len(windows)] for head in range(config.heads))
+        mask = masks[0] if len(set(masks)) == 1 else PerHead(masks)
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+    @staticmethod
+    def window(size: int, dilation: int, *, causal: bool) -> Mask:
+        """The window of one head."""
+        left, right = (size - 1, 0) if causal else (size // 2, size // 2)
+        return Window(left=left, right=right, dilation=dilation)
+
+
+class BlockLocalAttention(DeclaredMechanism):
+    """A query sees its own block and the blocks next to it; where causal, its own up to itself and those before."""
+
+    name = "block_local"
+    summary = "a query's own block and the ones next to it"
+    paper = Paper(title="Image Transformer", authors="Parmar et al.", year=2018, arxiv="1802.05751")
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
+        r" M_{ij} = 0 \text{ if } |\lfloor i/b \rfloor - \lfloor j/b \rfloor| \le r \text{ else } -\infty"
+    )
+    sketch: ClassVar = {"block": 3}
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`block` b of tokens; `reach` r, how many blocks before (and, unless causal, after) its own a query sees."""
+
+        block: int = 128
+        reach: int = 1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("block", self.block, "tokens")
+            check_least("reach", self.reach, 0)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        options = self.Config.of(config)
+        ahead = 0 if config.causal else options.reach
+        near: Mask = Chunked(size=options.block, back=options.reach, ahead=ahead)
+        mask = near & Causal() if config.causal else near
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+
+class ChunkedAttention(DeclaredMechanism):
+    """A query sees its own chunk of the sequence only, up to itself where causal; the cache is a ring of one chunk."""
+
+    name = "chunked"
+    summary = "attention inside chunks of the sequence"
+    paper = Paper(
+        title="The Llama 4 herd: The beginning of a new era of natively multimodal AI innovation",
+        authors="Meta AI",
+        year=2025,
+    )
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
+        r" M_{ij} = 0 \text{ if } \lfloor i/c \rfloor = \lfloor j/c \rfloor \text{ and } j \le i \text{ else } -\infty"
+    )
+    sketch: ClassVar = {"chunk": 4}
+    capabilities = GROUPED_SELF
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`chunk` c of tokens; Llama 4's is 8192."""
+
+        chunk: int = 8192
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("chunk", self.chunk, "tokens")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `InvalidValue` where the key/value heads do not divide the heads."""
+        chunk = self.Config.of(config).chunk
+        own: Mask = Chunked(size=chunk)
+        mask = own & Causal() if config.causal else own
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+
+class ChunkRingAttention(DeclaredMechanism):
+    """A query sees its own chunk and those before it; before the first chunk stands the last.
+
+    The layers between those that hash in the Reformer's code.
+    """
+
+    name = "chunk_ring"
+    summary = "a query's own chunk and the ones before it, in a ring"
+    paper = Paper(title="Reformer: The Efficient Transformer", authors="Kitaev et al.", year=2020, arxiv="2001.04451")
+    equation = (
+        r"O = \mathrm{softmax}\left(\frac{Q K^\top}{\sqrt{d_k}} + M\right) V,\quad"
+        r" M_{ij} = 0 \text{ if } (\lfloor i/c \rfloor - \lfloor j/c \rfloor) \bmod \lceil n/c \rceil \le r"
+        r" \text{ else } -\infty"
+    )
+    sketch: ClassVar = {"chunk": 3}
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`chunk` c of tokens; `reach` r, how many chunks before its own a query sees."""
+
+        chunk: int = 64
+        reach: int = 1
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("chunk", self.chunk, "tokens")
+            check_least("reach", self.reach, 0)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        never_causal(self.name, config)
+        options = self.Config.of(config)
+        mask = ChunkRing(size=options.chunk, back=options.reach)
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+
+class StridedAttention(DeclaredMechanism):
+    """The last l positions, and every l-th one before: with l near √n each position is two steps from every earlier.
+
+    All keys are remembered: which of them are seen changes from position to position. Made for inputs with a period,
+    such as rows of pixels; for text the paper prefers 'fixed'.
+    """
+
+    name = "strided"
+    summary = "the last positions and every l-th one before them"
+    paper = Paper(
+        title="Generating Long Sequences with Sparse Transformers",
+        authors="Child et al.",
+        year=2019,
+        arxiv="1904.10509",
+    )
+    equation = (
+        r"A^{(1)}_i = \{\max(0, i - l), \dots, i\},\quad A^{(2)}_i = \{j \le i : (i - j) \bmod l = 0\},\quad"
+        r" o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i}"
+    )
+    sketch: ClassVar = {"stride": 3}
+    capabilities = DECODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`stride` l; `pattern` is "union", "heads" (even heads A¹, odd heads A²), "local" (A¹) or "column" (A²)."""
+
+        stride: int = 128
+        pattern: str = "union"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("stride", self.stride, "tokens")
+            check_pattern(self.pattern)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
+        only_causal(self.name, config)
+        options = self.Config.of(config)
+        both = StridedMask(options.stride)
+        masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
+        mask = masks.get(options.pattern)
+        if mask is None:
+            mask = PerHead(tuple(both.column if head % 2 else both.local for head in range(config.heads)))
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+
+class FixedAttention(DeclaredMechanism):
+    """A query's own block, and the last c cells of every earlier one, which sum it up.
+
+    A decoder would need l + c n/l keys; here all are remembered, because rows per token are kept or dropped by their
+    distance only.
+    """
+
+    name = "fixed"
+    summary = "a query's own block and the summary cells of all earlier ones"
+    paper = Paper(
+        title="Generating Long Sequences with Sparse Transformers",
+        authors="Child et al.",
+        year=2019,
+        arxiv="1904.10509",
+    )
+    equation = (
+        r"A^{(1)}_i = \{j \le i : \lfloor j/l \rfloor = \lfloor i/l \rfloor\},\quad"
+        r" A^{(2)}_i = \{j \le i : j \bmod l \ge l - c\},\quad"
+        r" o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i}"
+    )
+    sketch: ClassVar = {"block": 4, "summaries": 1}
+    capabilities = DECODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`block` l and `summaries` c; `pattern` is "union", "heads", "local" (A¹) or "column" (A²).
+
+        With "heads", even heads have A¹, and the odd ones A² in turn with the last c cells, the c before them, and so
+        on.
+        """
+
+        block: int = 128
+        summaries: int = 8
+        pattern: str = "union"
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("block", self.block, "tokens")
+            check_whole("summaries", self.summaries, "tokens")
+            FixedMask(block=self.block, summaries=self.summaries)
+            check_pattern(self.pattern)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
+        only_causal(self.name, config)
+        options = self.Config.of(config)
+        both = FixedMask(block=options.block, summaries=options.summaries)
+        masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
+        mask = masks.get(options.pattern)
+        if mask is None:
+            mask = PerHead(tuple(self.of_head(both, head) for head in range(config.heads)))
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+    @staticmethod
+    def of_head(both: FixedMask, head: int) -> Mask:
+        """The pattern of one head where each has one."""
+        if head % 2 == 0:
+            return both.local
+        shift = head // 2 % (both.block // both.summaries)
+        return Summaries(block=both.block, cells=both.summaries, shift=shift)
+
+
+class BigBirdAttention(DeclaredMechanism):
+    """Blocks of tokens see their neighbours, the first and the last block, and random ones of each head's own.
+
+    At most (5 + 2 random) blocks of tokens are all seen, as in the authors' code; the last block may be shorter than
+    the others. The random blocks depend on the head, the length and `seed`. Where none is given it is the number of the
+    layer, so that the layers of an encoder see different ones, as in the authors' code.
+    """
+
+    name = "bigbird"
+    summary = "a window of blocks, global first and last blocks, and random blocks"
+    paper = Paper(
+        title="Big Bird: Transformers for Longer Sequences", authors="Zaheer et al.", year=2020, arxiv="2007.14062"
+    )
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{A_i}^\top}{\sqrt{d_k}}\right) V_{A_i},\quad"
+        r" A_i = \{j : |\beta_i - \beta_j| \le 1 \text{ or } \beta_i \in \{0, m\} \text{ or } \beta_j \in \{0, m\}"
+        r" \text{ or } \beta_j \in R_h(\beta_i)\},\quad \beta_i = \lfloor i/b \rfloor"
+    )
+    sketch: ClassVar = {"block": 1, "random": 1}
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`block` tokens a block, `random` random blocks per block of queries and head, drawn by `seed`, by
+        default the number of the layer."""
+
+        block: int = 64
+        random: int = 3
+        seed: int | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("block", self.block, "tokens")
+            check_least("random", self.random, 0)
+            if self.seed is not None:
+                check_least("seed", self.seed, 0)
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        never_causal(self.name, config)
+        options = self.Config.of(config)
+        seed = config.layer if options.seed is None else options.seed
+        mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.heads)
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
+
+
+class NeighborhoodAttention(DeclaredMechanism):
+    """Every query sees its k nearest positions; at the edges the neighbourhood is shifted, never cut.
+
+    In one dimension, where of sequences shorter than k tokens all is seen, or in a plane whose cells the sequence fills
+    row by row.
+    """
+
+    name = "neighborhood"
+    summary = "always the k nearest positions, also at the edges"
+    paper = Paper(title="Neighborhood Attention Transformer", authors="Hassani et al.", year=2023, arxiv="2204.07143")
+    equation = (
+        r"o_i = \mathrm{softmax}\left(\frac{q_i K_{\rho(i)}^\top}{\sqrt{d_k}}\right) V_{\rho(i)},\quad"
+        r" \rho(i) = \{s, \dots, s + k - 1\},\quad s = \min(\max(i - \lfloor k/2 \rfloor, 0), n - k)"
+    )
+    sketch: ClassVar = {"size": 5}
+    capabilities = ENCODER
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """`size` k of the neighbourhood; `dilation` between its positions, 1 for none (Hassani and Shi 2022).
+
+        `grid` is None or (rows, columns) of a plane, in which a neighbourhood has k² cells.
+        """
+
+        size: int = 127
+        dilation: int = 1
+        grid: tuple[int, ...] | None = None
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            check_whole("size", self.size, "tokens")
+            check_whole("dilation", self.dilation, "tokens")
+            if self.grid is not None:
+                object.__setattr__(self, "grid", whole_numbers("grid", self.grid, 1))
+                if len(self.grid) != 2:
+                    raise InvalidValue.of("grid", self.grid, "two numbers: rows and columns")
+
+    def spec(self, config: MechanismConfig) -> AttentionSpec:
+        """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
+        never_causal(self.name, config)
+        options = self.Config.of(config)
+        mask: Mask = Neighbourhood(size=options.size, dilation=options.dilation)
+        if options.grid is not None:
+            rows, columns = options.grid
+            mask = NeighbourhoodGrid(size=options.size, dilation=options.dilation, rows=rows, columns=columns)
+        return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)

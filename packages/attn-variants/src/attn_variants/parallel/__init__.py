@@ -1,1 +1,0 @@
-"""Attention over sequences whose tokens several ranks hold (context parallelism)."""

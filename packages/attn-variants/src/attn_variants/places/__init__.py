@@ -1,1 +1,0 @@
-"""Positions as vectors that rows, queries, keys and values are given."""

@@ -1,1 +1,0 @@
-"""Scoring functions e = f(q, k): their computation and their learned parameters."""

@@ -1,0 +1,135 @@
+"""Scores of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from attn_core import Heads
+from attn_core.errors import InvalidValue
+from attn_core.masking import of_query_heads
+from attn_core.scores import Additive, Concat, Cosine, ScaledDot, Score
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from attn_variants.compute.pairs import Pairs
+
+PIECE = 1 << 24
+"""Most elements of the hidden layer of all pairs held at once where no gradient is wanted."""
+
+
+def draw_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
+    """Fresh W_q [heads, key_size, units], W_k [key_value_heads, key_size, units], b and v [heads, units].
+
+    W are drawn from N(0, 0.001²) and b is zero as in Bahdanau et al. 2015, appendix B.1. There v is zero too, which
+    leaves W without a gradient in the first step; here v is uniform in ±1/√units so that all learn from the start.
+    """
+    units = score.units(heads)
+    return {
+        "query_weight": torch.randn(heads.query, heads.key_size, units) * 0.001,
+        "key_weight": torch.randn(heads.key_value, heads.key_size, units) * 0.001,
+        "bias": torch.zeros(heads.query, units),
+        "vector": draw_vector(heads.query, units),
+    }
+
+
+def draw_concat(score: Concat, heads: Heads) -> dict[str, Tensor]:
+    """Fresh W [heads, 2 key_size, units], uniform in ±0.1 as in the code of Luong et al. 2015, b = 0 and v."""
+    units = score.units(heads)
+    return {
+        "weight": (torch.rand(heads.query, 2 * heads.key_size, units) * 2 - 1) * 0.1,
+        "bias": torch.zeros(heads.query, units),
+        "vector": draw_vector(heads.query, units),
+    }
+
+
+def draw_vector(heads: int, units: int) -> Tensor:
+    """v [heads, units], uniform in ±1/√units."""
+    drawn: Tensor = (torch.rand(heads, units) * 2 - 1) * units**-0.5
+    return drawn
+
+
+def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, key_value_heads,
+    key, key_size]."""
+    hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
+    hidden_key = of_query_heads(heads, torch.matmul(key, parameters["key_weight"]))
+    return _all_scores(hidden_query, hidden_key, parameters["vector"])
+
+
+def concat_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Scores vᵀ tanh(W [k; q] + b); shapes as of `additive_scores`. W [k; q] is the sum of its halves' products."""
+    of_key, of_query = parameters["weight"].chunk(2, dim=1)
+    hidden_query = torch.matmul(query, of_query) + parameters["bias"][:, None, :]
+    return _all_scores(hidden_query, torch.matmul(of_query_heads(heads, key), of_key), parameters["vector"])
+
+
+def _all_scores(hidden_query: Tensor, hidden_key: Tensor, vector: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return _pair_scores(hidden_query, hidden_key, vector)
+    rows = max(1, PIECE // max(1, hidden_key.numel()))
+    pieces = [_pair_scores(piece, hidden_key, vector) for piece in torch.split(hidden_query, rows, dim=2)]
+    return torch.cat(pieces, dim=2)
+
+
+def _pair_scores(query: Tensor, key: Tensor, vector: Tensor) -> Tensor:
+    hidden = torch.tanh(query[:, :, :, None, :] + key[:, :, None, :, :])
+    return torch.matmul(hidden, vector[:, None, :, None]).squeeze(-1)
+
+
+def cosine_scores(query: Tensor, key: Tensor, sharpness: Tensor, eps: float) -> Tensor:
+    """softplus(sharpness) q·k / (‖q‖‖k‖ + eps), [batch, heads, query, key].
+
+    `query` [batch, heads, query, key_size], `key` [batch, heads, key, key_size], `sharpness` [heads].
+    """
+    norms = torch.linalg.vector_norm(query, dim=-1)[..., :, None] * torch.linalg.vector_norm(key, dim=-1)[..., None, :]
+    products = torch.matmul(query, key.transpose(-1, -2))
+    scores: Tensor = softplus(sharpness)[:, None, None] * products / (norms + eps)
+    return scores
+
+
+def location_scores(query: Tensor, weight: Tensor, keys: int, positions: Tensor | None) -> Tensor:
+    """(W q)_j for the positions j of the keys, [batch, heads, query, key].
+
+    `query` [batch, heads, query, key_size], `weight` [heads, longest, key_size]; `positions` [batch or 1, key] of the
+    keys are 0 to `keys` where they are None. Raises `InvalidValue` for a position from `longest` on.
+    """
+    longest = weight.shape[1]
+    if positions is None:
+        if keys > longest:
+            raise InvalidValue.of("key", f"{keys} keys", f"at most {longest}, as location-based scores have rows")
+        return torch.matmul(query, weight[:, :keys].transpose(-1, -2))
+    # A compiled graph cannot look at a position; there torch refuses one that has no row.
+    if keys and not torch.compiler.is_compiling() and int(positions.max()) >= longest:
+        given = f"a key at position {int(positions.max())}"
+        raise InvalidValue.of("key", given, f"positions below {longest}, as location-based scores have rows")
+    rows = torch.unflatten(weight.index_select(1, positions.flatten()), 1, positions.shape)
+    return torch.matmul(query, rows.transpose(0, 1).transpose(-1, -2))
+
+
+def scores(pairs: Pairs) -> Tensor:
+    """Scores [batch, heads, query, key]."""
+    score, heads, query, key = pairs.spec.score, pairs.spec.heads, pairs.query, pairs.key
+    weights = pairs.weights("score")
+    if score.kind == "additive":
+        return additive_scores(heads, query, key, weights)
+    if score.kind == "concat":
+        return concat_scores(heads, query, key, weights)
+    if score.kind == "location":
+        return location_scores(query, weights["weight"], key.shape[-2], pairs.operands.key_positions)
+    if isinstance(score, Cosine):
+        return cosine_scores(query, of_query_heads(heads, key), weights["sharpness"], score.eps)
+    if score.kind == "general":
+        query = torch.matmul(query, weights["weight"])
+    elif score.kind == "scaled_dot":
+        query = query * scale_of(score, query.shape[-1])
+    elif score.kind != "dot":
+        raise InvalidValue.of("score", score.kind, "scaled_dot, dot, general, cosine, additive, concat, location")
+    return torch.matmul(query, of_query_heads(heads, key).transpose(-1, -2))
+
+
+def scale_of(score: Score, size: int) -> float:
+    """What products of a query and a key are multiplied by: 1/√d_k, the scale that the score names, or 1."""
+    if not isinstance(score, ScaledDot):
+        return 1.0
+    return float(size) ** -0.5 if score.scale is None else score.scale

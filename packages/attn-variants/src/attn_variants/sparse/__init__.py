@@ -1,1 +1,0 @@
-"""Layers of sparse mechanisms that their masks alone do not say."""

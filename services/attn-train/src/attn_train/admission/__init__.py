@@ -1,1 +1,0 @@
-"""Checks that a job passes before it is accepted."""

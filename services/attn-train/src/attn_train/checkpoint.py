@@ -1,0 +1,123 @@
+"""Checkpoints of a run: folders of safetensors and JSON, written atomically."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from attn_core.errors import CheckpointInvalid
+from attn_models.weights import read_manifest, staged_folder, verify_manifest
+from torch import Tensor
+
+NAME = re.compile(r"step-(\d{9})")
+PROGRESS_NAME = "progress.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is: updates done, and seconds spent on them."""
+
+    step: int
+    elapsed_seconds: float
+
+
+Parts = Mapping[str, Mapping[str, Tensor]]
+"""Tensors by name, by file: {"weights": {...}, "optimizer": {...}, "random": {...}}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.stat().st_size for file in self.path.iterdir())
+
+
+class CheckpointFolder:
+    """The checkpoints of one run, below one folder. Only one process may write there at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def complete(self) -> list[Checkpoint]:
+        """All complete checkpoints, oldest first."""
+        names = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        matches = ((path, NAME.fullmatch(path.name)) for path in names)
+        return [Checkpoint(path=path, step=int(match[1])) for path, match in matches if match]
+
+    def newest(self) -> Checkpoint | None:
+        """The complete checkpoint of the highest step."""
+        return next(reversed(self.complete()), None)
+
+    def write(self, progress: Progress, parts: Parts) -> Checkpoint:
+        """Write a checkpoint; it is there, flushed and with the hashes of its files, when this returns.
+
+        Raises CheckpointWriteFailed, with the older checkpoints untouched and nothing half-written left.
+        """
+        from safetensors.torch import save_file
+
+        target = self.path / f"step-{progress.step:09d}"
+        with staged_folder(target) as stage:
+            for name, tensors in parts.items():
+                ready = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+                save_file(ready, stage / f"{name}.safetensors")
+            facts = {"format": 1, "step": progress.step, "elapsed_seconds": progress.elapsed_seconds}
+            (stage / PROGRESS_NAME).write_text(json.dumps(facts) + "\n", encoding="utf-8")
+        return Checkpoint(path=target, step=progress.step)
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the `keep` newest checkpoints."""
+        for checkpoint in self.complete()[:-keep]:
+            # The new name makes it incomplete in one step, whatever becomes of the removal.
+            doomed = checkpoint.path.rename(self.path / f".removed-{checkpoint.path.name}")
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed left behind; only for the one process that may write."""
+        for path in self.path.glob(".*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> tuple[Progress, dict[str, dict[str, Tensor]]]:
+    """The progress and the parts of a checkpoint, on the CPU.
+
+    Raises CheckpointInvalid if a file is missing, or is not what was written.
+    """
+    from safetensors.torch import load_file
+
+    records = read_manifest(path)
+    if records is None:
+        raise CheckpointInvalid.of(path, "has no manifest")
+    verify_manifest(path, records)
+    # The hashes agree, so the content is what this module wrote.
+    facts = json.loads((path / PROGRESS_NAME).read_text(encoding="utf-8"))
+    parts = {Path(name).stem: load_file(path / name) for name in records if name.endswith(".safetensors")}
+    return Progress(step=facts["step"], elapsed_seconds=facts["elapsed_seconds"]), parts
+
+
+def random_states(data: torch.Generator) -> dict[str, Tensor]:
+    """The states, uint8 each, of the generator of batches and of those that dropout draws from, by name."""
+    states = {"data": data.get_state(), "cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def restore_random_states(data: torch.Generator, states: Mapping[str, Tensor]) -> None:
+    """Put back what `random_states` gave; a device that is no longer there is left out."""
+    data.set_state(states["data"])
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            if f"cuda:{index}" in states:
+                torch.cuda.set_rng_state(states[f"cuda:{index}"], index)

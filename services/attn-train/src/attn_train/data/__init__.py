@@ -1,0 +1,1 @@
+"""Reading data: text, pairs, treebanks, images and synthetic tasks."""

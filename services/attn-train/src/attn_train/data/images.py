@@ -1,0 +1,198 @@
+"""Images and their classes: the digits that come along, NumPy archives, and folders of pictures."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attn_core.errors import InvalidValue, MissingPackage
+from numpy.typing import NDArray
+
+from attn_train.data.synthetic import NUMBERS, digits
+from attn_train.spec import DataSpec
+from attn_train.tasks.image_classification import ImageDataset, LabelledImages
+
+Array = NDArray[Any]
+MAX_BYTES = 4 << 30
+"""Images are held in memory."""
+NAMES = (("x", "y"), ("x_train", "y_train"))
+HELD_NAMES = ("x_test", "y_test")
+PICTURES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp"}
+FIELD = "data.path"
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a .npz file by name, nothing in it run.
+
+    Raises `InvalidValue` for a file that is none, that holds objects, or more bytes than fit.
+    """
+    try:
+        _require_small(path)
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise InvalidValue.of(FIELD, str(path), "a .npz file with arrays x and y")
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile) as error:
+        if isinstance(error, InvalidValue):
+            raise
+        raise InvalidValue.of(FIELD, str(path), f"a .npz file that can be read without pickle ({error})") from error
+
+
+def labelled_arrays(arrays: Mapping[str, Array], path: Path) -> tuple[Array, Array, tuple[Array, Array] | None]:
+    """Images, what they show, and both of a test set where there is one; raises `InvalidValue` without x and y."""
+    for images, labels in NAMES:
+        if images in arrays and labels in arrays:
+            held = tuple(arrays[name] for name in HELD_NAMES if name in arrays)
+            return arrays[images], arrays[labels], held if len(held) == 2 else None
+    allowed = "arrays x and y, or x_train, y_train, x_test and y_test"
+    raise InvalidValue.of(FIELD, f"{path} with {', '.join(sorted(arrays)) or 'nothing'}", allowed)
+
+
+def to_pixels(images: Array, path: Path) -> Array:
+    """Images [count, channels, side, side] of [count, pixels], [count, side, side] or [count, side, side, channels].
+
+    Raises `InvalidValue` for other shapes, sides that differ, and numbers that are no shades: whole ones from 0 to 255,
+    or others from 0 to 1.
+    """
+    given = images.shape
+    if images.ndim == 2 and (side := round(given[1] ** 0.5)) ** 2 == given[1]:
+        images = images.reshape(given[0], side, side)
+    if images.ndim == 3:
+        images = images[..., None]
+    if images.ndim != 4 or 0 in images.shape or images.shape[1] != images.shape[2]:
+        allowed = "square images: [count, side * side], [count, side, side] or [count, side, side, channels]"
+        raise InvalidValue.of(FIELD, f"{path} with images of the shape {list(given)}", allowed)
+    if images.dtype != np.uint8:
+        if images.dtype.kind != "f" or not (np.isfinite(images).all() and images.min() >= 0 and images.max() <= 1):
+            allowed = "shades as uint8, or floating point from 0 to 1"
+            raise InvalidValue.of(FIELD, f"{path} with {images.dtype} from {images.min()} to {images.max()}", allowed)
+        images = np.round(images.astype(np.float64) * 255).astype(np.uint8)
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def read_pictures(folder: Path) -> tuple[Array, list[str]]:
+    """Pictures [count, side, side, channels] of FOLDER/KIND/PICTURE, in sorted order, and the kind of each.
+
+    Raises `InvalidValue` for a file that is none, for sides that differ, and `MissingPackage` without Pillow.
+    """
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise MissingPackage.of("attn-train[images]", "reading pictures") from error
+    files = picture_files(folder)
+    found: list[Array] = []
+    for file in files:
+        try:
+            with Image.open(file) as picture:
+                grey = picture.mode in {"1", "L"}
+                pixels = np.asarray(picture.convert("L" if grey else "RGB"))
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
+            raise InvalidValue.of(FIELD, str(file), f"a picture that can be read ({error})") from error
+        pixels = pixels[..., None] if grey else pixels
+        if found and pixels.shape != found[0].shape:
+            raise InvalidValue.of(FIELD, f"{file} of {list(pixels.shape)}", f"{list(found[0].shape)}, as {files[0]}")
+        if pixels.nbytes * len(files) > MAX_BYTES:
+            raise InvalidValue.of(FIELD, f"{len(files)} pictures as {file}", f"{MAX_BYTES} bytes at most")
+        found.append(pixels)
+    return np.stack(found), [file.parent.name for file in files]
+
+
+def picture_files(folder: Path) -> list[Path]:
+    """The pictures of a folder with a folder for each kind; raises `InvalidValue` where there are none."""
+    files = sorted(file for file in folder.glob("*/*") if file.suffix.lower() in PICTURES and file.is_file())
+    if not files:
+        raise InvalidValue.of(FIELD, str(folder), f"KIND/PICTURE in it, pictures being {', '.join(sorted(PICTURES))}")
+    return files
+
+
+def _require_small(path: Path) -> None:
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        if size > MAX_BYTES:
+            raise InvalidValue.of(FIELD, f"{path} with {size} bytes", f"{MAX_BYTES} bytes at most")
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                _require_fits(file, member.file_size, path)
+
+
+def _require_fits(file: Any, size: int, path: Path) -> None:
+    """An array that claims more than its file holds would take the memory first and fail then."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    claimed = int(np.prod([1, *map(int, shape)], dtype=object)) * dtype.itemsize
+    if claimed > size:
+        raise InvalidValue.of(FIELD, f"{path} with an array of {claimed} bytes in {size}", "arrays that are all there")
+
+
+DIGITS = "digits"
+"""Handwritten digits of 8 x 8 shades from 0 to 16."""
+SHADES = 16
+ORDER_SEED = 1
+CLASSES = 100_000
+
+
+def known_images() -> list[str]:
+    """The sets of images known by name."""
+    return [DIGITS]
+
+
+def load_images(spec: DataSpec) -> ImageDataset:
+    """The images; those kept for validation are a test set of their own, or else some of all.
+
+    Raises `InvalidValue` for what cannot be read, and for images that do not belong together.
+    """
+    if spec.name is not None:
+        # As they come: the last ones are of other writers.
+        return _divided(*_digits(), spec.validation)
+    path = Path(spec.path or "")
+    if path.is_dir():
+        pixels, kinds = read_pictures(path)
+        names = tuple(sorted(set(kinds)))
+        found = _images(pixels, np.array([names.index(kind) for kind in kinds]), path)
+        return _divided(_shuffled(found), names, spec.validation)
+    normalize_pixels, labels, held = labelled_arrays(read_arrays(path), path)
+    training = _images(normalize_pixels, labels, path)
+    if held is None:
+        return _divided(_shuffled(training), _numbers(training), spec.validation)
+    validation = _images(*held, path)
+    if validation.images.shape[1:] != training.images.shape[1:]:
+        given = f"{path} with tests of the shape {list(validation.images.shape[1:])}"
+        raise InvalidValue.of("data.path", given, f"{list(training.images.shape[1:])}, as those to train on")
+    return ImageDataset(training, validation, _numbers(training, validation))
+
+
+def _digits() -> tuple[LabelledImages, tuple[str, ...]]:
+    known = digits()
+    normalize_pixels = torch.tensor([[[int(shade) for shade in row] for row in rows] for rows, _ in known])
+    images = (normalize_pixels * (255 / SHADES)).round().to(torch.uint8)[:, None]
+    return LabelledImages(images, torch.tensor([NUMBERS.index(name) for _, name in known])), NUMBERS
+
+
+def _images(pixels: Array, labels: Array, path: Path) -> LabelledImages:
+    if labels.dtype.kind not in "iu" or labels.shape != (len(pixels),):
+        given = f"{path} with {len(pixels)} images and labels {labels.dtype}{list(labels.shape)}"
+        raise InvalidValue.of("data.path", given, "a whole number for each image")
+    if not 0 <= int(labels.min(initial=0)) <= int(labels.max(initial=0)) < CLASSES:
+        raise InvalidValue.of("data.path", f"{path} with labels {labels.min()} to {labels.max()}", "0 to few")
+    return LabelledImages(torch.from_numpy(to_pixels(pixels, path)), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _numbers(*sets: LabelledImages) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(1 + max(int(found.labels.max()) for found in sets)))
+
+
+def _shuffled(found: LabelledImages) -> LabelledImages:
+    """In another order, the same each time: files are often sorted by what they show."""
+    order = torch.randperm(len(found.labels), generator=torch.Generator().manual_seed(ORDER_SEED))
+    return LabelledImages(found.images[order], found.labels[order])
+
+
+def _divided(found: LabelledImages, names: tuple[str, ...], validation: float) -> ImageDataset:
+    kept = len(found.labels) - int(len(found.labels) * validation)
+    training = LabelledImages(found.images[:kept], found.labels[:kept])
+    return ImageDataset(training, LabelledImages(found.images[kept:], found.labels[kept:]), names)

@@ -1,0 +1,106 @@
+"""Pairs of source and target: a rule's, a sample's, or those of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from attn_core.errors import InvalidValue, UnknownName
+
+from attn_train.data.synthetic import PAIRS, TASKS, caption_pairs, synthetic_pairs
+from attn_train.data.treebank import text_lines
+from attn_train.spec import DataSpec, SourceModelSpec
+from attn_train.tasks.seq2seq import PairDataset, TextPair, tokenize_pairs
+
+SAMPLE = "tatoeba-en-zh"
+"""Sentences of Tatoeba, English and Chinese (CC BY 2.0 FR; the third column says by whom)."""
+SAMPLE_FILE = Path(__file__).parent / "samples" / "tatoeba-en-zh.tsv.gz"
+CAPTIONS, IMAGES = "captions", 10_000
+"""Images of handwritten digits and what they show, and how many are made."""
+RULE_SEED = 1
+MAX_PAIRS = 10_000_000
+
+
+def known_pair_sets() -> list[str]:
+    """The sets of pairs known by name."""
+    return sorted([*TASKS, SAMPLE, CAPTIONS])
+
+
+def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairDataset:
+    """The tokens of the pairs; raises `InvalidValue` or `UnknownName` for what cannot be read."""
+    training, validation = _texts(spec)
+    if not validation:
+        held = int(len(training) * spec.validation)
+        training, validation = training[: len(training) - held], training[len(training) - held :]
+    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=(model.source_context, model.context))
+
+
+def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
+    """The pairs that a rule makes, at most so many; 0 is all."""
+    return synthetic_pairs(rule, min(most or PAIRS, PAIRS), RULE_SEED)
+
+
+def pair_paths(path: Path, languages: str) -> list[Path]:
+    """The files that a path of pairs stands for: itself, or the two sides of a folder for training, then validation.
+
+    Raises `InvalidValue` for languages where there is a file, none where there is a folder, or files that are missing.
+    """
+    if not path.is_dir():
+        if languages:
+            raise InvalidValue.of("data.languages", languages, "none, as a file's columns are source and target")
+        return [path]
+    sides = languages.split("-")
+    if len(sides) != 2 or not all(side.isalnum() for side in sides):
+        raise InvalidValue.of("data.languages", languages, "FROM-TO, such as en-de, for a folder of pairs")
+    found = [_of_side(path, "train", side) for side in sides]
+    for side in sides:
+        file = next((p for p in (path / f"val.{side}", path / f"val.{side}.gz") if p.is_file()), None)
+        found += [file] if file else []
+    return found
+
+
+def _of_side(folder: Path, part: str, side: str) -> Path:
+    for path in (folder / f"{part}.{side}", folder / f"{part}.{side}.gz"):
+        if path.is_file():
+            return path
+    raise InvalidValue.of("data.path", str(folder), f"a folder with {part}.{side} or {part}.{side}.gz")
+
+
+def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
+    most = spec.most_pairs or MAX_PAIRS
+    if spec.name is not None:
+        if spec.name == SAMPLE:
+            return _columns(SAMPLE_FILE, most), []
+        if spec.name == CAPTIONS:
+            return caption_pairs(min(most, IMAGES), RULE_SEED)
+        if spec.name not in TASKS:
+            raise UnknownName.of("set of pairs", spec.name, known_pair_sets())
+        return synthetic_task_pairs(spec.name, spec.most_pairs), []
+    files = pair_paths(Path(spec.path or ""), spec.languages)
+    if len(files) == 1:
+        return _columns(files[0], most), []
+    training = _sides(files[0], files[1], most)
+    return training, _sides(files[2], files[3], most) if len(files) == 4 else []
+
+
+def _sides(source: Path, target: Path, most: int) -> list[TextPair]:
+    one, other = (list(islice(_lines(path), most)) for path in (source, target))
+    if len(one) != len(other):
+        raise InvalidValue.of("data.path", str(target), f"as many lines as {source} ({len(one)}), not {len(other)}")
+    return [(a, b) for a, b in zip(one, other, strict=True) if a and b]
+
+
+def _columns(path: Path, most: int) -> list[TextPair]:
+    pairs = []
+    for number, line in enumerate(islice(_lines(path), most), 1):
+        columns = line.split("\t")
+        if len(columns) < 2:
+            raise InvalidValue.of("data.path", f"{path}, line {number}: {line[:60]!r}", "source TAB target")
+        if columns[0].strip() and columns[1].strip():
+            pairs.append((columns[0].strip(), columns[1].strip()))
+    return pairs
+
+
+def _lines(path: Path) -> Iterator[str]:
+    return (line.strip(" \r\n") for line in text_lines(path))

@@ -1,0 +1,141 @@
+"""Tagged sentences from treebanks (https://universaldependencies.org/format.html)."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attn_core.errors import InvalidValue
+from attn_core.modifiers import DependencyTree
+from attn_models.tokenizers import Tokenizer
+
+from attn_train.spec import DataSpec
+from attn_train.tasks.base import PADDED
+from attn_train.tasks.seq2seq import learned_tokenizer
+from attn_train.tasks.token_classification import TaggedDataset, TaggedTokens
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 file, compressed by gzip where it is called so, as they come, without their ends."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            for line in file:
+                yield line.rstrip("\r\n")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidValue.of("data.path", str(path), f"UTF-8 text that can be read ({error})") from error
+
+
+FIELD = "data.path"
+COLUMNS = 10
+ENDINGS = (".conllu", ".conllu.gz")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words, the universal part of speech of each, and for each the word that it depends on, -1 for the root."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    heads: tuple[int, ...]
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Steps from each word to the root of the tree; raises `InvalidValue` for heads that are no tree."""
+        return DependencyTree(self.heads).depths
+
+
+def treebank_files(path: Path) -> tuple[list[Path], list[Path]]:
+    """The files to train on and those kept for validation: one file, or those of a folder with `train` and `dev` in
+    their names. Raises `InvalidValue` for a folder without any to train on."""
+    if not path.is_dir():
+        return [path], []
+    files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and file.is_file())
+    training = [file for file in files if "train" in file.name]
+    if not training:
+        raise InvalidValue.of(FIELD, str(path), "a folder with files *train*.conllu or *train*.conllu.gz")
+    return training, [file for file in files if "dev" in file.name]
+
+
+def read_sentences(paths: Sequence[Path]) -> list[Sentence]:
+    """The sentences of files; raises `InvalidValue` with the line for what is not in the format."""
+    return [sentence for path in paths for sentence in _sentences(path)]
+
+
+def _sentences(path: Path) -> Iterator[Sentence]:
+    rows: list[list[str]] = []
+    for number, line in enumerate(text_lines(path), 1):
+        if line.startswith("#"):
+            continue
+        if not line:
+            if rows:
+                yield _sentence(rows, f"{path}, line {number}")
+            rows = []
+            continue
+        columns = line.split("\t")
+        if len(columns) != COLUMNS:
+            raise InvalidValue.of(FIELD, f"{path}, line {number}: {line[:60]!r}", f"{COLUMNS} columns between tabs")
+        # Words that were contracted stand alone in the lines below; words that are left out have a decimal number.
+        if columns[0].isdecimal():
+            rows.append(columns)
+    if rows:
+        yield _sentence(rows, str(path))
+
+
+def _sentence(rows: Sequence[Sequence[str]], where: str) -> Sentence:
+    numbers = [int(row[0]) for row in rows]
+    if numbers != list(range(1, len(rows) + 1)):
+        raise InvalidValue.of(FIELD, f"{where}: words numbered {numbers[:5]}...", "1, 2, 3, ...")
+    heads = []
+    for row in rows:
+        if not row[6].isdecimal() or int(row[6]) > len(rows):
+            raise InvalidValue.of(FIELD, f"{where}: the head {row[6]!r}", f"a word from 1 to {len(rows)}, or 0")
+        heads.append(int(row[6]) - 1)
+    return Sentence(tuple(row[1] for row in rows), tuple(row[3] for row in rows), tuple(heads))
+
+
+UNTAGGED = "_"
+"""What the format says of a tag that nobody gave; such words are not learned from."""
+
+
+def load_tags(spec: DataSpec, context: int, tokenizer: str) -> TaggedDataset:
+    """The tokens of the sentences; those longer than `context` are left out.
+
+    Words begin with a space, so that byte pairs of words and of texts are the same; the tokens of a word have its
+    depth. Raises `InvalidValue` for what cannot be read, for heads that are no tree, and where nothing is left.
+    """
+    training, validation = (read_sentences(paths) for paths in treebank_files(Path(spec.path or "")))
+    if not validation:
+        held = int(len(training) * spec.validation)
+        training, validation = training[: len(training) - held], training[len(training) - held :]
+    made = learned_tokenizer(tokenizer, [f" {' '.join(sentence.words)}" for sentence in training])
+    names = sorted({tag for sentence in training for tag in sentence.tags} - {UNTAGGED})
+    kept = tokenize_sentences(training, made, names, context)
+    if not kept or not names:
+        allowed = f"at least one with tags and at most {context} tokens"
+        raise InvalidValue.of("data", f"{len(training)} sentences", allowed)
+    return TaggedDataset(kept, tokenize_sentences(validation, made, names, context), names, made)
+
+
+def tokenize_sentences(
+    sentences: Sequence[Sentence], tokenizer: Tokenizer, names: Sequence[str], context: int
+) -> list[TaggedTokens]:
+    """The tokens of sentences that fit into the context and have a tag of those `names`; other tags are left out."""
+    numbers = {name: place for place, name in enumerate(names)}
+    known: dict[str, list[int]] = {}
+    found = []
+    for sentence in sentences:
+        new = [word for word in dict.fromkeys(sentence.words) if word not in known]
+        known |= dict(zip(new, tokenizer.encode_batch([f" {word}" for word in new], add_special=False), strict=True))
+        pieces = [known[word] for word in sentence.words]
+        tokens = tuple(token for piece in pieces for token in piece)
+        classes = tuple(
+            number
+            for piece, tag in zip(pieces, sentence.tags, strict=True)
+            for number in [numbers.get(tag, PADDED), *[PADDED] * (len(piece) - 1)][: len(piece)]
+        )
+        depths = tuple(d for piece, d in zip(pieces, sentence.depths, strict=True) for d in [d] * len(piece))
+        if len(tokens) <= context and any(number != PADDED for number in classes):
+            found.append(TaggedTokens(tokens, classes, depths))
+    return found

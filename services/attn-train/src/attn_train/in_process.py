@@ -1,0 +1,80 @@
+"""Supervisors and workers as threads of this process: for tests, notebooks and machines without Ray."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from attn_train.attempt import Assignment, Outcome, SendMessage
+from attn_train.records import Stop, StopFlag
+from attn_train.supervisor import Supervisor, SupervisorSettings
+
+
+class ThreadWorker:
+    """A worker in a thread."""
+
+    def __init__(self) -> None:
+        self.flag = StopFlag()
+
+    def stop(self, stop: Stop) -> None:
+        """Read before the next step."""
+        self.flag.set(stop)
+
+    def kill(self) -> None:
+        """A thread cannot be killed: it ends before its next step."""
+        self.flag.set(Stop.DISCARD)
+
+
+class ThreadBackend:
+    """Runs each worker in a thread. Dropout draws from the generator of the process: run one job at a time."""
+
+    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> ThreadWorker:
+        """Start the thread."""
+        from attn_train.worker import work
+
+        worker = ThreadWorker()
+
+        def run() -> None:
+            ended(work(assignment, send, worker.flag))
+
+        threading.Thread(target=run, name=f"train {assignment.job_id}", daemon=True).start()
+        return worker
+
+
+class ThreadHost:
+    """Runs everything in this process."""
+
+    def __init__(self, settings: SupervisorSettings) -> None:
+        self._settings = settings
+        self._running: dict[str, tuple[Supervisor, threading.Thread]] = {}
+
+    def ensure(self, job_id: str) -> None:
+        """Start a thread."""
+        if self.alive(job_id):
+            return
+        supervisor = Supervisor(job_id, ThreadBackend(), self._settings)
+        thread = threading.Thread(target=supervisor.run, name=f"supervise {job_id}", daemon=True)
+        self._running[job_id] = supervisor, thread
+        thread.start()
+
+    def alive(self, job_id: str) -> bool:
+        """Whether its thread lives."""
+        found = self._running.get(job_id)
+        if found is not None and not found[1].is_alive():
+            del self._running[job_id]
+            return False
+        return found is not None
+
+    def check_now(self, job_id: str) -> None:
+        """Pass it on."""
+        if self.alive(job_id):
+            self._running[job_id][0].check_now()
+
+    def stop(self, grace: float) -> None:
+        """Suspend all jobs and wait for them."""
+        deadline = time.monotonic() + grace
+        for supervisor, _ in self._running.values():
+            supervisor.suspend()
+        for _, thread in self._running.values():
+            thread.join(max(0.0, deadline - time.monotonic()))

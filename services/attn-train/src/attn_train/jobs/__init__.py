@@ -1,1 +1,0 @@
-"""Records of jobs that outlive every process."""

@@ -1,1 +1,0 @@
-"""The training loop: torch only, no Ray and no gRPC."""

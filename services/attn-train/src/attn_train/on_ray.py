@@ -1,0 +1,214 @@
+"""Supervisors and workers as Ray actors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+from attn_core.errors import Unavailable
+
+from attn_train.attempt import Assignment, Lost, Message, Outcome, SendMessage
+from attn_train.process import keep_freed_memory, spin_briefly
+from attn_train.records import ErrorRecord, Stop, StopFlag
+from attn_train.supervisor import Supervisor, SupervisorSettings
+
+
+class RayWorkerActor:
+    """The process that trains. `work` runs in one thread while `stop` is heard in another."""
+
+    def __init__(self) -> None:
+        keep_freed_memory()
+        spin_briefly()
+        self._flag = StopFlag()
+        self._last: Any = None
+
+    def work(self, assignment: dict[str, Any], supervisor: Any) -> Outcome:
+        """Do an attempt; its messages go straight to the supervisor's actor."""
+        from attn_train.worker import work
+
+        given = Assignment.from_plain(assignment)
+
+        def send(message: Message) -> None:
+            # Nobody waits for the answer, but calls of one actor to another arrive in order.
+            self._last = supervisor.receive.remote(given.attempt, message)
+
+        def flush() -> None:
+            if self._last is not None:
+                ray.get(self._last)
+
+        return work(given, send, self._flag, flush)
+
+    def stop(self, stop: Stop) -> None:
+        """Ask the loop to stop."""
+        self._flag.set(stop)
+
+
+class RayWorker:
+    """A worker seen from its supervisor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def stop(self, stop: Stop) -> None:
+        """Pass it on."""
+        self._actor.stop.remote(stop)
+
+    def kill(self) -> None:
+        """End the process."""
+        ray.kill(self._actor)
+
+
+class RayBackend:
+    """Starts workers on the machine of the supervisor, whose actor is `supervisor`.
+
+    A worker takes one of Ray's logical CPUs, so that others find room, and as many threads as its assignment says.
+    """
+
+    def __init__(self, supervisor: Any) -> None:
+        self._supervisor = supervisor
+
+    def start(self, assignment: Assignment, send: SendMessage, ended: Callable[[Outcome], None]) -> RayWorker:  # noqa: ARG002
+        """Start the actor; `send` is not called, as the supervisor's actor hears directly."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        node = ray.get_runtime_context().get_node_id()
+        options = {
+            "num_cpus": 1,
+            "max_concurrency": 2,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        actor: Any = ray.remote(RayWorkerActor).options(**options).remote()
+        result = actor.work.remote(assignment.plain(), self._supervisor)
+
+        def wait() -> None:
+            outcome = _outcome(result)
+            ray.kill(actor)
+            ended(outcome)
+
+        threading.Thread(target=wait, name=f"wait for {assignment.job_id}", daemon=True).start()
+        return RayWorker(actor)
+
+
+def _outcome(result: Any) -> Outcome:
+    try:
+        outcome: Outcome = ray.get(result)
+    except ray.exceptions.RayError as error:
+        lost = Unavailable(f"the worker was lost: {str(error).splitlines()[0]}")
+        return Lost(error=ErrorRecord.of(lost))
+    return outcome
+
+
+NAMESPACE = "attn"
+POLL_SECONDS = 0.1
+ANSWER_SECONDS = 30.0
+FOREVER = -1
+
+
+def actor_name(job_id: str) -> str:
+    """The name of the job's supervisor in Ray's namespace `attn`."""
+    return f"train/{job_id}"
+
+
+class RaySupervisorActor:
+    """A supervisor at work in a thread; Ray starts it again if its process dies."""
+
+    def __init__(self, job_id: str, home: str, threads: int | None, stall_timeout: float) -> None:
+        me = ray.get_runtime_context().current_actor
+        settings = SupervisorSettings(home=Path(home), threads=threads, stall_timeout=stall_timeout)
+        self._supervisor = Supervisor(job_id, RayBackend(me), settings)
+        self._thread = threading.Thread(target=self._run, args=(me,), daemon=True)
+        self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether the job is still being worked on."""
+        return self._thread.is_alive()
+
+    def receive(self, attempt: int, message: Message) -> None:
+        """A worker's message."""
+        self._supervisor.receive(attempt, message)
+
+    def check_now(self) -> None:
+        """Look at the record now."""
+        self._supervisor.check_now()
+
+    def suspend(self) -> None:
+        """Put the job back into the queue."""
+        self._supervisor.suspend()
+
+    def _run(self, me: Any) -> None:
+        self._supervisor.run()
+        # Nothing is left to do, and the process that asked may be long gone.
+        ray.kill(me, no_restart=True)
+
+
+class RayHost:
+    """Runs supervisors on this machine, where the records are. `private`: the cluster ends with this process."""
+
+    def __init__(self, settings: SupervisorSettings, *, private: bool) -> None:
+        self._settings = settings
+        self._private = private
+        self._actors: dict[str, Any] = {}
+
+    def ensure(self, job_id: str) -> None:
+        """Start the actor, or find it."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if self.alive(job_id):
+            return
+        node = ray.get_runtime_context().get_node_id()
+        options = {
+            "name": actor_name(job_id),
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "num_cpus": 0,
+            "max_restarts": FOREVER,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        actor_type = ray.remote(RaySupervisorActor).options(**options)
+        given = self._settings
+        self._actors[job_id] = actor_type.remote(job_id, str(given.home), given.threads, given.stall_timeout)
+
+    def alive(self, job_id: str) -> bool:
+        """Whether the actor answers that it works."""
+        actor = self._actor(job_id)
+        if actor is None:
+            return False
+        try:
+            answer: bool = ray.get(actor.alive.remote(), timeout=ANSWER_SECONDS)
+        except ray.exceptions.GetTimeoutError:
+            # It is being started, on a busy machine.
+            return True
+        except ray.exceptions.RayError:
+            answer = False
+        if not answer:
+            self._actors.pop(job_id, None)
+        return answer
+
+    def check_now(self, job_id: str) -> None:
+        """Pass it on."""
+        actor = self._actor(job_id)
+        if actor is not None:
+            actor.check_now.remote()
+
+    def stop(self, grace: float) -> None:
+        """Suspend the jobs of a private cluster; on another one they go on."""
+        if not self._private:
+            return
+        for actor in self._actors.values():
+            actor.suspend.remote()
+        deadline = time.monotonic() + grace
+        while time.monotonic() < deadline and any(self.alive(job_id) for job_id in list(self._actors)):
+            time.sleep(POLL_SECONDS)
+
+    def _actor(self, job_id: str) -> Any:
+        if job_id not in self._actors:
+            try:
+                self._actors[job_id] = ray.get_actor(actor_name(job_id), namespace=NAMESPACE)
+            except ValueError:
+                return None
+        return self._actors[job_id]

@@ -1,0 +1,312 @@
+# ruff: noqa: ARG002, N802 - names and arguments of calls are the interface's
+"""TrainingService over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc.aio
+from attn.v1 import training_pb2 as pb
+from attn.v1.training_pb2_grpc import TrainingServiceServicer, add_TrainingServiceServicer_to_server
+from attn_core.errors import InvalidValue, Unavailable, UnknownName
+from attn_gateway import Cluster, status_of
+from attn_gateway.call import Context
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.rpc.status_pb2 import Status
+
+from attn_train.admission import check_job_id, check_model_name_is_free, check_spec, new_job_id
+from attn_train.dispatcher import Dispatcher, Host
+from attn_train.records import (
+    CheckpointRecord,
+    ErrorRecord,
+    Event,
+    Job,
+    JobState,
+    LogLine,
+    MetricsRecord,
+    StateChange,
+    Stop,
+)
+from attn_train.settings import Layout, TrainSettings
+from attn_train.spec import TrainingSpec
+from attn_train.spec_messages import spec_message, spec_of
+from attn_train.store import JobStore
+from attn_train.supervisor import SupervisorSettings
+
+POLL_SECONDS = 0.05
+
+
+class ChangeNotifier:
+    """Counts changes of the job store. One cheap look at the file serves all watchers."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._changed = asyncio.Condition()
+        self.count = 0
+        self.closed = False
+
+    async def follow(self) -> None:
+        """Look for changes until cancelled."""
+        seen = self._version()
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            version = self._version()
+            if version != seen:
+                seen = version
+                await self.wake()
+
+    async def wake(self) -> None:
+        """Let everybody look."""
+        async with self._changed:
+            self.count += 1
+            self._changed.notify_all()
+
+    async def beyond(self, count: int, seconds: float) -> bool:
+        """Wait until `self.count` is above `count`; False if it is not within `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self.count > count)
+        return self.count > count
+
+    async def close(self) -> None:
+        """Let everybody see that nothing more will be heard."""
+        self.closed = True
+        await self.wake()
+        self._connection.close()
+
+    def _version(self) -> int:
+        # SQLite's own counter of commits by other connections; reading it takes microseconds.
+        version: int = self._connection.execute("PRAGMA data_version").fetchone()[0]
+        return version
+
+
+STATES = {state: pb.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState}
+
+
+def job_message(job: Job) -> pb.TrainingJob:
+    """The message of a job."""
+    return pb.TrainingJob(
+        id=job.id,
+        spec=spec_message(job.spec),
+        state=STATES[job.state],
+        attempt=job.attempt,
+        step=job.step,
+        last_metrics=job.metrics,
+        latest_checkpoint=_checkpoint(job.checkpoint) if job.checkpoint else None,
+        error=_status(job.error),
+        create_time=timestamp(job.created),
+        start_time=None if job.started is None else timestamp(job.started),
+        end_time=None if job.ended is None else timestamp(job.ended),
+        last_event_id=job.last_event,
+        model_path=job.model_path,
+    )
+
+
+def event_message(event: Event) -> pb.JobEvent:
+    """The message of an event."""
+    message = pb.JobEvent(event_id=event.id, time=timestamp(event.time), attempt=event.attempt)
+    match event.payload:
+        case StateChange() as change:
+            state = pb.StateChange(
+                previous=STATES[change.previous], current=STATES[change.current], error=_status(change.error)
+            )
+            message.state_change.CopyFrom(state)
+        case MetricsRecord() as metrics:
+            message.metrics.CopyFrom(pb.Metrics(step=metrics.step, values=metrics.values))
+        case CheckpointRecord() as checkpoint:
+            message.checkpoint.CopyFrom(_checkpoint(checkpoint))
+        case LogLine() as line:
+            message.log.text = line.text
+    return message
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """The message of seconds since 1970."""
+    message = Timestamp()
+    message.FromMicroseconds(round(seconds * 1e6))
+    return message
+
+
+def _checkpoint(record: CheckpointRecord) -> pb.Checkpoint:
+    return pb.Checkpoint(step=record.step, path=record.path, size_bytes=record.size, create_time=timestamp(record.time))
+
+
+def _status(record: ErrorRecord | None) -> Status | None:
+    return None if record is None else status_of(record.error())
+
+
+DEFAULT_PAGE = 100
+LARGEST_PAGE = 1000
+EVENTS_AT_ONCE = 200
+HEARTBEAT_SECONDS = 10.0
+LOCAL_PEERS = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+
+
+class TrainingServicer(TrainingServiceServicer):
+    """Answers from the records; the dispatcher does what they say."""
+
+    def __init__(self, home: Path, settings: TrainSettings, store: JobStore, dispatcher: Dispatcher) -> None:
+        self._home = home
+        self._settings = settings
+        self._store = store
+        self._dispatcher = dispatcher
+        self.changes = ChangeNotifier(store.path)
+
+    async def SubmitTrainingJob(
+        self, request: pb.SubmitTrainingJobRequest, context: Context
+    ) -> pb.SubmitTrainingJobResponse:
+        """Check, record, start."""
+        local = context.peer().startswith(LOCAL_PEERS)
+        spec = spec_of(request.spec)
+        if request.job_id:
+            check_job_id(request.job_id)
+        if request.validate_only:
+            await self._check(spec, local=local)
+            return pb.SubmitTrainingJobResponse(job=pb.TrainingJob(spec=spec_message(spec)))
+        job = await self._repeated(request.job_id, spec)
+        if job is None:
+            await self._check(spec, local=local)
+            job_id = request.job_id or new_job_id(spec.model.label)
+            check_model_name_is_free(job_id, self._home)
+            job = await asyncio.to_thread(self._store.submit, job_id, spec)
+            self._dispatcher.wake()
+        return pb.SubmitTrainingJobResponse(job=job_message(job))
+
+    async def GetTrainingJob(self, request: pb.GetTrainingJobRequest, context: Context) -> pb.GetTrainingJobResponse:
+        """One job."""
+        return pb.GetTrainingJobResponse(job=job_message(await self._job(request.id)))
+
+    async def ListTrainingJobs(
+        self, request: pb.ListTrainingJobsRequest, context: Context
+    ) -> pb.ListTrainingJobsResponse:
+        """A page; its token is the number of its last job, so jobs that come meanwhile shift nothing."""
+        if not 0 <= request.page_size <= LARGEST_PAGE:
+            raise InvalidValue.of("page_size", request.page_size, f"0 to {LARGEST_PAGE}")
+        token = request.page_token
+        if token and not (token.isascii() and token.isdecimal() and len(token) <= 15):
+            raise InvalidValue.of("page_token", token, "next_page_token of an earlier page")
+        count = request.page_size or DEFAULT_PAGE
+        jobs = await asyncio.to_thread(self._store.page, int(token) if token else None, count + 1)
+        following = str(jobs[count - 1].number) if len(jobs) > count else ""
+        return pb.ListTrainingJobsResponse(jobs=[job_message(job) for job in jobs[:count]], next_page_token=following)
+
+    async def WatchTrainingJob(
+        self, request: pb.WatchTrainingJobRequest, context: Context
+    ) -> AsyncIterator[pb.WatchTrainingJobResponse]:
+        """The job, its events from the one asked for, and what comes."""
+        job = await self._job(request.id)
+        after = request.after_event_id
+        if not 0 <= after <= job.last_event:
+            raise InvalidValue.of("after_event_id", after, f"0 to {job.last_event}, the id of the newest event")
+        yield pb.WatchTrainingJobResponse(job=job_message(job))
+        while True:
+            # Read before the events, so that nothing can slip in between.
+            count = self.changes.count
+            events = await asyncio.to_thread(self._store.events, request.id, after, EVENTS_AT_ONCE)
+            for event in events:
+                yield pb.WatchTrainingJobResponse(event=event_message(event))
+                after = event.id
+            if events:
+                continue
+            job = await self._job(request.id)
+            if job.state.final and job.last_event == after:
+                return
+            if self.changes.closed:
+                raise Unavailable("the server stops; watch again from the last event seen", after_event_id=after)
+            if job.last_event == after and not await self.changes.beyond(count, HEARTBEAT_SECONDS):
+                yield pb.WatchTrainingJobResponse(heartbeat=pb.Heartbeat(last_event_id=after))
+
+    async def CancelTrainingJob(
+        self, request: pb.CancelTrainingJobRequest, context: Context
+    ) -> pb.CancelTrainingJobResponse:
+        """Record the wish, and pass it on."""
+        stop = Stop.DISCARD if request.discard else Stop.SAVE
+        job = await asyncio.to_thread(self._store.request_stop, request.id, stop)
+        await self._dispatcher.check_now(request.id)
+        return pb.CancelTrainingJobResponse(job=job_message(job))
+
+    async def ResumeTrainingJob(
+        self, request: pb.ResumeTrainingJobRequest, context: Context
+    ) -> pb.ResumeTrainingJobResponse:
+        """Queue it again."""
+        job = await asyncio.to_thread(self._store.requeue, request.id)
+        self._dispatcher.wake()
+        return pb.ResumeTrainingJobResponse(job=job_message(job))
+
+    async def _job(self, job_id: str) -> Job:
+        return await asyncio.to_thread(self._store.get, job_id)
+
+    async def _check(self, spec: TrainingSpec, *, local: bool) -> None:
+        await asyncio.to_thread(check_spec, spec, home=self._home, settings=self._settings, local=local)
+
+    async def _repeated(self, job_id: str, spec: TrainingSpec) -> Job | None:
+        """The job that an earlier call of the same content made; raises AlreadyExists for one of other content."""
+        if not job_id:
+            return None
+        try:
+            await self._job(job_id)
+        except UnknownName:
+            return None
+        return await asyncio.to_thread(self._store.submit, job_id, spec)
+
+
+class TrainingGrpc:
+    """Training jobs as Ray actors of the gateway's cluster, which is started when the first job needs it."""
+
+    names = ("attn.v1.TrainingService",)
+
+    def __init__(self, cluster: Cluster, settings: TrainSettings | None = None) -> None:
+        self._cluster = cluster
+        self._settings = settings or TrainSettings.from_environment()
+        self._store = JobStore(Layout(cluster.home).store)
+        self._dispatcher = Dispatcher(self._store, self.make_host, self._settings.max_concurrent_jobs)
+        self._servicer = TrainingServicer(cluster.home, self._settings, self._store, self._dispatcher)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Add the servicer to the server."""
+        add_TrainingServiceServicer_to_server(self._servicer, server)
+
+    async def start(self) -> None:
+        """Follow the records; unfinished jobs go on in the background."""
+        for work in (self._servicer.changes.follow(), self._dispatcher.run()):
+            self._tasks.append(asyncio.create_task(work))
+
+    async def stop(self, grace: float) -> None:
+        """Suspend jobs that cannot go on without this server; they go on when it starts again."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._servicer.changes.close()
+        await self._dispatcher.stop(grace)
+        self._store.close()
+
+    async def make_host(self) -> Host:
+        """Supervisors on Ray."""
+        await self._cluster.start()
+        from attn_train.on_ray import RayHost
+
+        private = self._cluster.settings.address is None
+        return RayHost(self.supervisor_settings(), private=private)
+
+    def supervisor_settings(self) -> SupervisorSettings:
+        """What supervisors are told."""
+        return SupervisorSettings(
+            home=self._cluster.home, threads=self._settings.threads, stall_timeout=self._settings.stall_timeout
+        )
+
+
+class InProcessTrainingGrpc(TrainingGrpc):
+    """The same without Ray: everything runs in threads of this process."""
+
+    async def make_host(self) -> Host:
+        """Supervisors as threads."""
+        from attn_train.in_process import ThreadHost
+
+        return ThreadHost(self.supervisor_settings())

@@ -1,1 +1,0 @@
-"""TrainingService over gRPC."""

@@ -1,0 +1,174 @@
+"""Datasets and training tasks: batches, losses and metrics that the training loop needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.evaluation import IGNORED, next_token_loss
+from attn_models.tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from attn_train.spec import TrainingSpec
+
+
+def derived(seed: int, use: str) -> int:
+    """A seed of 63 bits for `use`: equal streams for initial weights, batches and dropout would be correlated."""
+    digest = hashlib.sha256(f"{seed}:{use}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class RandomWindows:
+    """Draws `batch` windows of `context` tokens with their next tokens, at places given by a seeded generator.
+
+    `tokens` is [tokens], any integer type. Raises `InvalidValue` if not even one window fits.
+    """
+
+    def __init__(self, tokens: Tensor, *, context: int, batch: int, seed: int) -> None:
+        if len(tokens) <= context:
+            allowed = f"more than the context of {context} tokens"
+            raise InvalidValue.of("data", f"{len(tokens)} tokens", allowed)
+        # A view: window i is tokens i to i + context, so one gather makes a batch and its targets.
+        self._windows = tokens.unfold(0, context + 1, 1)
+        self._batch = batch
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, int64, [batch, context] each; targets are one token ahead."""
+        places = torch.randint(len(self._windows), (self._batch,), generator=self.generator)
+        rows = self._windows[places].long()
+        return rows[:, :-1], rows[:, 1:]
+
+
+def mean_loss(
+    model: nn.Module, batches: RandomWindows, count: int, on_batch: Callable[[], None] = lambda: None
+) -> float:
+    """The mean loss over `count` batches, without dropout; the model is left in the mode it was in.
+
+    `on_batch` is called after each batch.
+    """
+    training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    total = 0.0
+    with torch.inference_mode():
+        for _ in range(count):
+            inputs, targets = (part.to(device) for part in batches.next_batch())
+            total += next_token_loss(model, inputs, targets).item()
+            on_batch()
+    model.train(training)
+    return total / count
+
+
+VALIDATION_SEED = 0x5EED
+"""Validation batches are the same in every measurement of every run, so that losses can be compared."""
+
+OnBatch = Callable[[], None]
+"""Called after each batch of an evaluation, so that a long one is not taken for a hang."""
+
+
+class TrainingTask(Protocol):
+    """Batches, loss and metrics of one run.
+
+    Batches depend on the state of `generator` alone, which checkpoints save.
+    """
+
+    generator: torch.Generator
+    tokens: int
+    """Number of tokens predicted since the run started or resumed."""
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """The tensors of the next training batch, on the CPU."""
+        ...
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Training loss of a batch: a scalar, in nats per token, with auxiliary losses."""
+        ...
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """Mean loss over at most `batches` validation batches, without auxiliary losses; None if there are none."""
+        ...
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """Metrics that are measured once, after the last step, by name."""
+        ...
+
+
+class Dataset(Protocol):
+    """Data in memory, tokenized if it is text."""
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """Fields of the model's config that follow from the data, such as the size of the vocabulary."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """Number of training and validation examples, as text."""
+        ...
+
+    def task(self, spec: TrainingSpec) -> TrainingTask:
+        """The training task of a run, from its first batch."""
+        ...
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """Save the model with its tokenizer or class names; returns the folder."""
+        ...
+
+
+class TokenDataset:
+    """Base of datasets of token ids: they fix the vocabulary, and save their `tokenizer` with the model."""
+
+    tokenizer: Tokenizer
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """The vocabulary."""
+        return {"vocabulary": self.tokenizer.vocabulary}
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """A folder of a `LanguageModel` with its tokenizer."""
+        from attn_models.loading import save_model
+
+        return save_model(folder, model, self.tokenizer)
+
+
+PADDED = IGNORED
+"""Target of padding, which losses ignore."""
+
+Text = TypeVar("Text")
+
+
+def mean_validation_loss(
+    model: nn.Module,
+    kept: Sequence[Text],
+    collate: Callable[[Sequence[Text]], tuple[Tensor, ...]],
+    loss: Callable[[tuple[Tensor, ...]], Tensor],
+    *,
+    batch: int,
+    batches: int,
+    on_batch: OnBatch,
+) -> float | None:
+    """The mean `loss` a target over at most `batches` batches of texts, the same ones each time; None without texts.
+
+    The last part of a collated batch are its targets. The model is left in the mode it was in.
+    """
+    if not kept:
+        return None
+    order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(VALIDATION_SEED)).tolist()
+    training, total, tokens = model.training, 0.0, 0
+    model.eval()
+    device = next(model.parameters()).device
+    with torch.inference_mode():
+        for start in range(0, min(len(kept), batches * batch), batch):
+            parts = collate([kept[place] for place in order[start : start + batch]])
+            count = int((parts[-1] != PADDED).sum())
+            total += loss(tuple(part.to(device) for part in parts)).item() * count
+            tokens += count
+            on_batch()
+    model.train(training)
+    return total / tokens

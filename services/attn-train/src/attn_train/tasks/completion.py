@@ -1,0 +1,142 @@
+"""Completion of prompts: texts whose first part is given, and whose second part the model must write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_engine import Request, SamplingParams, build_engine
+from attn_models.decoder.mixture_of_experts import router_aux_loss
+from attn_models.evaluation import next_token_loss
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.learned import word_tokenizer
+from attn_models.tokenizers.tokenizer import eos_id
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, derived, mean_validation_loss
+from attn_train.tasks.seq2seq import TextPair
+
+EQUALS = "="
+"""The word between what is given and what is to be written."""
+FINAL_PROMPTS = 100
+"""Validation texts that are answered when training is over."""
+
+
+@dataclass(frozen=True, eq=False)
+class PromptCompletion:
+    """Token ids that are given, and those to be written, the one that ends them last."""
+
+    given: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CompletionDataset(TokenDataset):
+    """Texts to train on and texts kept for validation."""
+
+    training: Sequence[PromptCompletion]
+    validation: Sequence[PromptCompletion]
+    tokenizer: Tokenizer
+
+    @property
+    def summary(self) -> str:
+        """How many."""
+        return f"{len(self.training)} training and {len(self.validation)} validation texts"
+
+    def task(self, spec: TrainingSpec) -> CompletionTask:
+        """Batches of them."""
+        return CompletionTask(self, spec)
+
+
+def completion_dataset(pairs: Sequence[TextPair], *, validation: float, longest: int) -> CompletionDataset:
+    """The tokens, a word each, of "source = target" of at most `longest` tokens; the fraction `validation` apart.
+
+    Raises `InvalidValue` where none is left.
+    """
+    tokenizer = word_tokenizer([EQUALS, *(text for pair in pairs for text in pair)])
+    given = tokenizer.encode_batch([f"{source} {EQUALS}" for source, _ in pairs])
+    written = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
+    end = eos_id(tokenizer)
+    texts = [PromptCompletion(tuple(a), (*b, end)) for a, b in zip(given, written, strict=True)]
+    kept = [text for text in texts if len(text.given) + len(text.written) <= longest]
+    held = len(kept) - int(len(kept) * validation)
+    if not kept[:held]:
+        raise InvalidValue.of("model.context", longest, "room for at least one of the texts")
+    return CompletionDataset(training=kept[:held], validation=kept[held:], tokenizer=tokenizer)
+
+
+class CompletionTask:
+    """Batches of texts, [batch, longest] inputs and targets; what is given is no target."""
+
+    def __init__(self, texts: CompletionDataset, spec: TrainingSpec) -> None:
+        self._texts = texts
+        self._batch = spec.optimizer.batch
+        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self.tokens = 0
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """Any texts."""
+        texts = self._texts.training
+        chosen = torch.randint(len(texts), (self._batch,), generator=self.generator).tolist()
+        batch = collate([texts[place] for place in chosen])
+        self.tokens += int((batch[1] != PADDED).sum())
+        return batch
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy of what is to be written, and what keeps experts busy."""
+        return next_token_loss(model, *batch) + router_aux_loss(model)
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The mean over at most `batches` batches kept for validation."""
+        return mean_validation_loss(
+            model,
+            self._texts.validation,
+            collate,
+            lambda batch: next_token_loss(model, *batch),
+            batch=self._batch,
+            batches=batches,
+            on_batch=on_batch,
+        )
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """The share of the first validation texts that are written without a mistake, by the engine that serves."""
+        asked = self._texts.validation[:FINAL_PROMPTS]
+        if not asked:
+            return {}
+        answers = complete(model, self._texts.tokenizer, [text.given for text in asked], on_batch)
+        right = sum(answer == text.written for answer, text in zip(answers, asked, strict=True))
+        return {"answers_right": right / len(asked)}
+
+
+def complete(
+    model: nn.Module, tokenizer: Tokenizer, given: Sequence[tuple[int, ...]], on_batch: OnBatch
+) -> list[tuple[int, ...]]:
+    """What the model writes after each, likeliest token by token; it is left in the mode it was in."""
+    training = model.training
+    model.eval()
+    engine = build_engine(model, tokenizer)  # type: ignore[arg-type]
+    for place, ids in enumerate(given):
+        room = int(model.context) - len(ids)  # type: ignore[arg-type]
+        task = SamplingParams(temperature=0.0, max_new_tokens=room)
+        engine.submit(Request(id=str(place), token_ids=ids, params=task))
+    written: list[tuple[int, ...]] = [()] * len(given)
+    while not engine.idle:
+        for event in engine.step():
+            written[int(event.request_id)] += tuple(token.id for token in event.delta.tokens)
+        on_batch()
+    model.train(training)
+    return written
+
+
+def collate(texts: Sequence[PromptCompletion]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets [batch, longest], padded at the end."""
+    rows = [torch.tensor([*text.given, *text.written]) for text in texts]
+    goals = [row[1:].clone() for row in rows]
+    for goal, text in zip(goals, texts, strict=True):
+        goal[: len(text.given) - 1] = PADDED
+    inputs = pad_sequence([row[:-1] for row in rows], batch_first=True)
+    return inputs, pad_sequence(goals, batch_first=True, padding_value=PADDED)

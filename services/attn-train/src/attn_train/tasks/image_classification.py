@@ -1,0 +1,118 @@
+"""Image classification."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import VALIDATION_SEED, OnBatch, derived
+
+WHITE = 255
+AT_ONCE = 256
+"""Images that are named together when training is over."""
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledImages:
+    """Square `images`, uint8, [count, channels, side, side], and their classes, int64, `labels` [count]."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """Images to train on, images kept for validation, and the `names` of their classes."""
+
+    training: LabelledImages
+    validation: LabelledImages
+    names: Sequence[str]
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """The side in pixels, the numbers a pixel has, and the classes."""
+        _, channels, side, _ = self.training.images.shape
+        return {"image": side, "channels": channels, "classes": len(self.names)}
+
+    @property
+    def summary(self) -> str:
+        """How many."""
+        return f"{len(self.training.labels)} training and {len(self.validation.labels)} validation images"
+
+    def task(self, spec: TrainingSpec) -> ImageClassificationTask:
+        """Batches of them."""
+        return ImageClassificationTask(self, spec)
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """A folder with the names of the classes, and what is done to pixels first."""
+        from attn_models.loading.encoders import ImageClassifier
+
+        return ImageClassifier(model, self.names).save(folder)
+
+
+class ImageClassificationTask:
+    """Batches of images [batch, channels, side, side] from -1, black, to 1, white, and their classes [batch]."""
+
+    def __init__(self, images: ImageDataset, spec: TrainingSpec) -> None:
+        self._images = images
+        self._batch = spec.optimizer.batch
+        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self.tokens = 0
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """Any images."""
+        found = self._images.training
+        chosen = torch.randint(len(found.labels), (self._batch,), generator=self.generator)
+        self.tokens += self._batch
+        return normalize_pixels(found.images[chosen]), found.labels[chosen]
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy, in nats an image."""
+        images, labels = batch
+        return functional.cross_entropy(model(images), labels)
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The mean over at most `batches` batches of images kept for validation, the same ones each time."""
+        count = len(self._images.validation.labels)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(VALIDATION_SEED))
+        chosen = order[: batches * self._batch]
+        found = self._images.validation
+        kept = LabelledImages(found.images[chosen], found.labels[chosen])
+        return classification_metrics(model, kept, on_batch).get("loss")
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """The share of all images kept for validation that are named rightly."""
+        found = classification_metrics(model, self._images.validation, on_batch)
+        return {"images_right": found["right"]} if found else {}
+
+
+def normalize_pixels(images: Tensor) -> Tensor:
+    """Pixels from 0 to 255 as float32 from -1 to 1, as the vision Transformer's authors have them."""
+    return images.float() / (WHITE / 2) - 1
+
+
+def classification_metrics(
+    model: nn.Module, found: LabelledImages, on_batch: OnBatch = lambda: None
+) -> dict[str, float]:
+    """The mean loss, in nats an image, and the share that is named rightly; none of no images. Keeps its mode."""
+    if not len(found.labels):
+        return {}
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    loss = right = 0.0
+    with torch.inference_mode():
+        for start in range(0, len(found.labels), AT_ONCE):
+            labels = found.labels[start : start + AT_ONCE].to(device)
+            logits = model(normalize_pixels(found.images[start : start + AT_ONCE].to(device)))
+            loss += functional.cross_entropy(logits, labels, reduction="sum").item()
+            right += (logits.argmax(-1) == labels).sum().item()
+            on_batch()
+    model.train(training)
+    return {"loss": loss / len(found.labels), "right": right / len(found.labels)}

@@ -1,0 +1,152 @@
+"""Masked language modelling (Devlin et al. 2019, arXiv 1810.04805, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.learned import with_mask
+from torch import Tensor, nn
+from torch.nn import functional
+
+from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import VALIDATION_SEED, OnBatch, RandomWindows, derived
+from attn_train.tasks.language_modeling import TextDataset
+
+MASK_FRACTION = 0.15
+"""The share of tokens to guess."""
+MASKED, REPLACED = 0.8, 0.1
+"""Of the chosen, the shares that are hidden and that are replaced by any token; the others stay as they are."""
+FINAL_BATCHES = 50
+"""Validation batches that are guessed when training is over."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaskedTextDataset:
+    """A text, and a tokenizer with a token for what is hidden, which does not stand in the text."""
+
+    text: TextDataset
+    tokenizer: Tokenizer
+
+    @classmethod
+    def of(cls, text: TextDataset) -> MaskedTextDataset:
+        """The text with a mask behind its vocabulary, unless its tokenizer has one."""
+        return cls(text, with_mask(text.tokenizer))
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """The vocabulary."""
+        return {"vocabulary": self.tokenizer.vocabulary}
+
+    @property
+    def summary(self) -> str:
+        """How many tokens."""
+        return self.text.summary
+
+    def task(self, spec: TrainingSpec) -> MaskedLanguageModelingTask:
+        """Masked windows of the text."""
+        return MaskedLanguageModelingTask(self, spec)
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """A folder whose encoder can embed, and with the head that guesses."""
+        from attn_models.loading.encoders import save_masked
+
+        return save_masked(folder, model, self.tokenizer)
+
+
+class Masking:
+    """Draws windows and chooses tokens in them: 15 % of each, at least one."""
+
+    def __init__(self, tokens: Tensor, tokenizer: Tokenizer, *, context: int, batch: int, seed: int) -> None:
+        if tokenizer.mask_id is None:
+            raise InvalidValue.of("tokenizer", "no token that masks", "one that has it")
+        if context < 2:
+            raise InvalidValue.of("model.context", context, "at least 2 tokens, one to see and one to guess")
+        # Inputs and targets of `RandomWindows` are one window together.
+        self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
+        self.generator = self._windows.generator
+        self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocabulary
+        self.chosen = max(1, round(MASK_FRACTION * context))
+
+    def next_batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Token ids [batch, context] with what is hidden hidden, places to guess, and what stood there [batch, chosen].
+
+        All int64.
+        """
+        head, after = self._windows.next_batch()
+        tokens = torch.cat([head, after[:, -1:]], dim=1)
+        places = torch.rand(tokens.shape, generator=self.generator).topk(self.chosen, dim=1).indices
+        truth = tokens.gather(1, places)
+        lot = torch.rand(truth.shape, generator=self.generator)
+        other = torch.randint(self._vocabulary, truth.shape, generator=self.generator)
+        shown = torch.where(lot < MASKED, self._mask, torch.where(lot < MASKED + REPLACED, other, truth))
+        return tokens.scatter(1, places, shown), places, truth
+
+
+class MaskedLanguageModelingTask:
+    """Batches of masked windows; only what was chosen is guessed."""
+
+    def __init__(self, dataset: MaskedTextDataset, spec: TrainingSpec) -> None:
+        self._dataset = dataset
+        self._context, self._batch = spec.model.context, spec.optimizer.batch
+        self._masking = self._masked(dataset.text.training, derived(spec.seed, "batches"))
+        self.generator = self._masking.generator
+        self.tokens = 0
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """As `Masking.next_batch`."""
+        self.tokens += self._batch * self._masking.chosen
+        return self._masking.next_batch()
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy, in nats a guess."""
+        return functional.cross_entropy(masked_logits(model, batch).flatten(0, 1), batch[2].flatten())
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The same over the text kept for validation; None if that is shorter than a window."""
+        return self._validated(model, batches, on_batch).get("loss")
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """The share of guesses over the text kept for validation that are right."""
+        found = self._validated(model, FINAL_BATCHES, on_batch)
+        return {"guesses_right": found["right"]} if found else {}
+
+    def _validated(self, model: nn.Module, batches: int, on_batch: OnBatch) -> Mapping[str, float]:
+        if len(self._dataset.text.validation) < self._context:
+            return {}
+        masking = self._masked(self._dataset.text.validation, VALIDATION_SEED)
+        return masked_metrics(model, masking, batches, on_batch)
+
+    def _masked(self, tokens: Tensor, seed: int) -> Masking:
+        return Masking(tokens, self._dataset.tokenizer, context=self._context, batch=self._batch, seed=seed)
+
+
+def masked_logits(model: Any, batch: tuple[Tensor, ...]) -> Tensor:
+    """Logits [batch, chosen, vocabulary] at the places of a batch of `Masking`."""
+    tokens, places, _ = batch
+    rows = model.encoder(tokens)
+    logits: Tensor = model.guess(rows.gather(1, places[..., None].expand(-1, -1, rows.shape[-1])))
+    return logits
+
+
+def masked_metrics(
+    model: nn.Module, masking: Masking, batches: int, on_batch: OnBatch = lambda: None
+) -> dict[str, float]:
+    """The mean loss of `batches` batches, in nats a guess, and the share of right guesses; keeps the model's mode."""
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    loss = right = 0.0
+    with torch.inference_mode():
+        for _ in range(batches):
+            batch = tuple(part.to(device) for part in masking.next_batch())
+            logits = masked_logits(model, batch)
+            loss += functional.cross_entropy(logits.flatten(0, 1), batch[2].flatten()).item()
+            right += (logits.argmax(-1) == batch[2]).float().mean().item()
+            on_batch()
+    model.train(training)
+    return {"loss": loss / batches, "right": right / batches}

@@ -1,0 +1,223 @@
+"""Sequence-to-sequence learning: writing a target from its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from attn_core.errors import InvalidValue, MissingPackage
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids, eos_id
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import PADDED, OnBatch, TokenDataset, TrainingTask, derived, mean_validation_loss
+
+AT_ONCE = 32
+
+
+def translate(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    on_batch: OnBatch = lambda: None,
+    most: int | None = None,
+) -> list[str]:
+    """The greedy translation of each source, by the engine that serves; the model is left in the mode it was in.
+
+    At most `most` tokens each, by default what its context holds; sources longer than the model reads give "".
+    """
+    training = model.training
+    model.eval()
+    engine = build_engine(model, tokenizer, EngineConfig(max_num_seqs=AT_ONCE))  # type: ignore[arg-type]
+    begin, longest = decoder_start_ids(tokenizer), int(model.source_context)  # type: ignore[arg-type]
+    room = int(model.context) - len(begin)  # type: ignore[arg-type]
+    task = SamplingParams(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
+    for place, source in enumerate(sources):
+        ids = encoder_input_ids(tokenizer, source)
+        if len(ids) <= longest:
+            engine.submit(Request(id=str(place), token_ids=begin, encoder_token_ids=ids, params=task))
+    written = [""] * len(sources)
+    while not engine.idle:
+        for event in engine.step():
+            written[int(event.request_id)] += event.delta.text
+        on_batch()
+    model.train(training)
+    return [text.strip() for text in written]
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Corpus BLEU from 0 to 100 by sacreBLEU (Post 2018, arXiv 1804.08771); raises `MissingPackage` without it."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError as error:
+        raise MissingPackage.of("attn-train[bleu]", "measuring BLEU") from error
+    return float(BLEU().corpus_score(list(translations), [list(references)]).score)
+
+
+TextPair = tuple[str, str]
+"""A source and its target."""
+TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
+"""Source tokens with the one that ends them, and target tokens from the one that begins to the one that ends them."""
+
+WORD, BYTE_PAIRS = "word", "byte_pairs"
+VOCABULARY = 8000
+"""Tokens of byte pairs where no number is given, as "byte_pairs:4000" gives one."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairDataset(TokenDataset):
+    """Pairs to train on, pairs kept for validation with their texts, and the tokenizer of both sides."""
+
+    training: Sequence[TokenPair]
+    validation: Sequence[TokenPair]
+    texts: Sequence[TextPair]
+    tokenizer: Tokenizer
+
+    @property
+    def summary(self) -> str:
+        """How many."""
+        return f"{len(self.training)} training and {len(self.validation)} validation pairs"
+
+    def task(self, spec: TrainingSpec) -> TrainingTask:
+        """Batches of pairs that are about equally long."""
+
+        return Seq2SeqTask(self, spec)
+
+
+def tokenize_pairs(
+    training: Sequence[TextPair], validation: Sequence[TextPair], *, tokenizer: str, longest: tuple[int, int]
+) -> PairDataset:
+    """The tokens of pairs; those longer than `longest` source and target tokens are left out of both.
+
+    `tokenizer` is "word", "byte_pairs" or "byte_pairs:N", learned from the pairs to train on, or a folder with a
+    tokenizer.json. Raises `InvalidValue` for another word, or where no pair is left.
+    """
+    made = learned_tokenizer(tokenizer, [text for pair in training for text in pair])
+    kept = [pair for pair in token_pairs(training, made) if fits_model(pair, longest)]
+    if not kept:
+        raise InvalidValue.of("data", f"{len(training)} pairs", f"at least one pair of at most {longest} tokens")
+    both = zip(token_pairs(validation, made), validation, strict=True)
+    held = [(pair, texts) for pair, texts in both if fits_model(pair, longest)]
+    return PairDataset(
+        training=kept, validation=[pair for pair, _ in held], texts=[texts for _, texts in held], tokenizer=made
+    )
+
+
+def is_byte_pairs(tokenizer: str) -> bool:
+    """Whether it is byte pairs that are learned."""
+    return tokenizer.partition(":")[0] == BYTE_PAIRS
+
+
+def is_learned_tokenizer(tokenizer: str) -> bool:
+    """Whether it is learned from the data, and not read from a folder."""
+    return tokenizer == WORD or is_byte_pairs(tokenizer)
+
+
+def learned_tokenizer(name: str, texts: Sequence[str]) -> Tokenizer:
+    """The tokenizer that a specification names."""
+    kind, _, size = name.partition(":")
+    if kind == WORD and not size:
+        return word_tokenizer(texts)
+    if kind == BYTE_PAIRS:
+        if size and not (size.isascii() and size.isdecimal()):
+            raise InvalidValue.of("data.tokenizer", name, f"{BYTE_PAIRS}:N with a whole number")
+        return byte_pair_tokenizer(texts, int(size or VOCABULARY))
+    return Tokenizer.from_folder(name)
+
+
+def token_pairs(pairs: Sequence[TextPair], tokenizer: Tokenizer) -> list[TokenPair]:
+    """The tokens of each pair; raises `InvalidValue` for an empty source."""
+    sources = (encoder_input_ids(tokenizer, source) for source, _ in pairs)
+    targets = tokenizer.encode_batch([target for _, target in pairs], add_special=False)
+    end = eos_id(tokenizer)
+    return [(source, (*decoder_start_ids(tokenizer, ids), end)) for source, ids in zip(sources, targets, strict=True)]
+
+
+def fits_model(pair: TokenPair, longest: tuple[int, int]) -> bool:
+    """Whether a model with these contexts can be trained on it."""
+    return len(pair[0]) <= longest[0] and len(pair[1]) - 1 <= longest[1]
+
+
+BUCKET_BATCHES = 8
+"""A batch is drawn from as many batches of pairs that are about as long."""
+
+
+class Seq2SeqTask:
+    """Batches of pairs; the decoder is shown what it should have written so far, and predicts what follows.
+
+    A batch is padded [batch, source] tokens and which of them are real, and [batch, target] inputs and targets.
+    """
+
+    def __init__(self, pairs: PairDataset, spec: TrainingSpec) -> None:
+        self._pairs = pairs
+        self._batch = spec.optimizer.batch
+        self._smoothing = spec.optimizer.label_smoothing
+        self._bleu = spec.checkpoint.bleu_sentences
+        self._sorted = sorted(pairs.training, key=lambda pair: (len(pair[1]), len(pair[0])))
+        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self.tokens = 0
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """A batch of pairs about as long as one that is drawn from all."""
+        count = len(self._sorted)
+        window = min(count, BUCKET_BATCHES * self._batch)
+        centre = int(torch.randint(count, (), generator=self.generator))
+        first = min(max(0, centre - window // 2), count - window)
+        chosen = first + torch.randperm(window, generator=self.generator)[: self._batch]
+        batch = collate([self._sorted[place] for place in chosen.tolist()])
+        self.tokens += int((batch[3] != PADDED).sum())
+        return batch
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy with targets smoothed (Szegedy et al. 2016, arXiv 1512.00567, section 7)."""
+        return _loss(model, batch, self._smoothing)
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The mean over at most `batches` batches kept for validation, not smoothed."""
+        return mean_validation_loss(
+            model,
+            list(self._pairs.validation),
+            collate,
+            lambda batch: _loss(model, batch, 0.0),
+            batch=self._batch,
+            batches=batches,
+            on_batch=on_batch,
+        )
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, Any]:
+        """BLEU over the first validation sources, where asked for."""
+        texts = self._pairs.texts[: self._bleu]
+        if not texts:
+            return {}
+        written = translate(model, self._pairs.tokenizer, [source for source, _ in texts], on_batch)
+        return {"bleu": bleu(written, [target for _, target in texts])}
+
+
+def collate(pairs: Sequence[TokenPair]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sources, which of their tokens are real, inputs and targets [batch, ...], padded at the end."""
+    sources = [torch.tensor(source) for source, _ in pairs]
+    targets = [torch.tensor(target) for _, target in pairs]
+    source = pad_sequence(sources, batch_first=True)
+    key_padding_mask = torch.arange(source.shape[1]) < torch.tensor([len(rows) for rows in sources])[:, None]
+    inputs = pad_sequence([rows[:-1] for rows in targets], batch_first=True)
+    return (
+        source,
+        key_padding_mask,
+        inputs,
+        pad_sequence([rows[1:] for rows in targets], batch_first=True, padding_value=PADDED),
+    )
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, ...], smoothing: float) -> Tensor:
+    source, key_padding_mask, inputs, targets = batch
+    logits = model(inputs, source, key_padding_mask)
+    return functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=PADDED, label_smoothing=smoothing
+    )

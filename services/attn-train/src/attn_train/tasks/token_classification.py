@@ -1,0 +1,111 @@
+"""Token classification: tagging words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_models.tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+
+from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import PADDED, OnBatch, derived, mean_validation_loss
+
+ALL_BATCHES = 10**9
+
+
+@dataclass(frozen=True)
+class TaggedTokens:
+    """A sentence's tokens, the class of each word at its first token (PADDED at its others), and the word's depth."""
+
+    tokens: tuple[int, ...]
+    classes: tuple[int, ...]
+    depths: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedDataset:
+    """Sentences to train on, sentences kept for validation, the `names` of the tags and the tokenizer of words."""
+
+    training: Sequence[TaggedTokens]
+    validation: Sequence[TaggedTokens]
+    names: Sequence[str]
+    tokenizer: Tokenizer
+
+    @property
+    def model_fields(self) -> Mapping[str, Any]:
+        """The vocabulary and the tags."""
+        return {"vocabulary": self.tokenizer.vocabulary, "classes": len(self.names)}
+
+    @property
+    def summary(self) -> str:
+        """How many."""
+        return f"{len(self.training)} training and {len(self.validation)} validation sentences"
+
+    def task(self, spec: TrainingSpec) -> TokenClassificationTask:
+        """Batches of them."""
+        return TokenClassificationTask(self, spec)
+
+    def save(self, folder: Path, model: Any) -> Path:
+        """A folder with the names of the tags."""
+        from attn_models.loading.encoders import save_tagger
+
+        return save_tagger(folder, model, self.names, self.tokenizer)
+
+
+class TokenClassificationTask:
+    """Batches of sentences, padded at the end; words are tagged at their first tokens."""
+
+    def __init__(self, sentences: TaggedDataset, spec: TrainingSpec) -> None:
+        self._sentences = sentences
+        self._batch = spec.optimizer.batch
+        self.generator = torch.Generator().manual_seed(derived(spec.seed, "batches"))
+        self.tokens = 0
+
+    def next_batch(self) -> tuple[Tensor, ...]:
+        """Any sentences, as `collate` has them."""
+        found = self._sentences.training
+        chosen = torch.randint(len(found), (self._batch,), generator=self.generator).tolist()
+        batch = collate([found[place] for place in chosen])
+        self.tokens += int((batch[-1] != PADDED).sum())
+        return batch
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Mean cross-entropy, in nats a word."""
+        return functional.cross_entropy(model(*batch[:-1]).flatten(0, 1), batch[-1].flatten(), ignore_index=PADDED)
+
+    def validation_loss(self, model: nn.Module, batches: int, on_batch: OnBatch) -> float | None:
+        """The mean over at most `batches` batches kept for validation."""
+        return self._mean(model, lambda batch: self.loss(model, batch), batches, on_batch)
+
+    def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
+        """The share of all words kept for validation that are tagged rightly."""
+        right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
+        return {} if right is None else {"tags_right": right}
+
+    def _mean(self, model: nn.Module, value: Any, batches: int, on_batch: OnBatch) -> float | None:
+        kept = self._sentences.validation
+        return mean_validation_loss(model, kept, collate, value, batch=self._batch, batches=batches, on_batch=on_batch)
+
+
+def collate(sentences: Sequence[TaggedTokens]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, which of them are real, depths and classes [batch, longest], padded at the end."""
+    tokens, classes, depths = (
+        [torch.tensor(getattr(one, part)) for one in sentences] for part in ("tokens", "classes", "depths")
+    )
+    padded = pad_sequence(tokens, batch_first=True)
+    key_padding_mask = torch.arange(padded.shape[1]) < torch.tensor([len(row) for row in tokens])[:, None]
+    goals = pad_sequence(classes, batch_first=True, padding_value=PADDED)
+    return padded, key_padding_mask, pad_sequence(depths, batch_first=True), goals
+
+
+def tagging_accuracy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """The share of the words of a batch that are tagged rightly."""
+    goals = batch[-1]
+    right: Tensor = (model(*batch[:-1]).argmax(-1) == goals)[goals != PADDED].float().mean()
+    return right

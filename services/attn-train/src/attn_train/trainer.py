@@ -1,0 +1,223 @@
+"""The training loop: one run of a model over its data, from its newest checkpoint to its last step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from attn_core.errors import CheckpointWriteFailed, UserError
+from attn_models.decoder.mixture_of_experts import update_router_biases
+from torch import Tensor, nn
+
+from attn_train.checkpoint import CheckpointFolder, Progress, random_states, read_checkpoint, restore_random_states
+from attn_train.optimizer import PRECISIONS, adamw, learning_rate, optimizer_state, restore_optimizer_state
+from attn_train.records import Stop, StopFlag
+from attn_train.spec import TrainingSpec
+from attn_train.tasks.base import Dataset, derived
+
+
+class Reporter(Protocol):
+    """Receives the progress of a run, in order, on the thread of the loop; must return quickly."""
+
+    def heartbeat(self) -> None:
+        """An update or a batch of an evaluation was done."""
+        ...
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Values measured when `step` updates were done, by name."""
+        ...
+
+    def checkpoint(self, step: int, path: Path, size: int) -> None:
+        """The folder `path` of `size` bytes holds a complete checkpoint."""
+        ...
+
+    def log(self, text: str) -> None:
+        """A line of the log."""
+        ...
+
+    def flush(self) -> None:
+        """Return once everything reported has been received: called before a checkpoint is written."""
+        ...
+
+
+class NullReporter:
+    """Discards what it gets."""
+
+    def heartbeat(self) -> None:
+        """Nothing."""
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing."""
+
+    def checkpoint(self, step: int, path: Path, size: int) -> None:
+        """Nothing."""
+
+    def log(self, text: str) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing."""
+
+
+class TrainingDiverged(UserError):  # noqa: N818 - named, as all errors here, for what happened
+    """The loss is NaN or infinite."""
+
+    reason = "TRAINING_DIVERGED"
+
+
+@dataclass
+class Throughput:
+    """Training time in seconds since the last metrics, without evaluation and checkpoints, and the token count then."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+
+
+class Trainer:
+    """Trains `model` on a dataset as `spec` says, on the device of the model.
+
+    Without `checkpoints` none are written. A resumed run gives the losses of one without interruption, bit for bit.
+    """
+
+    def __init__(
+        self, model: nn.Module, dataset: Dataset, spec: TrainingSpec, *, checkpoints: CheckpointFolder | None = None
+    ) -> None:
+        self.model = model
+        self.spec = spec
+        self.step = 0
+        self.elapsed = 0.0
+        self._checkpoints = checkpoints
+        self._optimizer = adamw(model, spec.optimizer)
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._device = self._trained[0].device
+        self._task = dataset.task(spec)
+        self._throughput = Throughput()
+        self._saved_step: int | None = None
+
+    def resume(self) -> bool:
+        """Go to where the newest checkpoint is; False if there is none.
+
+        Raises CheckpointInvalid if it is damaged or does not fit the model.
+        """
+        newest = self._checkpoints.newest() if self._checkpoints else None
+        if newest is None:
+            return False
+        progress, parts = read_checkpoint(newest.path)
+        with torch.no_grad():
+            for name, tensor in _saved_tensors(self.model).items():
+                tensor.copy_(parts["weights"][name])
+        restore_optimizer_state(self.model, self._optimizer, parts["optimizer"])
+        restore_random_states(self._task.generator, parts["random"])
+        self.step, self.elapsed, self._saved_step = progress.step, progress.elapsed_seconds, progress.step
+        return True
+
+    def run(self, report: Reporter, stop: StopFlag) -> Stop | None:
+        """Train to the last step and return None, or stop when asked to and return how.
+
+        Raises TrainingDiverged when the loss is not finite, CheckpointWriteFailed if the last checkpoint cannot
+        be written; a failure of an earlier one is reported and the run goes on.
+        """
+        self.model.train()
+        if self.step == 0:
+            torch.manual_seed(derived(self.spec.seed, "dropout"))
+        while self.step < self.spec.optimizer.steps:
+            asked = stop.get()
+            if asked is not None:
+                if asked is Stop.SAVE:
+                    self.save(report)
+                return asked
+            self._one_step(report)
+        self.save(report)
+        return None
+
+    def save(self, report: Reporter) -> None:
+        """Write a checkpoint unless the newest is of this step. Raises CheckpointWriteFailed."""
+        if self._checkpoints is None or self._saved_step == self.step:
+            return
+        report.flush()
+        parts = {
+            "weights": _saved_tensors(self.model),
+            "optimizer": optimizer_state(self.model, self._optimizer),
+            "random": random_states(self._task.generator),
+        }
+        written = self._checkpoints.write(Progress(step=self.step, elapsed_seconds=self.elapsed), parts)
+        self._saved_step = self.step
+        report.checkpoint(written.step, written.path, written.size)
+        self._checkpoints.prune(self.spec.checkpoint.keep)
+
+    def validation_loss(self, batches: int, on_batch: Callable[[], None] = lambda: None) -> float | None:
+        """Mean loss, in nats a token, over `batches` batches kept for validation; None if there are too few.
+
+        `on_batch` is called after each batch.
+        """
+        return self._task.validation_loss(self.model, batches, on_batch)
+
+    def _one_step(self, report: Reporter) -> None:
+        began = time.perf_counter()
+        rate = learning_rate(self.step, self.spec.optimizer)
+        loss, norm = self._update(rate)
+        self.step += 1
+        report.heartbeat()
+        last = self.step == self.spec.optimizer.steps
+        measured = last or self.step % self.spec.checkpoint.metrics_interval == 0
+        values = {"loss": loss.item(), "learning_rate": rate, "gradient_norm": norm.item()} if measured else {}
+        seconds = time.perf_counter() - began
+        self.elapsed += seconds
+        self._throughput.seconds += seconds
+        if measured:
+            values |= self._speed()
+            self._require_finite(values["loss"])
+        if last or self.step % self.spec.checkpoint.evaluation_interval == 0:
+            validation = self.validation_loss(self.spec.checkpoint.evaluation_batches, report.heartbeat)
+            values |= {} if validation is None else {"validation_loss": validation}
+        if last:
+            values |= self._task.final_metrics(self.model, report.heartbeat)
+        if values:
+            report.metrics(self.step, values)
+        if self.step % self.spec.checkpoint.interval == 0 and not last:
+            self._try_save(report)
+
+    def _update(self, rate: float) -> tuple[Tensor, Tensor]:
+        batch = tuple(part.to(self._device, non_blocking=True) for part in self._task.next_batch())
+        with PRECISIONS[self.spec.precision]():
+            loss = self._task.loss(self.model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        limit = self.spec.optimizer.clip or math.inf
+        norm = nn.utils.clip_grad_norm_(self._trained, limit)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        update_router_biases(self.model)
+        return loss.detach(), norm
+
+    def _speed(self) -> dict[str, float]:
+        speed = (self._task.tokens - self._throughput.tokens) / self._throughput.seconds
+        self._throughput = Throughput(tokens=self._task.tokens)
+        return {"tokens_per_second": speed, "elapsed_seconds": self.elapsed}
+
+    def _require_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss is {loss} at step {self.step}; a lower learning rate or a longer warm-up may help",
+                step=self.step,
+                loss=loss,
+            )
+
+    def _try_save(self, report: Reporter) -> None:
+        try:
+            self.save(report)
+        except CheckpointWriteFailed as error:
+            report.log(f"{error.reason}: {error.message}; training goes on")
+
+
+def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; what two names share appears once."""
+    parameters = dict(model.named_parameters())
+    buffers = {name: tensor for name, tensor in model.named_buffers() if name in model.state_dict()}
+    return {**parameters, **buffers}
