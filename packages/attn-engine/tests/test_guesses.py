@@ -196,7 +196,7 @@ def test_guessed_samples_pass_a_chi_square_test():
 def test_a_guess_is_what_followed_the_longest_match(tokens, most):
     grown = PromptLookup()
     for end in range(1, len(tokens) + 1):
-        found = grown.guess(tokens[:end], most).tokens
+        found = grown.draft(tokens[:end], most).tokens
     expected: list[int] = []
     for length in range(min(3, len(tokens)), 0, -1):
         starts = [i for i in range(len(tokens) - length) if tokens[i : i + length] == tokens[-length:]]
