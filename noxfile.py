@@ -239,13 +239,17 @@ def wheel_of(name: str, folder: Path = WHEELS) -> str:
 
 
 def supported(names: list[str]) -> list[nox.param]:
-    """(python, package): all Pythons for packages that are used and tested without torch, one for the others."""
-    return [
-        nox.param(python, name, id=name if python == PYTHON else f"{name}-{python}")
-        for name in names
-        for python in PYTHONS
-        if python == PYTHON or not workspace.needs_torch(workspace.tested_with(name, PACKAGES), PACKAGES)
-    ]
+    """(python, package): all Pythons for packages that are used and tested without torch, one for the others.
+
+    The former carry the tag `light`: `nox -t light` runs them in a few minutes.
+    """
+    found = []
+    for name in names:
+        heavy = workspace.needs_torch(workspace.tested_with(name, PACKAGES), PACKAGES)
+        for python in PYTHONS[:1] if heavy else PYTHONS:
+            label = name if python == PYTHON else f"{name}-{python}"
+            found.append(nox.param(python, name, id=label, tags=[] if heavy else ["light"]))
+    return found
 
 
 def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:
