@@ -1,15 +1,24 @@
-"""What makes laws tests of pytest, and keeps them there."""
+"""Test classes to inherit: every law of a mechanism, cache, model or kernel, parametrised by pytest over its cases."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
+from attn_core import CacheFamily, Kernel, Mechanism, ModelFamily
 
-from attn_testing.expect import LawBroken
-from attn_testing.law import Law
+from attn_testing import laws
+from attn_testing.cache_subject import CacheSubject
+from attn_testing.kernel_subject import KernelSubject
+from attn_testing.law import Law, LawBroken
+from attn_testing.laws import MECHANISM_LAWS
+from attn_testing.laws import caches as cache_laws
+from attn_testing.laws import kernel as kernel_laws
+from attn_testing.laws import models as model_laws
+from attn_testing.model_subject import ModelSubject, Values
+from attn_testing.subject import SETTINGS, Setting, Subject
 
 
 class Suite:
@@ -102,3 +111,119 @@ def marks(item: Any) -> list[pytest.Mark]:
         mark.mark if isinstance(mark, pytest.MarkDecorator) else mark
         for mark in (found if isinstance(found, list) else [found])
     ]
+
+
+class MechanismSuite(Suite):
+    """What a test class says of the mechanism it tests; inherit it with single laws, or `MechanismLaws` for all.
+
+    `mechanism` is a name or an object; `options` are its own; `settings` are what models may tell it.
+    """
+
+    mechanism: ClassVar[str | Mechanism]
+    options: ClassVar[Mapping[str, Any]] = {}
+    settings: ClassVar[Sequence[Setting]] = SETTINGS
+
+    @classmethod
+    def make_subject(cls) -> Subject:
+        """The mechanism with its options and settings."""
+        return Subject(cls.mechanism, cls.options, cls.settings)
+
+    @classmethod
+    def reported(cls) -> str:
+        """The mechanism's own name."""
+        return str(cls.subject().mechanism.name)
+
+
+class MechanismLaws(
+    MechanismSuite,
+    laws.Described,
+    laws.Options,
+    laws.Settings,
+    laws.Undeclared,
+    laws.RowSums,
+    laws.CausalityByPerturbation,
+    laws.CausalityByGradient,
+    laws.Bidirectionality,
+    laws.PaddingInvariance,
+    laws.NoAllowedKey,
+    laws.DecodeEqualsForward,
+    laws.ChunkedPrefill,
+    laws.BatchInvariance,
+    laws.TreeEqualsPaths,
+    laws.KVSharing,
+    laws.DroppedWeights,
+    laws.Gradients,
+    laws.Precision,
+    laws.StateBytes,
+    laws.Cost,
+    laws.SavedAndLoaded,
+    laws.Compiles,
+):
+    """Every law. A plugin's test file inherits this and names its mechanism."""
+
+    laws = MECHANISM_LAWS
+
+
+class CacheSuite(Suite):
+    """What a test class says of the cache it tests: `family`, a name or an object."""
+
+    family: ClassVar[str | CacheFamily]
+
+    @classmethod
+    def make_subject(cls) -> CacheSubject:
+        """The cache and the models it is tried for."""
+        return CacheSubject(cls.family)
+
+
+class CacheLaws(
+    CacheSuite, cache_laws.ViewsEqual, cache_laws.RefusesWhenFull, cache_laws.ReleaseFreesAll, cache_laws.LiveBytes
+):
+    """Every law. A cache's test file inherits this and names its family."""
+
+    laws = cache_laws.CACHE_LAWS
+
+
+class ModelSuite(Suite):
+    """What a test class says of the models it tests: a `family`, by name or as an object, and `configs` by label.
+
+    Configs are plain values of small models, with a context of at least 13 tokens.
+    """
+
+    family: ClassVar[str | ModelFamily]
+    configs: ClassVar[Mapping[str, Values]]
+
+    @classmethod
+    def make_subject(cls) -> ModelSubject:
+        """The family and its configs."""
+        return ModelSubject(cls.family, cls.configs)
+
+
+class ModelLaws(
+    ModelSuite,
+    model_laws.Described,
+    model_laws.Causality,
+    model_laws.StepEqualsForward,
+    model_laws.CrowdEqualsAlone,
+    model_laws.GreedyTokensOfLogits,
+    model_laws.SavedAndLoaded,
+):
+    """Every law. A model's test file inherits this, names its family and gives small configs."""
+
+    laws = model_laws.MODEL_LAWS
+
+
+class KernelSuite(Suite):
+    """What a test class says of the kernel it tests: `kernel`, a name or an object, of the operation `attend`."""
+
+    kernel: ClassVar[str | Kernel]
+
+    @classmethod
+    def make_subject(cls) -> KernelSubject:
+        """The kernel and the problems it accepts."""
+        return KernelSubject(cls.kernel)
+
+
+class KernelLaws(KernelSuite, kernel_laws.AgreesWithOracle, kernel_laws.RefusesTheRest):
+    """Every law. A kernel's test file inherits this and names its kernel."""
+
+    laws = kernel_laws.KERNEL_LAWS

@@ -1,4 +1,4 @@
-"""Keys and values are the same, whoever made them."""
+"""The law of layers that use the keys and values of another layer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from attn_testing.case import Case
-from attn_testing.expect import require, require_same
-from attn_testing.law import MechanismLaw
-from attn_testing.laws.decode_equals_forward import silent_where_nothing_decodes
+from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.laws.decoding import silent_where_nothing_decodes
 from attn_testing.memory import DictionaryStore
 from attn_testing.serving import ragged
+from attn_testing.subject import Case
 
 TOKENS = 9
 CHUNKS = (4, 1, 3, 1)
 LAYER = "layer"
 
 
-class Borrowing(MechanismLaw):
+class KVSharing(MechanismLaw):
     """A layer that attends to what its double lends gives what the double gives; it has and remembers no keys."""
 
     needs: ClassVar[tuple[Capability, ...]] = (Capability.BORROWS,)
