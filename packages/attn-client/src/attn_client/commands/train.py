@@ -34,7 +34,7 @@ def train_command(
     `--model-options 'pattern=["linear", "mha"]'`.
     """
     config = training.replace(data=training.data.replace(dataset=located(training.data.dataset)))
-    with connect(connection.address, connection.token_file, connection.tls_ca) as client:
+    with connect(connection) as client:
         submitted = client.jobs.submit(config, job_id=job)
         if not detach:
             follow(client, submitted.id, after=0, json=json)
