@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import InvalidValue
+from attn_schema.training import ModelConfig
 from attn_train.data.synthetic import HELD, NUMBERS, caption_pairs, digits, synthetic_pairs
+from attn_train.model import configured
 from attn_train.tasks.base import PADDED
 from attn_train.tasks.completion import CompletionTask, collate, completion_dataset
 from torch import nn
@@ -71,12 +73,9 @@ def test_batches_depend_on_the_seed_alone(copies, config):
 
 
 def test_answers_of_the_engine_are_counted_token_by_token(copies, config):
-    from attn_core import installed
-
-    family = installed().models.get("lstmn_lm")
     torch.manual_seed(0)
-    fields = {"vocabulary": copies.tokenizer.vocabulary, "max_seq_len": 12, "hidden_size": 16}
-    model = family.build(family.configure(fields)).eval()
+    family, made = configured(ModelConfig(family="lstmn_lm", max_seq_len=12, hidden_size=16), copies.model_fields)
+    model = family.build(made).eval()
     values = task(copies, config).final_metrics(model, lambda: None)
     right = 0
     for text in copies.validation:
