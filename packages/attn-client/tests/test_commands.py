@@ -208,6 +208,12 @@ def test_options_of_training_change_a_recipe(shell: Shell, server: Any) -> None:
     assert (config.model.family, config.model.hidden_size, config.model.num_layers) == ("masked_lm", 64, 4)
 
 
+def test_options_of_a_mechanism_are_added_to_those_of_the_recipe(shell: Shell, server: Any) -> None:
+    assert shell.run("train", "--recipe", "longformer", "-o", "window=4", "--detach")[0] == 0
+    options = from_message(TrainingConfig, server.book.config).model.options
+    assert options == read_recipe("longformer").model.options | {"window": 4}
+
+
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_recipe(shell: Shell, server: Any) -> None:
     (shell.folder / "mine.toml").write_text("seed = 3\n[optimizer]\nsteps = 9\nwarmup_steps = 1\nbatch_size = 5\n")
     line = ["--recipe", "bert", "--config", "mine.toml", "--batch-size", "6", "--detach"]
