@@ -48,7 +48,7 @@ def test_images_are_named_as_when_training_was_over(files):
         images = dataset.training.images.float() / 127.5 - 1
         right = (trained.eval()(images).argmax(-1) == dataset.training.labels).float().mean().item()
     assert found["images"] == 20
-    assert found["images_right"] == pytest.approx(right)
+    assert found["accuracy"] == pytest.approx(right)
     with pytest.raises(InvalidValue, match="zero"):
         evaluate(folder, "digits", files)
 
@@ -59,7 +59,7 @@ def test_words_are_tagged_as_when_training_was_over(files, positions):
     folder, dataset, trained, config = left(files, model, dataset=str(files / "x.conllu"), tokenizer="word")
     found = evaluate(folder, str(files / "x.conllu"), files)
     expected = dataset.task(config).final_metrics(trained, lambda: None)
-    assert found == {"sentences": 20, "tags_right": pytest.approx(expected["tags_right"])}
+    assert found == {"sentences": 20, "accuracy": pytest.approx(expected["accuracy"])}
     (files / "none.conllu").write_text("1\ta\t_\tZ\t_\t_\t0\t_\t_\t_\n")
     with pytest.raises(InvalidValue, match="with tags"):
         evaluate(folder, str(files / "none.conllu"), files)
@@ -71,7 +71,7 @@ def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
     evaluate_command(str(folder), str(files / "words.txt"), json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == len((files / "words.txt").read_text())
-    assert 0 <= found["guesses_right"] <= 1
+    assert 0 <= found["masked_accuracy"] <= 1
     assert found == evaluate(folder, str(files / "words.txt"), files)
     (files / "short.txt").write_text("key")
     with pytest.raises(InvalidValue, match="context"):

@@ -65,7 +65,7 @@ def _image_classifier(folder: Path, data: str, home: Path) -> dict[str, float]: 
     found = images.validation if len(images.validation.labels) else images.training
     places = torch.tensor([classifier.labels.index(name) for name in images.names])
     right = classification_metrics(classifier.model, LabelledImages(found.images, places[found.labels]))
-    return {"images": float(len(found.labels)), "loss": right["loss"], "images_right": right["right"]}
+    return {"images": float(len(found.labels)), "loss": right["loss"], "accuracy": right["right"]}
 
 
 def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
@@ -83,7 +83,7 @@ def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: A
     if right is None:
         allowed = f"at least one of at most {tagger.encoder.context} tokens, with tags"
         raise InvalidValue.of("data", f"{data} without such sentences", allowed)
-    return {"sentences": float(len(kept)), "tags_right": right}
+    return {"sentences": float(len(kept)), "accuracy": right}
 
 
 def _masked_language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
@@ -91,7 +91,7 @@ def _masked_language_model(folder: Path, data: str, home: Path) -> dict[str, flo
     _, ids = _read(data, tokenizer, home)
     masking = Masking(ids, tokenizer, context=model.encoder.context, batch=BATCH, seed=VALIDATION_SEED)
     found = masked_metrics(model, masking, FINAL_BATCHES)
-    return {"tokens": float(len(ids)), "loss": found["loss"], "guesses_right": found["right"]}
+    return {"tokens": float(len(ids)), "loss": found["loss"], "masked_accuracy": found["right"]}
 
 
 def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:

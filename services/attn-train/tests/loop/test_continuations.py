@@ -84,7 +84,7 @@ def test_answers_of_the_engine_are_counted_token_by_token(copies, config):
             with torch.no_grad():
                 ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
         right += tuple(ids[len(text.given) :]) == text.written
-    assert values == {"answers_right": right / len(copies.validation)}
+    assert values == {"answer_accuracy": right / len(copies.validation)}
 
 
 def test_captions_say_which_digits_stand_where():

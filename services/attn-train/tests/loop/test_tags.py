@@ -86,7 +86,7 @@ def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, 
     dataset = load_tags(config.data, 32, "word")
     model = build_model(config, dataset)
     Trainer(model, dataset, config).run(record(), StopFlag())
-    assert dataset.task(config).final_metrics(model, lambda: None) == {"tags_right": 1.0}
+    assert dataset.task(config).final_metrics(model, lambda: None) == {"accuracy": 1.0}
     again, names, tokenizer = load_tagger(dataset.save(tmp_path / "m", model))
     assert names == dataset.names
     assert tokenizer.encode("dogs run") == dataset.tokenizer.encode("dogs run")

@@ -92,7 +92,7 @@ async def test_a_machine_learns_from_a_task_and_answers_in_words(server, home, s
         await watch(stub, "machine")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="machine"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
-    assert 0 <= done.last_metrics["answers_right"] <= 1
+    assert 0 <= done.last_metrics["answer_accuracy"] <= 1
     assert done.last_metrics["validation_loss"] > 0
     loaded = load_model(done.model_path)
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("s1 s2 =")).split() == ["s1", "s2", "="]
@@ -114,5 +114,5 @@ async def test_a_decoder_learns_from_a_task_too(server, wire_config, submit, wat
         await watch(stub, "decoder")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="decoder"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
-    assert 0 <= done.last_metrics["answers_right"] <= 1
+    assert 0 <= done.last_metrics["answer_accuracy"] <= 1
     assert load_model(done.model_path).family == "decoder"

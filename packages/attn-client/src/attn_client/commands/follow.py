@@ -21,14 +21,13 @@ SHOWN = {
     "validation_loss": "validation {:.4f}",
     "learning_rate": "rate {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "answers_right": "answers right {:.1%}",
-    "guesses_right": "guesses right {:.1%}",
-    "images_right": "images right {:.1%}",
-    "tags_right": "tags right {:.1%}",
+    "answer_accuracy": "answer accuracy {:.1%}",
+    "masked_accuracy": "masked accuracy {:.1%}",
+    "accuracy": "accuracy {:.1%}",
 }
 """Metrics that people are shown, and how."""
-CLASSIFIERS = frozenset({"images_right", "tags_right"})
-"""Metrics of classifiers, which no server runs."""
+CLASSIFICATION = "accuracy"
+"""Metric of classifiers, which no server runs."""
 
 
 class View(Protocol):
@@ -57,7 +56,7 @@ def follow(client: Client, job_id: str, *, after: int, json: bool) -> TrainingJo
         raise typer.Exit(1)
     if not json:
         typer.echo(f"{job_id} {job.state}: {describe(job.last_metrics)}")
-        measured = CLASSIFIERS & job.last_metrics.keys()
+        measured = CLASSIFICATION in job.last_metrics
         serve = f"serve it with: attn models load {job_id} {job.model_path}"
         typer.echo(f"measure it with: attn evaluate {job_id} --dataset DATA" if measured else serve)
     return job

@@ -109,7 +109,7 @@ class CompletionTask:
             return {}
         answers = complete(model, self._texts.tokenizer, [text.given for text in asked], on_batch)
         right = sum(answer == text.written for answer, text in zip(answers, asked, strict=True))
-        return {"answers_right": right / len(asked)}
+        return {"answer_accuracy": right / len(asked)}
 
 
 def complete(

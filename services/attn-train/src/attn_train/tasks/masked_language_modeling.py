@@ -114,7 +114,7 @@ class MaskedLanguageModelingTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Accuracy of the predictions over the validation text."""
         found = self._validated(model, FINAL_BATCHES, on_batch)
-        return {"guesses_right": found["right"]} if found else {}
+        return {"masked_accuracy": found["right"]} if found else {}
 
     def _validated(self, model: nn.Module, batches: int, on_batch: OnBatch) -> Mapping[str, float]:
         if len(self._dataset.text.validation) < self._context:

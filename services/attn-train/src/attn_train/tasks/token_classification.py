@@ -86,7 +86,7 @@ class TokenClassificationTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """Accuracy over all validation words."""
         right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
-        return {} if right is None else {"tags_right": right}
+        return {} if right is None else {"accuracy": right}
 
     def _mean(self, model: nn.Module, value: Any, batches: int, on_batch: OnBatch) -> float | None:
         kept = self._sentences.validation
