@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UnknownName, UserError
 from attn_schema.home import home_folder, models_folder
-from filelock import FileLock
+from attn_schema.locks import exclusive
 
 from attn_models.sources.convert import convert
 from attn_models.sources.download import copy_member, copy_members, download, read_members, write_text_file
@@ -100,7 +100,7 @@ def pull_source(source: Source, home: str | Path | None = None, report: Report =
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / f".{name}.lock"):
+        with exclusive(target.parent / f".{name}.lock", wait=None):
             if not is_complete(target):
                 _remove_leftovers(source, target)
                 _fetch(source, target, report)
