@@ -137,7 +137,7 @@ def test_tokens_ranks_and_heads_that_do_not_divide_are_refused():
     [
         ({"distribution": Entmax(alpha=1.5)}, "entmax"),
         ({"modifiers": (RelativeValues(clip=2),)}, "values"),
-        ({"cross": True}, "source"),
+        ({"cross": True}, "another sequence"),
     ],
     ids=["entmax", "values", "cross"],
 )
