@@ -23,13 +23,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     tokenizer = character_tokenizer(ALPHABET)
     family = installed().models.get("decoder")
-    model = family.build(family.configure({**dict(zip(SIZES, (len(ALPHABET), 64, 32, 2, 4), strict=True))}))
+    sizes = {"vocabulary": len(ALPHABET), "context": 64, "width": 32, "layers": 2, "heads": 4}
+    model = family.build(family.configure(sizes))
     place = tmp_path_factory.mktemp("model")
     save_model(place, model, tokenizer)
     return place
-
-
-SIZES = ("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads")
 
 
 class Outputs(queue.SimpleQueue[Sequence[RequestOutput]]):
