@@ -96,8 +96,14 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
     """A row for each task, seed and number of heads: the share of answers that are right, by steps."""
     for (name, task), seed, heads in product(TASKS.items(), range(seeds), HEADS):
         torch.manual_seed(seed)
-        sizes = {"vocabulary": task.vocabulary, "context": task.places, "width": WIDTH, "layers": 1, "heads": heads}
-        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tied": False}))
+        sizes = {
+            "vocab_size": task.vocabulary,
+            "max_seq_len": task.places,
+            "hidden_size": WIDTH,
+            "num_layers": 1,
+            "num_heads": heads,
+        }
+        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tie_word_embeddings": False}))
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
         generator = torch.Generator().manual_seed(derived(seed, "batches"))
         right = {}

@@ -31,8 +31,8 @@ from typing import Any
 
 import msgspec
 import torch
-from attn_core.home import home_folder
 from attn_models.sources import pull_shakespeare
+from attn_schema.home import home_folder
 from attn_schema.training import DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig, TrainingConfig
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
@@ -168,7 +168,7 @@ def transformers_peer(text: TextDataset, steps: int) -> Turn:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=text.tokenizer.vocabulary,
+        vocab_size=text.tokenizer.vocab_size,
         n_positions=CONTEXT,
         n_embd=WIDTH,
         n_layer=LAYERS,
@@ -188,7 +188,7 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
     module = runpy.run_path(str(folder / "model.py"))
     config = module["GPTConfig"](
         block_size=CONTEXT,
-        vocab_size=text.tokenizer.vocabulary,
+        vocab_size=text.tokenizer.vocab_size,
         n_layer=LAYERS,
         n_head=HEADS,
         n_embd=WIDTH,
@@ -241,7 +241,7 @@ def main() -> None:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
         "config": msgspec.to_builtins(config),
-        "text": {"training_tokens": len(text.training), "vocabulary": text.tokenizer.vocabulary},
+        "text": {"training_tokens": len(text.training), "vocab_size": text.tokenizer.vocab_size},
         "load_before": os.getloadavg(),
     }
     if args.part in ("both", "speed"):

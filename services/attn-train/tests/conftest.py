@@ -59,7 +59,7 @@ def bigram(text: TextDataset) -> Callable[[], nn.Module]:
 
     def make() -> nn.Module:
         torch.manual_seed(3)
-        return BigramModel(text.tokenizer.vocabulary)
+        return BigramModel(text.tokenizer.vocab_size)
 
     return make
 

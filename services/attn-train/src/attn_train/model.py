@@ -60,21 +60,6 @@ SAMPLE_TAGS = 17
 WRITES = {TEXT, PAIRS}
 """Kinds of data of models that generate tokens."""
 
-UNTIL_RENAMED = {
-    "hidden_size": "width",
-    "num_layers": "layers",
-    "num_heads": "heads",
-    "num_kv_heads": "key_value_heads",
-    "head_dim": "head_size",
-    "intermediate_size": "hidden",
-    "max_seq_len": "context",
-    "max_encoder_len": "source_context",
-    "tie_word_embeddings": "tied",
-    "router_aux_loss_coef": "balance",
-    "num_nextn_predict_layers": "prediction_depth",
-    "kv_sharing": "lenders",
-}
-
 
 def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[ModelFamily, Any]:
     """The family of a model, and its config with the fields that follow from the data.
@@ -89,9 +74,8 @@ def configured(model: ModelConfig, data_fields: Mapping[str, Any]) -> tuple[Mode
     for name in data_fields:
         if name in given:
             raise InvalidValue.of(f"config.model.model_options.{name}", given[name], "none: the data decide")
-    values = {UNTIL_RENAMED.get(name, name): value for name, value in given.items()}
     try:
-        return family, family.configure({**values, **data_fields})
+        return family, family.configure({**given, **data_fields})
     except UnknownName:
         raise
     except UserError as error:
@@ -159,7 +143,7 @@ def _sample_fields(model: ModelConfig, data: DataConfig) -> Mapping[str, int]:
 
         return load_images(data).model_fields
     vocab_size = SAMPLE_VOCAB_SIZE if model.family == DECODER else VOCABULARY
-    return {"vocabulary": vocab_size} | ({"classes": SAMPLE_TAGS} if kind == TAGS else {})
+    return {"vocab_size": vocab_size} | ({"classes": SAMPLE_TAGS} if kind == TAGS else {})
 
 
 def _not_causal(mechanism: Mechanism) -> Incompatible:
@@ -170,9 +154,8 @@ def _not_causal(mechanism: Mechanism) -> Incompatible:
 
 def _with_path(error: UserError, model: ModelConfig) -> UserError:
     """The error with the path of its field in `TrainingConfig`."""
-    names = {old: new for new, old in UNTIL_RENAMED.items()} | {"heads.key_value": "num_kv_heads"}
     field = str(error.metadata.get("field", "mechanism"))
-    field = names.get(field, field)
+    field = "num_kv_heads" if field.startswith("heads.") else field
     if field not in ModelConfig.__struct_fields__ or field in model.model_options:
         own = field in model.model_options or model.family != DECODER
         field = f"{'model_options' if own else 'options'}.{field}"

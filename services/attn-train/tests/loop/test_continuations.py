@@ -28,7 +28,7 @@ class Copyist(nn.Module):
     def __init__(self, tokenizer):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(()))
-        self.size, self.equals, self.end = tokenizer.vocabulary, tokenizer.encode("=")[0], min(tokenizer.end_ids)
+        self.size, self.equals, self.end = tokenizer.vocab_size, tokenizer.encode("=")[0], min(tokenizer.end_ids)
 
     def forward(self, tokens):
         logits = torch.zeros(*tokens.shape, self.size)

@@ -77,5 +77,5 @@ def test_every_family_of_models_has_a_recipe():
 @pytest.mark.parametrize("layout", sorted(ADAPTERS.keys() - WITHOUT))
 def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(layout):
     names = {DOOR_OF.get(name, name): name for name in recipe_names()}
-    _, config = configured(read_recipe(names[layout]).model, {"vocabulary": 100})
+    _, config = configured(read_recipe(names[layout]).model, {"vocab_size": 100})
     assert ADAPTERS[layout].to_hf_config(config)["model_type"] == layout

@@ -94,6 +94,6 @@ def test_without_text_for_validation_nothing_is_measured(words):
 
 def test_byte_pairs_are_learned_from_what_is_trained_on(words):
     tokens = tokenize(words[:2000] + "ZZZZ" * 500, tokenizer="byte_pairs:300", validation=0.5)
-    assert tokens.tokenizer.vocabulary <= 300
+    assert tokens.tokenizer.vocab_size <= 300
     assert tokens.tokenizer.decode(tokens.training.tolist()).startswith(words[:100])
     assert "ZZ" not in tokens.tokenizer.backend.get_vocab()

@@ -150,7 +150,7 @@ def test_pairs_are_read_from_columns_folders_and_compressed_files(tmp_path):
 
 def test_the_shipped_sample_has_pairs_with_their_writers(tmp_path):
     read = dataset(tmp_path, dataset="tatoeba-en-zh", max_pairs=200, tokenizer="byte_pairs:400")
-    assert read.tokenizer.vocabulary == 400
+    assert read.tokenizer.vocab_size == 400
     with gzip.open(SAMPLE_FILE, "rt", encoding="utf-8") as file:
         rows = [line.split("\t") for line in file]
     assert len(rows) == 3000

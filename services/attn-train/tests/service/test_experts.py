@@ -8,7 +8,6 @@ from attn.v1 import training_pb2 as pb
 from attn_models.loading import load_model
 from attn_schema.codec import from_message
 from attn_schema.training import ModelConfig
-from attn_train.model import UNTIL_RENAMED
 
 
 async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_config, submit, watch):
@@ -25,7 +24,7 @@ async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_
     assert done.last_metrics["loss"] > done.last_metrics["validation_loss"]
     config = load_model(done.model_path).config
     assert (config.mixture.count, config.mixture.per_token) == (4, 2)
-    assert (config.routing, config.balance) == ("switch", 0.25)
+    assert (config.routing, config.router_aux_loss_coef) == ("switch", 0.25)
 
 
 def set_fields(model: pb.ModelConfig, values: dict) -> None:
@@ -79,14 +78,14 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
     assert done.state == pb.JOB_STATE_SUCCEEDED
     assert done.last_metrics["loss"] > 2 * done.last_metrics["validation_loss"]  # of two tokens, the later doubled
     config = load_model(done.model_path).config
-    assert {name: getattr(config, UNTIL_RENAMED.get(name, name)) for name in others} == others
+    assert {name: getattr(config, name) for name in others} == others
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"kv_sharing": "cla:0"}, "lenders"),
-        ({"num_nextn_predict_layers": -1}, "prediction_depth"),
+        ({"kv_sharing": "cla:0"}, "kv_sharing"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
         ({"attention_dropout": float("nan")}, "attention_dropout: nan"),
         ({"n_shared_experts": float("nan")}, "NaN or an infinite number"),

@@ -41,7 +41,7 @@ class MaskedTextDataset:
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The vocabulary."""
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocab_size": self.tokenizer.vocab_size}
 
     @property
     def summary(self) -> str:
@@ -70,7 +70,7 @@ class Masking:
         # Inputs and targets of `RandomWindows` are one window together.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
-        self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocabulary
+        self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocab_size
         self.chosen = max(1, round(MASK_FRACTION * context))
 
     def next_batch(self) -> tuple[Tensor, Tensor, Tensor]:

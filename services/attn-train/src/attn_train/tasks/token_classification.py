@@ -40,7 +40,7 @@ class TaggedDataset:
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The vocabulary and the tags."""
-        return {"vocabulary": self.tokenizer.vocabulary, "classes": len(self.names)}
+        return {"vocab_size": self.tokenizer.vocab_size, "classes": len(self.names)}
 
     @property
     def summary(self) -> str:
