@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 from attn_client.recipe import read_recipe
-from attn_core.home import home_folder
+from attn_schema.home import home_folder
 from attn_schema.training import LogLine, Metrics, TrainingConfig
 from attn_train.attempt import Assignment, Message
 from attn_train.model import resolved

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 from attn_client.recipe import located, recipe_under
-from attn_core.home import home_folder
 from attn_core.options import parse_options
 from attn_schema.flags import merged_values
+from attn_schema.home import home_folder
 from attn_schema.training import TrainingConfig
 from attn_train.data.load import load_dataset
 from attn_train.model import resolved
