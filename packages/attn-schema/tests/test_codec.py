@@ -43,7 +43,7 @@ NOUNS = [
     for name in sorted(attn_schema.__all__)
     if isinstance(noun := getattr(attn_schema, name), type) and issubclass(noun, Schema) and name not in WITHOUT_MESSAGE
 ]
-NOUNS += TRAINING_NOUNS
+NOUNS += [noun for noun in TRAINING_NOUNS if noun not in NOUNS]
 
 TYPES: dict[Any, tuple[int, ...]] = {
     bool: (FieldDescriptor.CPPTYPE_BOOL,),
