@@ -37,7 +37,7 @@ SIZES = {"max_seq_len": LONGEST, "max_encoder_len": LONGEST, "embedding": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "LSTM, source forwards": ("bottleneck", SIZES | {"hidden_size": 96, "reverse_source": False}),
     "LSTM, source backwards": ("bottleneck", SIZES | {"hidden_size": 96, "reverse_source": True}),
-    "RNNsearch": ("rnnsearch", SIZES | {"hidden_size": 48, "maxout": 32, "options": {"hidden": 32}}),
+    "RNNsearch": ("rnnsearch", SIZES | {"hidden_size": 48, "maxout": 32, "options": {"intermediate_size": 32}}),
 }
 
 
