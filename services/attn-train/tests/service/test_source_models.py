@@ -71,7 +71,7 @@ async def test_every_recipe_is_admitted(server, name, tmp_path):
         (lambda config: setattr(config.model, "family", "rnnsaerch"), "rnnsearch"),
         (lambda config: set_fields(config.model, {"vocab_size": 9}), "data decide"),
         (lambda config: set_fields(config.model, {"mechanism": "mha"}), "is not cross"),
-        (lambda config: set_fields(config.model, {"wdith": 3}), "width"),
+        (lambda config: set_fields(config.model, {"hiden_size": 3}), "hidden_size"),
         (lambda config: set_fields(config.model, {"hidden_size": -3}), "hidden_size"),
         (lambda config: config.model.ClearField("max_seq_len"), "max_seq_len"),
         (lambda config: setattr(config.data, "dataset", "shakespeare"), "unknown set of pairs"),
