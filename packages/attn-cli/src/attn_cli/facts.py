@@ -9,13 +9,13 @@ from typing import Any
 from attn_core import AttentionSpec, Capability, Computation, Mechanism, MechanismConfig, Shape, installed, state_bytes
 from attn_core.computation import WholeCall
 from attn_core.errors import InvalidValue
+from attn_core.kernels.attend import paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.paged import paged_problem
 from attn_core.options import option_fields
 
 ROW_FORMS = ("plain", "int8", "int4", "latent")
-"""How caches keep rows; see `attn_core.kernels.paged.paged_problem`."""
+"""How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
 
 
 def describe(mechanism: Mechanism) -> dict[str, Any]:

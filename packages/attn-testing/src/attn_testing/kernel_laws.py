@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from attn_core import Kernel
+from attn_core.kernels.attend import AttendKernel
 
 from attn_testing.kernel_subject import KernelSubject
 from attn_testing.laws import kernel as laws_of_kernels
@@ -14,7 +14,7 @@ from attn_testing.suite import Suite
 class KernelSuite(Suite):
     """What a test class says of the kernel it tests: `kernel`, a name or an object, of the operation `attend`."""
 
-    kernel: ClassVar[str | Kernel]
+    kernel: ClassVar[str | AttendKernel]
 
     @classmethod
     def make_subject(cls) -> KernelSubject:

@@ -22,7 +22,7 @@ from attn_core import (
     StateSpecs,
 )
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import LATENT
+from attn_core.kernels.attend import LATENT
 from attn_core.scores import ScaledDot
 
 from attn_variants.mechanisms.common import SELF, check_whole, multi_heads, self_mask
