@@ -8,7 +8,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, RaggedBatch, Window, installed
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.attend import BAND, PAGED, AttendProblem, PagedAttentionInputs
+from attn_core.kernels.attend import BAND, AttendProblem, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.dispatch import choose
 from attn_core.kernels.recurrence import RecurrenceSpec, Steps, recurrence_problem
 from attn_core.kernels.rowwise import ROW_FORMS, Targets, row_problem
@@ -50,8 +50,11 @@ def test_listing_imports_neither_torch_nor_triton():
     assert not {"torch", "triton"} & set(done.stdout.split())
 
 
+GPU = {"key_size": 64, "value_size": 64, "dtype": "bfloat16", "device": "cuda"}
+
+
 def problem(**fields):
-    return AttendProblem(**{"key_size": 64, "value_size": 64, "dtype": "bfloat16", "device": "cuda", **fields})
+    return AttendProblem(**GPU | fields)
 
 
 def test_a_gpu_that_is_there_gets_this_kernel_and_a_cpu_does_not(monkeypatch):
@@ -131,8 +134,8 @@ def test_recurrences_that_do_not_fit_the_chip_are_refused_by_name(asked, named):
     ],
 )
 def test_learned_biases_are_met_over_pages_where_registers_are_left_for_them(name, fields, named):
-    given = {"operation": PAGED, "mask": BAND, "modifiers": ("t5_bias",), "score": "dot", **fields}
-    reasons = installed().kernels.get(name).refusals(problem(**given))
+    given = {"mask": BAND, "modifiers": ("t5_bias",), "score": "dot", **fields}
+    reasons = installed().kernels.get(name).refusals(PagedAttendProblem(**GPU | given))
     assert [reason.partition(":")[0] for reason in reasons] == named
 
 

@@ -158,7 +158,11 @@ class Kernel(ABC, Generic[P]):
             why = condition.refuses(getattr(problem, field))
             if why:
                 reasons.append(f"{field}: {why}")
-        return reasons
+        return reasons + self.further_refusals(problem)
+
+    def further_refusals(self, problem: P) -> list[str]:
+        """Reasons that no condition on one field can say, each with a field in front."""
+        return []
 
     @abstractmethod
     def cost(self, problem: P) -> float:

@@ -77,12 +77,12 @@ class KernelTable(Generic[K]):
         name: str | None = None,
     ) -> None:
         self.registry = registry
-        self.kind: Any = kind  # a class, which may be abstract: type[K] would be refused
+        offered: Any = kind  # a class, which may be abstract: type[K] would be refused
+        self.kind = kind
         self.problem = problem
         self.name = name
-        self.kernels: tuple[K, ...] = tuple(
-            kernel for kernel in registry if isinstance(kernel, self.kind) and name in (None, kernel.name)
-        )
+        asked = (kernel for kernel in registry if name in (None, kernel.name))
+        self.kernels: tuple[K, ...] = tuple(kernel for kernel in asked if isinstance(kernel, offered))
         self._chosen: dict[tuple[Any, ...], int] = {}
 
     def __deepcopy__(self, _memo: object) -> KernelTable[K]:

@@ -58,9 +58,9 @@ class TritonAttend(AttendKernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def refusals(self, problem: AttendProblem) -> list[str]:
-        """See `Kernel.refusals`; what leaves too few registers is refused."""
-        reasons = super().refusals(problem)
+    def further_refusals(self, problem: AttendProblem) -> list[str]:
+        """What leaves too few registers is refused."""
+        reasons = []
         if problem.dropout and max(problem.key_size, problem.value_size) > WIDEST_DROPPED:
             reasons.append(f"dropout: for sizes up to {WIDEST_DROPPED}, beyond which its words leave no registers")
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))

@@ -43,16 +43,16 @@ class TritonPaged(PagedAttendKernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def refusals(self, problem: PagedAttendProblem) -> list[str]:
-        """See `Kernel.refusals`; groups of four-bit codes must fill heads, learned biases leave half the registers."""
-        reasons = super().refusals(problem)
+    def further_refusals(self, problem: PagedAttendProblem) -> list[str]:
+        """Groups of four-bit codes must fill heads, learned biases leave half the registers."""
+        reasons = []
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
         if learned and max(problem.key_size, problem.value_size) > WIDEST_BIASED:
             reasons.append(wide_biases(learned))
         if problem.rows == "int4":
-            for field in ("key_size", "value_size"):
-                if getattr(problem, field) % GROUP:
-                    reasons.append(f"{field}: {getattr(problem, field)} is not a multiple of {GROUP}, as int4 needs")
+            sizes = {"key_size": problem.key_size, "value_size": problem.value_size}
+            wanted = f"is not a multiple of {GROUP}, as int4 needs"
+            reasons += [f"{field}: {size} {wanted}" for field, size in sizes.items() if size % GROUP]
         return reasons
 
     def cost(self, problem: PagedAttendProblem) -> float:

@@ -38,9 +38,9 @@ class OnRegisters(RecurrenceKernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def refusals(self, problem: RecurrenceProblem) -> list[str]:
-        """See `Kernel.refusals`; in float32, or where channels fade apart, half as many channels fit."""
-        reasons = super().refusals(problem)
+    def further_refusals(self, problem: RecurrenceProblem) -> list[str]:
+        """In float32, or where channels fade apart, half as many channels fit."""
+        reasons = []
         if WIDEST_APART < problem.key_size <= WIDEST:
             for field, value in (("dtype", "float32"), ("decay", "channel")):
                 if getattr(problem, field) == value:
