@@ -1,11 +1,104 @@
-"""For all tests: what a test run may inherit from the shell that started it and must not."""
+"""For all tests: what a run must not inherit from its shell, and two ways to run a part of them.
+
+`--quick SECONDS` runs what fits into that time, a share of every package; `--bitwise` what compares bits.
+"""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from types import CodeType
+
+import pytest
 
 # A shell without job control lets what it starts in the background ignore Ctrl-C, and so would the programs that tests
 # start in order to interrupt them.
 if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TESTS_PER_FILE, SECONDS_PER_FILE = 30, 1.0
+"""A quick run takes so many tests of a file, evenly spread, and leaves the rest of them after this time."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The two options."""
+    group = parser.getgroup("attn")
+    group.addoption("--quick", type=float, metavar="SECONDS", help="run what fits into SECONDS, of every package")
+    group.addoption("--bitwise", action="store_true", help="run only tests that compare with torch.equal")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what a quick run needs."""
+    if (seconds := config.getoption("--quick")) is not None:
+        config.pluginmanager.register(QuickRun(seconds), "quick-run")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that compare bits, where only they are wanted."""
+    if config.getoption("--bitwise"):
+        kept = [item for item in items if compares_bits(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not compares_bits(item)])
+        items[:] = kept
+
+
+class QuickRun:
+    """One file of each package after another, each for a second, until the time is over; nothing marked slow.
+
+    Every worker of pytest-xdist sees the same order and stops by its own clock; give it `--dist loadfile` and
+    `--no-loadscope-reorder`, so that a file stays with one worker and files are begun in this order.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.began = 0.0
+        self.spent: defaultdict[str, float] = defaultdict(float)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Put the first files of all packages first, then their second files, and so on."""
+        packages: defaultdict[str, dict[str, list[pytest.Item]]] = defaultdict(dict)
+        for item in items:
+            if not item.get_closest_marker("slow"):
+                file = item.nodeid.partition("::")[0]
+                package = "/".join(file.split("/")[:2])
+                packages[package].setdefault(file, []).append(item)
+        rounds = itertools.zip_longest(*(files.values() for files in packages.values()), fillvalue=[])
+        kept = [item for files in rounds for file in files for item in file[:: -(-len(file) // TESTS_PER_FILE) or 1]]
+        left = set(items) - set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = kept
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        """Count what a test takes, with its fixtures, to its file."""
+        start = time.monotonic()
+        self.began = self.began or start
+        try:
+            return (yield)
+        finally:
+            self.spent[item.nodeid.partition("::")[0]] += time.monotonic() - start
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Leave out what no longer fits."""
+        over = time.monotonic() - self.began > self.seconds
+        if over or self.spent[item.nodeid.partition("::")[0]] > SECONDS_PER_FILE:
+            pytest.skip("left to the full run")
+
+
+def compares_bits(item: pytest.Item) -> bool:
+    """Whether the test function itself says `torch.equal` or `array_equal`."""
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    return code is not None and bool({"equal", "array_equal"} & set(names(code)))
+
+
+def names(code: CodeType) -> Iterator[str]:
+    """The names that a function and those inside it look up."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from names(inner)

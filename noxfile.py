@@ -115,6 +115,20 @@ def tests(session: nox.Session) -> None:
     run_in("dev", session, "python", "-m", "pytest", *(session.posargs or everything))
 
 
+@nox.session(venv_backend="none", requires=["dev"], default=False)
+def quick(session: nox.Session) -> None:
+    """While you work, in under three minutes: lint, who imports whom, and some tests of every package.
+
+    What the tests leave out for want of time they count as skipped; `nox -s quick -- packages/attn-core` spends all of
+    the time on one package.
+    """
+    run_in("dev", session, "ruff", "check")
+    run_in("dev", session, "ruff", "format", "--check")
+    run_in("dev", session, "lint-imports")
+    tests = ["--quick", "90", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-q"]
+    run_in("dev", session, "python", "-m", "pytest", *tests, *session.posargs)
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
     """Mypy, strict, over the sources of every package."""
@@ -225,13 +239,19 @@ def wheel_of(name: str, folder: Path = WHEELS) -> str:
 
 
 def supported(names: list[str]) -> list[nox.param]:
-    """(python, package): all Pythons for packages that are used and tested without torch, one for the others."""
-    return [
-        nox.param(python, name, id=name if python == PYTHON else f"{name}-{python}")
-        for name in names
-        for python in PYTHONS
-        if python == PYTHON or not workspace.needs_torch(workspace.tested_with(name, PACKAGES), PACKAGES)
-    ]
+    """(python, package): all Pythons for packages that are used and tested without torch, one for the others.
+
+    The former carry the tag `light`, with Ray on the newest Python only: `nox -t light` takes minutes.
+    """
+    found = []
+    for name in names:
+        installed = workspace.tested_with(name, PACKAGES)
+        heavy, ray = (workspace.needs(what, installed, PACKAGES) for what in ("torch", "ray"))
+        for python in PYTHONS[:1] if heavy else PYTHONS:
+            label = name if python == PYTHON else f"{name}-{python}"
+            light = not heavy and (not ray or python == PYTHONS[-1])
+            found.append(nox.param(python, name, id=label, tags=["light"] if light else []))
+    return found
 
 
 def install_exactly(session: nox.Session, names: set[str], wheels: dict[str, str]) -> None:

@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
     from attn_core.kernels.linear import WEIGHT_FORMATS
-    from attn_models.evaluation import text_loss
+    from attn_models.evaluation import MAX_WINDOW, text_loss
     from attn_models.loading import load_model
 
     torch.set_num_threads(args.threads)
@@ -45,7 +45,7 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         loaded = load_model(args.model, weights=weights, verify="sizes")
         seconds = time.perf_counter() - start
         ids = loaded.tokenizer.encode(text[middle : middle + 8 * args.tokens])[: args.tokens]
-        loss = text_loss(loaded.model, ids)
+        loss = text_loss(loaded.model, ids, min(loaded.model.context, MAX_WINDOW))
         held = sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
         yield {
             "weights": weights or "as loaded, float32",

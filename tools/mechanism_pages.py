@@ -18,8 +18,7 @@ import proof_page
 import proof_records
 import workspace
 from attn_cli.facts import verdicts, weights_statement
-from attn_cli.pictures import as_text
-from attn_cli.views import view_of
+from attn_cli.pictures import as_text, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, Shape, configure, installed, state_bytes
 from attn_core.computation import WholeCall
 from attn_core.options import option_fields

@@ -17,7 +17,6 @@ SLOW_TO_START = {
     "attn_variants.kernels",
     "filelock",
     "pydantic",
-    "rich",
 }
 """What `attn list mechanisms` does without: together they take as long as all that it needs."""
 

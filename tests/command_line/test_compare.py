@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attn_cli.commands.compare import with_powers_of_two
-from attn_cli.pictures import as_text
-from attn_cli.sample import influence_grid, sample_grid
-from attn_cli.views import View, view_of
+from attn_cli.commands.costs import with_powers_of_two
+from attn_cli.pictures import View, as_text, influence_grid, sample_grid, view_of
 from attn_core import Capability, Mechanism, MechanismConfig, configure, installed
 from attn_core.errors import Incompatible
 

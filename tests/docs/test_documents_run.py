@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [*ROOT.glob("docs/*.md"), *ROOT.glob("plugins/*/README.md"), ROOT / "packages/attn-variants/README.md"]
-"""Those whose Python needs no server and nothing that the reader was to bring."""
+DOCUMENTS = [
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("plugins/*/README.md"),
+    ROOT / "packages/attn-variants/README.md",
+]
+"""Those whose Python needs nothing that the reader was to bring, but a server where it makes a `Client()`."""
 
 
 def blocks(path, language):
@@ -19,11 +23,20 @@ def blocks(path, language):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_python_of_a_document_runs_from_top_to_bottom(path, tmp_path):
-    program = "\n".join(blocks(path, "python"))
+    program = "\n".join(block for block in blocks(path, "python") if "Client()" not in block)
     ran = subprocess.run(
         [sys.executable, "-"], input=program, capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert ran.returncode == 0, ran.stderr
+
+
+def test_the_first_thing_that_readme_shows_is_how_to_use_it_from_python():
+    text = (ROOT / "README.md").read_text("utf-8")
+    first = text.index("```python")
+    assert first < text.index("```\n")
+    assert text[:first].count("\n") < 20
+    for use in ("attn_variants.layer(", "attend(", "attn_variants.MultiheadAttention("):
+        assert use in text[: text.index("nox -s demo")]
 
 
 def test_every_subcommand_that_the_tutorial_types_exists_with_its_options():

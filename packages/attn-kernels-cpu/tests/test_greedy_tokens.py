@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.models import GreedyHead
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
@@ -25,18 +25,18 @@ def packed(weights, **fields):
 
 
 def completions(model):
-    engine = build_engine(model, cache="paged", requests=8, tokens=512)
+    engine = build_engine(model, config=EngineConfig(kv_cache="paged", max_num_seqs=8), kv_cache_tokens=512)
     tasks = [
-        Sampling(max_new_tokens=10),
-        Sampling(max_new_tokens=10, temperature=0.7, seed=3),
-        Sampling(max_new_tokens=10, guesses=2),
+        SamplingParams(max_new_tokens=10),
+        SamplingParams(max_new_tokens=10, temperature=0.7, seed=3),
+        SamplingParams(max_new_tokens=10, num_speculative_tokens=2),
     ]
     for i in range(8):
-        engine.submit(Request(id=str(i), token_ids=(1 + i, 2, 3, 2), task=tasks[i % 3]))
+        engine.submit(Request(id=str(i), token_ids=(1 + i, 2, 3, 2), params=tasks[i % 3]))
     found = {str(i): [] for i in range(8)}
     while not engine.idle:
         for event in engine.step():
-            found[event.request] += [token.id for token in event.tokens]
+            found[event.request_id] += [token.id for token in event.delta.tokens]
     return found
 
 
@@ -57,7 +57,7 @@ def test_an_engine_gives_the_tokens_that_logits_give(weights):
 
 def test_capped_logits_and_plain_weights_are_looked_at_themselves():
     """A cap makes logits equal that are not: their first is another."""
-    assert packed("float32", logit_cap=1.0).greedy_tokens(torch.randn(2, 64)) is None
+    assert packed("float32", final_logit_softcapping=1.0).greedy_tokens(torch.randn(2, 64)) is None
     assert Decoder(DecoderConfig.from_plain(SIZES)).greedy_tokens(torch.randn(2, 64)) is None
 
 

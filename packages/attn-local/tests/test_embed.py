@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from attn_cli.lazy import load
+from attn_cli.main import load
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_models.adapters.bert import BertAdapter

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue, UnknownName
+from attn_models.evaluation import text_loss
 from attn_models.loading.encoders import save_encoder
 from attn_train.data.load import load_dataset
 from attn_train.evaluation import evaluate
 from attn_train.plugin import evaluate_command
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
-from attn_train.tasks.base import text_loss
 from attn_train.worker import build_model
 
 BLOCKS = {"width": 16, "layers": 1, "heads": 2, "hidden": 16}
@@ -101,7 +101,7 @@ def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(fi
         "bits_per_byte": pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-4),
     }
     (files / "short.txt").write_text("k")
-    with pytest.raises(InvalidValue, match="at least two"):
+    with pytest.raises(InvalidValue, match="two tokens or more"):
         evaluate(folder, str(files / "short.txt"), files)
 
 
@@ -116,7 +116,7 @@ def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
             assert torch.equal(inputs + 1, targets)
             return targets.float().mean()
 
-    monkeypatch.setattr("attn_train.tasks.base.TOKENS_AT_ONCE", 16)
+    monkeypatch.setattr("attn_models.evaluation.TOKENS_PER_BATCH", 16)
     assert text_loss(Counting(), torch.arange(tokens, dtype=torch.int32), 8) == pytest.approx(tokens / 2)
     assert seen == list(range(1, tokens))
 

@@ -1,4 +1,4 @@
-"""What is known of a mechanism before anything runs: what it says of itself, its price, its kernels."""
+"""What is known of a mechanism before anything runs: its description, what a layer costs, which kernels compute it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import math
 from dataclasses import MISSING
 from typing import Any
 
-from attn_core import AttentionSpec, Capability, Computation, Mechanism, MechanismConfig, Shape, installed, state_bytes
-from attn_core.computation import WholeCall
+from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Shape, installed, state_bytes
+from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
 from attn_core.kernels.attend import paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
+from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 from attn_core.options import option_fields
 
-ROW_FORMS = ("plain", "int8", "int4", "latent")
+CACHE_FORMS = ("plain", "int8", "int4", "latent")
 """How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
 
 
@@ -57,7 +58,11 @@ def verdicts(mechanism: Mechanism, config: MechanismConfig, call: WholeCall) -> 
     """A row per kernel and part of the layer, the chosen one first."""
     rows = []
     for computation in mechanism.computations(config, call.tokens):
-        rows += [own(computation)] if computation.asked is None else said(computation, computation.problem(call))
+        rows += (
+            [own_module(computation)]
+            if computation.asked is None
+            else kernel_rows(computation, computation.problem(call))
+        )
     return rows
 
 
@@ -68,27 +73,27 @@ def paged_verdicts(
 
     Where all refuse, rows are gathered, and `verdicts` says who computes.
     """
-    if rows not in ROW_FORMS:
-        raise InvalidValue.of("--rows", rows, ", ".join(ROW_FORMS))
+    if rows not in CACHE_FORMS:
+        raise InvalidValue.of("--rows", rows, ", ".join(CACHE_FORMS))
     computation = mechanism.paged_computation(config)
     if computation is None or rows not in computation.rows or not isinstance(computation.asked, AttentionSpec):
         return []
-    return said(computation, paged_problem(computation.asked, dtype=dtype, device=device, rows=rows))
+    return kernel_rows(computation, paged_problem(computation.asked, dtype=dtype, device=device, rows=rows))
 
 
-def own(computation: Computation) -> dict[str, Any]:
+def own_module(computation: Computation) -> dict[str, Any]:
     """The row of a part that the mechanism's own module computes."""
     cost = "" if computation.asked is None else f"{computation.below:g}"
     reasons = "asks no kernel" if computation.asked is None else "no kernel costs less"
     return row_of(computation, "its own module", "runs", cost=cost, reasons=reasons)
 
 
-def said(computation: Computation, problem: Problem) -> list[dict[str, Any]]:
-    """What every kernel says of one part of a layer, a row each; those of other operations in one row."""
+def kernel_rows(computation: Computation, problem: Problem) -> list[dict[str, Any]]:
+    """A row for the verdict of every kernel on one part of a layer; kernels of other operations share one row."""
     kernels = list(installed().kernels)
     verdicts = explain([kernel for kernel in kernels if kernel.operation == problem.operation], problem)
     cheap = [verdict for verdict in verdicts if verdict.cost is not None and verdict.cost < computation.below]
-    rows = [] if cheap or math.isinf(computation.below) else [own(computation)]
+    rows = [] if cheap or math.isinf(computation.below) else [own_module(computation)]
     for verdict in verdicts:
         word = "refuses" if not verdict.accepted else "runs" if verdict in cheap[:1] else "would accept"
         cost = "" if verdict.cost is None else f"{verdict.cost:g}"
@@ -112,3 +117,16 @@ def weights_statement(mechanism: Mechanism) -> str:
     if mechanism.can(Capability.WEIGHTS):
         return "on request, [batch, heads, query, key]"
     return "none: its output is not computed from a weight per pair of a query and a key"
+
+
+def rowwise_verdicts(operation: str, width: int, *, form: str | None, **known: Any) -> list[dict[str, Any]]:
+    """A row per kernel for rows of so many elements, in the first form if none is given, and one for torch.
+
+    Where all kernels refuse, or are not here, torch computes.
+    """
+    problem = row_problem(operation, width, form=form or ROW_FORMS[operation][0], **known)
+    part = Computation(part=operation)
+    found = kernel_rows(part, problem)
+    taken = any(row["verdict"] == "runs" for row in found)
+    torch = row_of(part, "torch", "would accept" if taken else "runs", cost="1")
+    return [found[0], torch, *found[1:]] if taken else [torch, *found]

@@ -1,13 +1,75 @@
-"""The entry point of the `attn` command."""
+"""The `attn` command: its entry point, and the subcommands of plugins, each imported only when it is called."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import Any
 
 import typer
+from attn_core import installed
 from attn_core.errors import AttnError, UserError
+from attn_core.plugins.hooks import Command
+from typer.core import TyperCommand, TyperGroup
 
-from attn_cli.lazy import PluginGroup
+
+class FlagCommand(TyperCommand):
+    """A command of flags only."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option `--help`, off unless it is given."""
+        return _off(super().get_help_option(ctx))
+
+
+class FlagGroup(TyperGroup):
+    """A group of flags only."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option `--help`, off unless it is given."""
+        return _off(super().get_help_option(ctx))
+
+
+def _off(option: Any) -> Any:
+    if option is not None:
+        option.default = False
+    return option
+
+
+class PluginGroup(FlagGroup):
+    """Lists what plugins offer from their summaries alone, and imports the one that is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 -- typer passes it
+        """The names of all subcommands, sorted."""
+        return installed().commands.names()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The subcommand called `cmd_name`; a placeholder with its summary while only help is shown."""
+        commands = installed().commands
+        if cmd_name not in commands.names():
+            return None
+        command = commands.get(cmd_name)
+        if ctx.invoked_subcommand is None and cmd_name not in sys.argv[1:]:
+            return FlagCommand(cmd_name, help=command.summary, callback=None)
+        return load(command)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Near names for an unknown subcommand come from the plugins."""
+        self.commands = dict.fromkeys(self.list_commands(ctx))  # type: ignore[assignment]
+        return super().resolve_command(ctx, args)
+
+
+def load(command: Command) -> Any:
+    """The click command behind `command.target`, "module:attribute": a Typer app or a plain function."""
+    module, _, attribute = command.target.partition(":")
+    target = getattr(importlib.import_module(module), attribute)
+    if not isinstance(target, typer.Typer):
+        app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        app.command(name=command.name)(target)
+        target = app
+    loaded = typer.main.get_command(target)
+    loaded.name = command.name
+    return loaded
+
 
 app = typer.Typer(
     cls=PluginGroup,

@@ -5,21 +5,29 @@ from __future__ import annotations
 from attn_core.plugins.hooks import Command, hookimpl
 
 COMMANDS = {
-    "list": "List mechanisms, kernels, caches, models, shapes or plugins.",
-    "show": "Show a mechanism: equation, paper, state, price, kernels, picture.",
-    "compare": "Compare what mechanisms cost and remember as sequences grow.",
-    "cost": "Price attention at the size of a known model.",
-    "explain": "Say which kernel computes a mechanism, and why the others refuse.",
-    "check": "Check a mechanism against the laws of attention.",
-    "plugins": "List plugins, and why one did not load.",
-    "doctor": "Check this machine and installation.",
+    "installation": {
+        "list": "List mechanisms, kernels, caches, models, shapes or plugins.",
+        "plugins": "List plugins, and why one did not load.",
+        "doctor": "Check this machine and installation.",
+    },
+    "mechanisms": {
+        "show": "Show a mechanism: equation, paper, state, costs, kernels, picture.",
+        "explain": "Say which kernel computes a mechanism, and why the others refuse.",
+        "check": "Check a mechanism against the laws of attention.",
+    },
+    "costs": {
+        "compare": "Compare the compute and memory of mechanisms as sequences grow.",
+        "cost": "Compute and memory of attention at the size of a known model.",
+    },
 }
+"""Name and summary of each subcommand, by the module of `attn_cli.commands` that has its function."""
 
 
 @hookimpl
 def attn_commands() -> list[Command]:
     """The commands that need only the contract."""
     return [
-        Command(name=name, summary=summary, target=f"attn_cli.commands.{name}:{name}_command")
-        for name, summary in COMMANDS.items()
+        Command(name=name, summary=summary, target=f"attn_cli.commands.{module}:{name}_command")
+        for module, commands in COMMANDS.items()
+        for name, summary in commands.items()
     ]

@@ -81,7 +81,7 @@ def _layer_attention(
 
 def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, str]:
     needs = {Capability.CAUSAL: "cannot be causal, which a decoder needs"}
-    if config.positions == "rotary" and choice.turns:
+    if config.positions == "rotary" and choice.has_rotary:
         needs[Capability.ROTARY] = (
             "takes no rotary positions (positions can also be learned, sinusoidal or none; "
             "a layer whose options say rotary=null turns nothing)"

@@ -1,41 +1,65 @@
-"""How well a model foretells a text."""
+"""Cross-entropy of a language model on a text, from which its perplexity follows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from attn_core.errors import InvalidValue
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn import functional
 
-from attn_models.decoder.decoder import Decoder
 from attn_models.sources.progress import Report, Step, silent
 
-LONGEST = 1024
-"""Tokens of one window, where the model's context is longer."""
+IGNORED = -100
+"""Targets that losses ignore: `torch.nn.functional.cross_entropy`'s `ignore_index`."""
+MAX_WINDOW = 1024
+"""Tokens of one window, unless the model's context is shorter."""
+TOKENS_PER_BATCH = 4096
+"""Tokens of a text in one batch of `text_loss`."""
+
+
+def next_token_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in nats per token, of `targets` [batch, tokens] after `inputs` [batch, tokens], int64.
+
+    Targets that are `IGNORED` do not count. A model with a method `next_token_loss` computes it itself, without holding
+    all logits at once.
+    """
+    own = getattr(model, "next_token_loss", None)
+    if own is not None:
+        loss: Tensor = own(inputs, targets, IGNORED)
+        return loss
+    return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 def text_loss(
-    model: Decoder, token_ids: Sequence[int], *, report: Report = silent, stage: str = "loss of the text"
+    model: nn.Module,
+    token_ids: Sequence[int] | Tensor,
+    window: int,
+    *,
+    report: Report = silent,
+    stage: str = "loss of the text",
 ) -> float:
-    """The mean negative log likelihood of a text, nats per token.
+    """Mean negative log likelihood of the tokens of a text, in nats per token; its exponential is the perplexity.
 
-    The text is cut into windows of the model's context, at most 1024 tokens; the first token of a window is given.
-    Windows are reported as they are done.
-    Raises `InvalidValue` for a text of fewer than two tokens.
+    The text, token ids [tokens], is cut into consecutive windows of `window` inputs, several of which are one batch.
+    Each token but the first of the text is predicted once, from the inputs of its window before it. `report` is called
+    after each batch. Raises `InvalidValue` for a text of fewer than two tokens.
     """
     if len(token_ids) < 2:
         raise InvalidValue.of("text", f"{len(token_ids)} tokens", "two tokens or more")
-    window = min(model.context, LONGEST)
-    total, count = 0.0, 0
-    with torch.no_grad():
-        for start in range(0, len(token_ids) - 1, window):
-            tokens = torch.as_tensor(token_ids[start : start + window], dtype=torch.int64)
-            if len(tokens) < 2:
-                continue
-            logits = model(tokens[None])[0, :-1]
-            wide = logits.double() if logits.dtype == torch.float64 else logits.float()
-            total += cross_entropy(wide, tokens[1:], reduction="sum").item()
-            count += len(tokens) - 1
-            report(Step(stage, start + len(tokens), len(token_ids), "tokens"))
-    return total / count
+    ids = torch.as_tensor(token_ids).long()
+    inputs, targets = ids[:-1], ids[1:]
+    batch = max(1, TOKENS_PER_BATCH // window) * window
+    # Tokens that do not fill a window are a shorter one of their own.
+    ends = [*range(batch, len(targets), batch), len(targets) // window * window, len(targets)]
+    total = 0.0
+    with torch.inference_mode():
+        for start, end in pairwise([0, *ends]):
+            if start < end:
+                shape = (-1, min(window, end - start))
+                loss = next_token_loss(model, inputs[start:end].view(shape), targets[start:end].view(shape))
+                total += loss.item() * (end - start)
+                report(Step(stage, end, len(targets), "tokens"))
+    return total / len(targets)

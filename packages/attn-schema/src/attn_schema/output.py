@@ -35,7 +35,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], empty: str, *, title: str | N
     if not rows:
         sys.stdout.write(empty + "\n")
         return
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title, title_justify="left")
     for place, column in enumerate(rows[0]):
         table.add_column(column, overflow="fold", no_wrap=place == 0)
     for row in rows:

@@ -142,7 +142,7 @@ class ModelConfig(_message.Message):
     @_builtins.property
     def family_options(self) -> _struct_pb2.Struct:
         """The fields of the family's config by name, without `vocabulary`. For a decoder those for which there is no field here,
-        such as `lenders`, `pattern`, `shared_experts` or `prediction_depth`.
+        such as `lenders`, `pattern`, `n_shared_experts` or `prediction_depth`.
         """
 
     def __init__(

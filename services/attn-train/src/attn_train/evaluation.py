@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from attn_core.errors import Incompatible, InvalidValue
 from attn_models.adapters.registry import ENCODER_ADAPTERS, VIT_ADAPTERS
+from attn_models.evaluation import MAX_WINDOW, text_loss
 from attn_models.loading import load_model
 from attn_models.loading.encoders import load_image_classifier, load_masked, load_tagger
 from attn_models.tokenizers import Tokenizer
@@ -20,15 +21,13 @@ from attn_train.data.images import known_images, load_images
 from attn_train.data.load import text_path
 from attn_train.data.treebank import read_sentences, tokenize_sentences
 from attn_train.spec import DataSpec
-from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss, text_loss
+from attn_train.tasks.base import VALIDATION_SEED, mean_validation_loss
 from attn_train.tasks.image_classification import LabelledImages, classification_metrics
 from attn_train.tasks.language_modeling import read_text
 from attn_train.tasks.masked_language_modeling import FINAL_BATCHES, Masking, masked_metrics
 from attn_train.tasks.token_classification import ALL_BATCHES, collate, tagging_accuracy
 
 BATCH = 32
-WINDOW = 1024
-"""The most tokens that a language model reads at once; perplexities of other windows are others."""
 
 
 def evaluate(folder: Path, data: str, home: Path) -> dict[str, float]:
@@ -103,9 +102,7 @@ def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
     if loaded.tokenizer is None:
         raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
     text, ids = _read(data, loaded.tokenizer, home)
-    if len(ids) < 2:
-        raise InvalidValue.of("data", f"{len(ids)} tokens", "at least two")
-    window = min(WINDOW, loaded.model.context)
+    window = min(MAX_WINDOW, loaded.model.context)
     loss = text_loss(loaded.model, ids, window)
     bits = loss * (len(ids) - 1) / math.log(2)
     found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}

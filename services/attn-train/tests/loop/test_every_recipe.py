@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from attn_client.recipe import read_recipe, recipe_names
 from attn_core import installed
 from attn_models.adapters.native import NativeAdapter
@@ -64,7 +63,7 @@ def test_a_recipe_builds_its_model_learns_and_leaves_a_folder(name, files, recor
     report = record()
     assert Trainer(model, dataset, spec).run(report, StopFlag()) is None
     assert report.losses[2] > 0
-    assert any(not torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+    assert any((before[name] != parameter).any() for name, parameter in model.named_parameters())
     assert (dataset.save(files / "model", model) / "config.json").is_file()
 
 
@@ -78,4 +77,4 @@ def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(l
     names = {DOOR_OF.get(name, name): name for name in recipe_names()}
     spec = spec_of(read_recipe(names[layout]))
     config = installed().models.get("decoder").configure(spec.model.values({"vocabulary": 100}))
-    assert ADAPTERS[layout].describe(config)["model_type"] == layout
+    assert ADAPTERS[layout].to_hf_config(config)["model_type"] == layout

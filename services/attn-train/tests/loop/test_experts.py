@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core import installed
+from attn_models.evaluation import next_token_loss
 from attn_train.checkpoint import CheckpointFolder
 from attn_train.records import StopFlag
-from attn_train.tasks.base import next_token_loss
 from attn_train.tasks.language_modeling import LanguageModelingTask
 from attn_train.trainer import Trainer
 
@@ -58,8 +58,8 @@ def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(t
         torch.manual_seed(5)
         family = installed().models.get("decoder")
         shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
-        experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "balance_rate": 0.01}
-        return family.build(family.configure(shape | experts | {"shared_experts": 1}))
+        experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "router_bias_update_rate": 0.01}
+        return family.build(family.configure(shape | experts | {"n_shared_experts": 1}))
 
     model = make()
     Trainer(model, text, spec, checkpoints=CheckpointFolder(tmp_path)).run(record(), StopFlag())

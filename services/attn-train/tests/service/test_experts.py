@@ -48,15 +48,15 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
     wire_spec.model.experts, wire_spec.model.experts_per_token, wire_spec.model.routing = 4, 2, "deepseek_v3"
     others = {
         "lenders": "cla:2",
-        "shared_experts": 1,
-        "balance_rate": 0.01,
+        "n_shared_experts": 1,
+        "router_bias_update_rate": 0.01,
         "prediction_depth": 1,
         "attention_dropout": 0.25,
     }
-    wire_spec.model.family_options.update(others | {"prediction_weight": 2.0})
+    wire_spec.model.family_options.update(others | {"nextn_predict_loss_weight": 2.0})
     async with server() as stub:
         job = await submit(stub, wire_spec, "others")
-        assert dict(job.spec.model.family_options) == others | {"prediction_weight": 2.0}
+        assert dict(job.spec.model.family_options) == others | {"nextn_predict_loss_weight": 2.0}
         await watch(stub, "others")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="others"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED
@@ -74,7 +74,7 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
         ({"attention_dropout": float("nan")}, "family_options: .*NaN or an infinite number"),
         ({"attention_dropout": "much"}, "attention_dropout"),
         ({"attention_dropout": 0.1, "pattern": ["retnet"]}, "without attention weights"),
-        ({"shared_expert": 1}, "did you mean 'shared_experts'"),
+        ({"shared_expert": 1}, "did you mean 'n_shared_experts'"),
         ({"width": 32}, "family_options: .*width"),
         ({"vocabulary": 9}, "family_options: .*vocabulary"),
         ({"others": {"width": 3}}, "family_options: .*others"),

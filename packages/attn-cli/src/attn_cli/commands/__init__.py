@@ -1,1 +1,1 @@
-"""One subcommand a file."""
+"""The subcommands, by what they are about."""

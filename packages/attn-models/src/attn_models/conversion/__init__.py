@@ -3,7 +3,6 @@
 from attn_models.conversion.folders import Converted, convert_heads, convert_latent
 from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads, pooled
 from attn_models.conversion.latent import latent_attention
-from attn_models.evaluation import text_loss
 
 __all__ = [
     "METHODS",
@@ -15,5 +14,4 @@ __all__ = [
     "fewer_heads",
     "latent_attention",
     "pooled",
-    "text_loss",
 ]

@@ -12,7 +12,7 @@ from attn_models.adapters.native import NativeAdapter
 from attn_models.conversion.heads import METHODS, HeadMap, Method, fewer_heads
 from attn_models.conversion.latent import latent_attention
 from attn_models.decoder.decoder import Decoder
-from attn_models.evaluation import text_loss
+from attn_models.evaluation import MAX_WINDOW, text_loss
 from attn_models.loading import LoadedModel, load_model, save_model
 from attn_models.sources.progress import Report, silent
 from attn_models.weights import read_folder
@@ -81,8 +81,11 @@ def _convert(
 
 def _losses(tokens: list[int], before: Decoder, after: Decoder, report: Report) -> dict[str, float]:
     models = {"loss_before": before, "loss_after": after}
-    words = {name: name.replace("_", " ") for name in models}
-    return {name: text_loss(model, tokens, report=report, stage=words[name]) for name, model in models.items()}
+    window = min(before.context, MAX_WINDOW)
+    return {
+        name: text_loss(model, tokens, window, report=report, stage=name.replace("_", " "))
+        for name, model in models.items()
+    }
 
 
 def _save(target: Path, model: Decoder, loaded: LoadedModel, own: str) -> str:

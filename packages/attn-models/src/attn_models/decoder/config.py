@@ -24,7 +24,7 @@ from attn_models.plain_config import (
 )
 
 GROUPED = ("deepseek_v2", "deepseek_v3")
-"""Routings that can be held to a few groups of experts and weigh their sum."""
+"""Routings with groups of experts and a scaling factor."""
 
 ROUTINGS = ("mixtral", "switch", *GROUPED)
 BIASED = "deepseek_v3"
@@ -32,25 +32,24 @@ BIASED = "deepseek_v3"
 NEEDS_EXPERTS = {
     "experts_per_token": None,
     "balance": 0.0,
-    "balance_rate": 0.0,
-    "shared_experts": None,
-    "shared_gate": False,
-    "expert_hidden": None,
-    "expert_groups": None,
-    "groups_per_token": None,
-    "routed_scale": 1.0,
-    "dense_layers": 0,
+    "router_bias_update_rate": 0.0,
+    "n_shared_experts": None,
+    "shared_expert_gate": False,
+    "moe_intermediate_size": None,
+    "n_group": None,
+    "topk_group": None,
+    "routed_scaling_factor": 1.0,
+    "first_k_dense_replace": 0,
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """How many feed-forwards a layer has, of which inner width, and how many of them a token uses.
+    """The mixture of experts of a layer, from the fields of `DecoderConfig`.
 
-    `shared` counts those that every token uses beside its own, `gated` by a factor from 0 to 1 that it says itself.
-    A token chooses among the experts of `groups_per_token` of the `groups` alone. What the chosen say is multiplied by
-    `scale`. `rate` is by how much a step of training moves the bias of an expert that has too much or too little to do,
-    `balance` the weight of the loss that spreads tokens.
+    `count` routed experts of inner size `hidden`, of which a token uses `per_token`, chosen among the best `topk_group`
+    of `groups` groups, their sum multiplied by `scale`; `shared` experts for every token, `gated` by a sigmoid. `rate`
+    is the step by which training moves the routing biases, `balance` the weight of the load-balancing loss.
     """
 
     count: int
@@ -59,19 +58,19 @@ class Experts:
     shared: int = 0
     gated: bool = False
     groups: int = 1
-    groups_per_token: int = 1
+    topk_group: int = 1
     scale: float = 1.0
     rate: float = 0.0
     balance: float = 0.0
 
 
 def experts_config(config: DecoderConfig) -> Experts | None:
-    """The experts of every layer after the dense ones; None where each has one feed-forward for all tokens.
+    """The experts of every layer after the dense ones; None without experts.
 
     Raises `InvalidValue` for fields that contradict each other.
     """
-    require_between("routed_scale", config.routed_scale, 0.0, math.inf)
-    require_between("balance_rate", config.balance_rate, 0.0, math.inf)
+    require_between("routed_scaling_factor", config.routed_scaling_factor, 0.0, math.inf)
+    require_between("router_bias_update_rate", config.router_bias_update_rate, 0.0, math.inf)
     if config.experts is None:
         given = {name: getattr(config, name) for name in NEEDS_EXPERTS}
         if given != NEEDS_EXPERTS:
@@ -81,49 +80,59 @@ def experts_config(config: DecoderConfig) -> Experts | None:
     if config.experts_per_token is None or config.experts_per_token > config.experts:
         allowed = f"a whole number from 1 to the {config.experts} experts"
         raise InvalidValue.of("experts_per_token", config.experts_per_token, allowed)
-    if config.shared_gate and config.shared_experts is None:
-        raise InvalidValue.of("shared_gate", config.shared_gate, "false, where there are no shared_experts")
+    if config.shared_expert_gate and config.n_shared_experts is None:
+        raise InvalidValue.of(
+            "shared_expert_gate", config.shared_expert_gate, "false, where there are no n_shared_experts"
+        )
     _require_routing(config)
     groups, chosen = _groups(config, config.experts, config.experts_per_token)
     return Experts(
         count=config.experts,
         per_token=config.experts_per_token,
-        hidden=config.expert_hidden or config.inner_width,
-        shared=config.shared_experts or 0,
-        gated=config.shared_gate,
+        hidden=config.moe_intermediate_size or config.inner_width,
+        shared=config.n_shared_experts or 0,
+        gated=config.shared_expert_gate,
         groups=groups,
-        groups_per_token=chosen,
-        scale=config.routed_scale,
-        rate=config.balance_rate,
+        topk_group=chosen,
+        scale=config.routed_scaling_factor,
+        rate=config.router_bias_update_rate,
         balance=config.balance,
     )
 
 
 def _require_routing(config: DecoderConfig) -> None:
-    if config.routing not in GROUPED and (config.expert_groups is not None or config.routed_scale != 1):
+    if config.routing not in GROUPED and (config.n_group is not None or config.routed_scaling_factor != 1):
         allowed = " or ".join(repr(name) for name in GROUPED)
-        raise InvalidValue.of("routing", config.routing, f"{allowed}, where there are expert_groups or a routed_scale")
-    if config.routing != BIASED and config.balance_rate:
-        raise InvalidValue.of("balance_rate", config.balance_rate, f"0, unless routing is {BIASED!r}, which has biases")
-    if config.dense_layers not in range(config.layers + 1):
         raise InvalidValue.of(
-            "dense_layers", config.dense_layers, f"a whole number from 0 to the {config.layers} layers"
+            "routing", config.routing, f"{allowed}, where there are n_group or a routed_scaling_factor"
+        )
+    if config.routing != BIASED and config.router_bias_update_rate:
+        raise InvalidValue.of(
+            "router_bias_update_rate",
+            config.router_bias_update_rate,
+            f"0, unless routing is {BIASED!r}, which has biases",
+        )
+    if config.first_k_dense_replace not in range(config.layers + 1):
+        raise InvalidValue.of(
+            "first_k_dense_replace",
+            config.first_k_dense_replace,
+            f"a whole number from 0 to the {config.layers} layers",
         )
 
 
 def _groups(config: DecoderConfig, experts: int, per_token: int) -> tuple[int, int]:
     """The number of groups, and to how many of them a token is held."""
-    groups, chosen = config.expert_groups, config.groups_per_token
+    groups, chosen = config.n_group, config.topk_group
     if groups is None:
         if chosen is not None:
-            raise InvalidValue.of("groups_per_token", chosen, "a number beside expert_groups, or neither of them")
+            raise InvalidValue.of("topk_group", chosen, "a number beside n_group, or neither of them")
         return 1, 1
-    require_count("groups_per_token", chosen)
+    require_count("topk_group", chosen)
     if experts % groups:
-        raise InvalidValue.of("expert_groups", groups, f"a divisor of the {experts} experts")
+        raise InvalidValue.of("n_group", groups, f"a divisor of the {experts} experts")
     if chosen is None or chosen > groups or chosen * (experts // groups) < per_token:
         allowed = f"at most the {groups} groups, and enough of them for {per_token} experts"
-        raise InvalidValue.of("groups_per_token", chosen, allowed)
+        raise InvalidValue.of("topk_group", chosen, allowed)
     return groups, chosen
 
 
@@ -134,11 +143,11 @@ OPTIONAL_COUNTS = (
     "hidden",
     "experts",
     "experts_per_token",
-    "shared_experts",
-    "expert_hidden",
-    "expert_groups",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "n_group",
 )
-FLAGS = ("tied", "bias", "rotary_interleaved", "scaled_embedding", "shared_gate")
+FLAGS = ("tied", "bias", "rope_interleave", "scale_embedding", "shared_expert_gate")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": ("pre", "post", "both"),
@@ -151,12 +160,12 @@ SMALLEST_CAP = 1e-3
 CHOICE_KEYS = {"mechanism", "options"}
 NUMBERS = {
     "norm_eps": (0.0, math.inf),
-    "rotary_base": (1.0, math.inf),
-    "rotary_fraction": (0.0, 1.0 + 1e-9),
+    "rope_theta": (1.0, math.inf),
+    "partial_rotary_factor": (0.0, 1.0 + 1e-9),
     "dropout": (0.0, 1.0),
     "attention_dropout": (0.0, 1.0),
     "balance": (0.0, math.inf),
-    "prediction_weight": (0.0, math.inf),
+    "nextn_predict_loss_weight": (0.0, math.inf),
 }
 
 
@@ -164,7 +173,7 @@ NUMBERS = {
 class AttentionChoice:
     """A mechanism by name, and its own options.
 
-    Options also replace, in this layer, what the decoder says of heads; `rotary` None leaves out its rotary positions.
+    Options override, for this layer, the decoder's numbers of heads; `rotary` None leaves out its rotary positions.
     """
 
     mechanism: str
@@ -173,10 +182,10 @@ class AttentionChoice:
     def __post_init__(self) -> None:
         require_choice(self.mechanism, self.options)
         if self.options.get("rotary") is not None:
-            raise InvalidValue.of("rotary", self.options["rotary"], "null, for a layer that turns nothing")
+            raise InvalidValue.of("rotary", self.options["rotary"], "null, for a layer without rotary positions")
 
     @property
-    def turns(self) -> bool:
+    def has_rotary(self) -> bool:
         """Whether the layer is given the decoder's rotary positions."""
         return "rotary" not in self.options
 
@@ -192,36 +201,45 @@ class AttentionChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """A stack of blocks of causal attention and feed-forward layers over token embeddings.
+    """A decoder: token embeddings, blocks of causal attention and feed-forward layers, and the unembedding.
 
-    `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a
-    pattern is given. `key_value_heads` and `head_size` default to `heads` and `width / heads`. `hidden` is the
-    feed-forward's inner width, by default 4 `width`, or 8/3 of it, rounded up to a multiple of 8, for the
-    three matrices of SwiGLU and GEGLU. `norm_place` "pre" normalises what enters a sublayer (GPT-2), "post" what
-    leaves the residual sum (Vaswani et al. 2017), "both" what enters a sublayer and what it adds (Gemma 2).
-    `positions` "sinusoidal" adds fixed waves to embeddings that are multiplied by √width (Vaswani et al. 2017);
-    "none" leaves positions to the mechanism. `rotary_scaling` stretches rotary positions, as the option of `rope`
-    does. `tied` uses the embedding as the unembedding; `scaled_embedding` multiplies embeddings by √width (Gemma).
-    `logit_cap` c keeps logits within ±c by a tanh (Gemma 2). `bias` gives biases to projections, feed-forwards and
-    LayerNorms. `dropout` acts in training on the embeddings and on what each sublayer adds,
-    `attention_dropout` on attention weights (in a layer whose options say `dropout`, as much as they say). Layer i
-    attends to the keys and values of layer `lenders[i]`, or every layer to its own where there are none; "cla:2" and
-    "yoco" say this of all layers (`attn_core.models.Lenders`).
+    Attention: `mechanism` with its `options` is that of every layer, or layer i has `pattern[i % len(pattern)]`.
+    `key_value_heads` and `head_size` default to `heads` and `width / heads`. `lenders[i]` is the layer whose keys and
+    values layer i attends to, its own if there are none; "cla:2" and "yoco" stand for such lists
+    (`attn_core.models.Lenders`). `attention_dropout` drops attention weights in training, unless a layer's options
+    have a `dropout` of their own.
 
-    `experts` gives every layer so many feed-forwards, each of the inner width, of which a token uses the
-    `experts_per_token` best (arXiv 2401.04088). `routing` says what weighs them: "mixtral" a softmax over the chosen,
-    "switch" their part of a softmax over all. `balance` is the weight, in training, of the loss that spreads tokens
-    over the experts (arXiv 2101.03961). DeepSeekMoE (arXiv 2401.06066) has small experts, of inner width
-    `expert_hidden`, and `shared_experts` that every token uses, with `shared_gate` as much as a sigmoid of the token
-    says (Qwen2-MoE, arXiv 2407.10671, section 2.2.2); its first `dense_layers` have one feed-forward of the
-    width `hidden`. A token is held to the best `groups_per_token` of the `expert_groups`, and what its experts say is
-    multiplied by `routed_scale`: routing "deepseek_v2" weighs as "switch", "deepseek_v3" by sigmoids made to sum to
-    one, chosen with a bias for each expert that training moves by `balance_rate` (arXiv 2412.19437, section 2.1.2).
+    Positions: `positions` is "learned", "sinusoidal" (fixed, added to embeddings that are multiplied by √width,
+    Vaswani et al. 2017), "rotary" or "none", which leaves positions to the mechanism. For rotary positions there are
+    `rope_theta`, `partial_rotary_factor` (the part of a head that is rotated), `rope_interleave` (neighbouring elements
+    are a pair, else those half a head apart) and `rope_scaling` (as the option of the mechanism `rope`).
 
-    `prediction_depth` D adds D modules that predict the D tokens after the next (arXiv 2412.19437, section 2.2); the
-    mean of their losses enters that of training with `prediction_weight`. Nothing else uses them.
+    Blocks: `norm` is "layer" or "rms". `norm_place` "pre" normalises the input of a sublayer (GPT-2), "post" the sum
+    with the residual (Vaswani et al. 2017), "both" input and output of a sublayer (Gemma 2). `feed_forward` is the
+    activation: "gelu", "gelu_tanh", "relu", or one with a gate: "swiglu", "geglu", "geglu_tanh". `hidden` is the
+    inner size of a feed-forward, by default 4 `width`, or 8/3 `width`, rounded up to a multiple of 8, with a gate.
+    `bias` gives biases to projections, feed-forwards and LayerNorms. `dropout` acts in training on embeddings and on
+    the output of each sublayer.
 
-    Raises `InvalidValue` for a field outside its range; what the mechanisms say is asked by `layer_attentions`.
+    Embeddings: `tied` uses the embedding as the unembedding. `scale_embedding` multiplies embeddings by √width (Gemma).
+    `final_logit_softcapping` c bounds logits to ±c: c tanh(logits / c) (Gemma 2).
+
+    Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first has `experts` feed-forwards
+    of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
+    `experts_per_token`; and `n_shared_experts` that every token uses (DeepSeekMoE, arXiv 2401.06066), multiplied by a
+    sigmoid of the token with `shared_expert_gate` (Qwen2-MoE, arXiv 2407.10671, section 2.2.2). `routing` is how the
+    chosen are weighed: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by their part of a softmax over all
+    experts, "deepseek_v3" by sigmoids normalised to sum to one, chosen with a bias for each expert (arXiv 2412.19437,
+    section 2.1.2). The deepseek routings choose among the experts of the best `topk_group` of `n_group` groups, and
+    multiply outputs by `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight `balance`
+    (arXiv 2101.03961), or by moving the biases by `router_bias_update_rate` after each step ("deepseek_v3").
+
+    Multi-token prediction (arXiv 2412.19437, section 2.2): `prediction_depth` D adds D modules that predict the D
+    tokens after the next; the mean of their losses, times `nextn_predict_loss_weight`, is added to the training loss.
+    Nothing else uses them.
+
+    Sizes are whole numbers from 1. Raises `InvalidValue` for a field outside its range; `layer_attentions` raises for
+    mechanisms that do not fit.
     """
 
     vocabulary: int
@@ -240,12 +258,12 @@ class DecoderConfig:
     feed_forward: str = "gelu"
     hidden: int | None = None
     positions: str = "learned"
-    rotary_base: float = 10000.0
-    rotary_fraction: float = 1.0
-    rotary_interleaved: bool = False
-    rotary_scaling: Mapping[str, Any] | None = None
-    scaled_embedding: bool = False
-    logit_cap: float | None = None
+    rope_theta: float = 10000.0
+    partial_rotary_factor: float = 1.0
+    rope_interleave: bool = False
+    rope_scaling: Mapping[str, Any] | None = None
+    scale_embedding: bool = False
+    final_logit_softcapping: float | None = None
     tied: bool = True
     bias: bool = False
     dropout: float = 0.0
@@ -255,16 +273,16 @@ class DecoderConfig:
     experts_per_token: int | None = None
     routing: str = "mixtral"
     balance: float = 0.0
-    balance_rate: float = 0.0
-    shared_experts: int | None = None
-    shared_gate: bool = False
-    expert_hidden: int | None = None
-    expert_groups: int | None = None
-    groups_per_token: int | None = None
-    routed_scale: float = 1.0
-    dense_layers: int = 0
+    router_bias_update_rate: float = 0.0
+    n_shared_experts: int | None = None
+    shared_expert_gate: bool = False
+    moe_intermediate_size: int | None = None
+    n_group: int | None = None
+    topk_group: int | None = None
+    routed_scaling_factor: float = 1.0
+    first_k_dense_replace: int = 0
     prediction_depth: int = 0
-    prediction_weight: float = 0.3
+    nextn_predict_loss_weight: float = 0.3
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -279,8 +297,8 @@ class DecoderConfig:
         for name, (low, high) in NUMBERS.items():
             require_between(name, getattr(self, name), low, high)
         require_choice(self.mechanism, self.options)
-        if self.logit_cap is not None:
-            require_between("logit_cap", self.logit_cap, SMALLEST_CAP, math.inf)
+        if self.final_logit_softcapping is not None:
+            require_between("final_logit_softcapping", self.final_logit_softcapping, SMALLEST_CAP, math.inf)
         _ = self.rotary, self.mixture
         if self.prediction_depth not in range(self.context):
             allowed = f"a whole number from 0, below the context {self.context}"
@@ -298,23 +316,23 @@ class DecoderConfig:
 
     @property
     def mixture(self) -> Experts | None:
-        """The experts of every layer after the dense ones; None where each has one feed-forward for all tokens."""
+        """The experts of every layer after the dense ones; None without experts."""
         return experts_config(self)
 
     def experts_in(self, layer: int) -> Experts | None:
         """The experts of one layer; None where it has one feed-forward for all tokens."""
-        return self.mixture if layer >= self.dense_layers else None
+        return self.mixture if layer >= self.first_k_dense_replace else None
 
     @property
     def rotary(self) -> Rotary | None:
         """The rotary positions that every layer is given, if any."""
         if self.positions != "rotary":
             return None
-        scaling = None if self.rotary_scaling is None else rotary_scaling(self.rotary_scaling)
+        scaling = None if self.rope_scaling is None else rotary_scaling(self.rope_scaling)
         return Rotary(
-            base=self.rotary_base,
-            fraction=self.rotary_fraction,
-            interleaved=self.rotary_interleaved,
+            base=self.rope_theta,
+            fraction=self.partial_rotary_factor,
+            interleaved=self.rope_interleave,
             scaling=scaling,
         )
 

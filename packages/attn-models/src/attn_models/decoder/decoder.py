@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         for module in (self.embedding, self.positions, self.unembedding):
             if module is not None:
                 initialise(module)
-        if config.positions == "sinusoidal" or config.scaled_embedding:
+        if config.positions == "sinusoidal" or config.scale_embedding:
             # Multiplied by √width they then stand beside waves of their own size.
             initialise(self.embedding, config.width**-0.5)
 
@@ -108,14 +108,14 @@ class Decoder(nn.Module):
         return self._loss(self.hidden(tokens), targets, ignored)
 
     def training_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The same, and `prediction_weight` times the mean of the losses of the tokens after those."""
+        """The same, and `nextn_predict_loss_weight` times the mean of the losses of the tokens after those."""
         hidden, length = self.hidden(tokens), tokens.shape[1]
         loss, later = self._loss(hidden, targets), hidden.new_zeros(())
         for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
             known = torch.arange(depth, length, device=tokens.device)
             hidden = predictor(hidden[:, : length - depth], self._embed(targets[:, depth - 1 : -1], known))
             later = later + self._loss(hidden, targets[:, depth:])
-        return loss + self.config.prediction_weight * later / max(len(self.predictors), 1)
+        return loss + self.config.nextn_predict_loss_weight * later / max(len(self.predictors), 1)
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
         """Hidden rows [tokens, width] of the new tokens [tokens] of many requests."""
@@ -134,11 +134,11 @@ class Decoder(nn.Module):
             logits: Tensor = self.head(hidden)
         else:
             logits = nn.functional.linear(hidden, self._unembedding())
-        return capped(logits, self.config.logit_cap)
+        return capped(logits, self.config.final_logit_softcapping)
 
     def greedy_tokens(self, hidden: Tensor) -> Tensor | None:
         """See `attn_core.models.GreedyHead`: a packed unembedding can tell, unless a cap makes logits equal."""
-        if isinstance(self.head, FindsLargest) and self.config.logit_cap is None:
+        if isinstance(self.head, FindsLargest) and self.config.final_logit_softcapping is None:
             return self.head.largest(hidden)
         return None
 
@@ -184,7 +184,7 @@ class Decoder(nn.Module):
                 "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context} tokens"
             )
         hidden: Tensor = self.embedding(tokens)
-        if self.config.scaled_embedding:
+        if self.config.scale_embedding:
             # The factor is rounded to the weights' type first, as Gemma's is.
             hidden = hidden * hidden.new_tensor(math.sqrt(self.config.width))
         if self.config.positions == "sinusoidal":
@@ -202,7 +202,7 @@ class Decoder(nn.Module):
         if self.head is not None:
             return mean_loss(self.logits(hidden), ids, Targets(ignored=ignored))
         return linear_cross_entropy(
-            hidden, self._unembedding(), ids, Targets(ignored=ignored, cap=self.config.logit_cap)
+            hidden, self._unembedding(), ids, Targets(ignored=ignored, cap=self.config.final_logit_softcapping)
         )
 
     def _blocks(self) -> Sequence[Block]:

@@ -123,7 +123,7 @@ class GroupedRouter(Router):
 
     def __init__(self, width: int, experts: Experts) -> None:
         super().__init__(width, experts)
-        self.groups, self.groups_chosen = experts.groups, experts.groups_per_token
+        self.groups, self.groups_chosen = experts.groups, experts.topk_group
         self.scale = experts.scale
 
     def choose(self, scores: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class MixtureOfExperts(nn.Module):
         self.experts = nn.ModuleList(build(one) for _ in range(experts.count))
         several = dataclasses.replace(config, hidden=experts.shared * experts.hidden) if experts.shared else None
         self.shared = None if several is None else build(several)
-        self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.gated else None
+        self.shared_expert_gate = nn.Linear(config.width, 1, bias=False) if experts.gated else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]; an expert that nobody chose is not run."""
@@ -256,7 +256,9 @@ class MixtureOfExperts(nn.Module):
             mixed = mixed.index_add(0, row, fed.to(mixed.dtype))
         if self.shared is not None:
             said = self.shared(rows)
-            mixed = mixed + (said if self.shared_gate is None else torch.sigmoid(self.shared_gate(rows)) * said)
+            mixed = mixed + (
+                said if self.shared_expert_gate is None else torch.sigmoid(self.shared_expert_gate(rows)) * said
+            )
         return mixed.view_as(hidden)
 
     def pack(self, pack: Pack) -> None:

@@ -110,21 +110,21 @@ class EncoderShape(ABC):
 class EncoderConfig(EncoderShape):
     """Blocks over token, position and segment embeddings (BERT's shape).
 
-    `segments` is the number of kinds of sentence that an input may hold. `positions` "every" numbers all places of a
+    `type_vocab_size` is the number of token types (segments) of an input. `positions` "every" numbers all places of a
     sequence from 0 (BERT), "real" only real tokens, from `first_position` (RoBERTa), "depth" fuses places with depths
     in a tree, which must then be given with the tokens. Raises `InvalidValue` for a field outside its range.
     """
 
     vocabulary: int
     context: int
-    segments: int = 2
+    type_vocab_size: int = 2
     positions: str = "every"
     first_position: int = 0
     norm_place: ClassVar[str] = "post"
     noun: ClassVar[str] = "an encoder"
 
     def __post_init__(self) -> None:
-        require_count("segments", self.segments)
+        require_count("type_vocab_size", self.type_vocab_size)
         require_word("positions", self.positions, ("every", "real", "depth"))
         first = self.first_position
         if type(first) is not int or first < 0 or (self.positions == "real") != (first > 0):
@@ -158,34 +158,38 @@ class TaggerConfig:
 class ReformerConfig(EncoderShape):
     """Reversible blocks over token and position embeddings.
 
-    Where `axes` (rows, columns) are given, place p has the vector of row p // columns beside that of column
-    p % columns, of `axis_widths` elements each; else every place of the `context` has a vector of its own. Raises
-    `InvalidValue` for a field outside its range.
+    With `axial_pos_shape` (rows, columns), position p has the vector of row p // columns concatenated with that of
+    column p % columns, of the two sizes `axial_pos_embds_dim`; else each position of the `context` has a vector of its
+    own. Raises `InvalidValue` for a field outside its range.
     """
 
     vocabulary: int
     context: int
-    axes: tuple[int, int] | None = None
-    axis_widths: tuple[int, int] | None = None
+    axial_pos_shape: tuple[int, int] | None = None
+    axial_pos_embds_dim: tuple[int, int] | None = None
     norm_place: ClassVar[str] = "pre"
     attention_bias: ClassVar[bool] = False
     noun: ClassVar[str] = "a Reformer"
-    pairs: ClassVar[tuple[str, ...]] = ("axes", "axis_widths")
+    pairs: ClassVar[tuple[str, ...]] = ("axial_pos_shape", "axial_pos_embds_dim")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.axes is None and self.axis_widths is None:
+        if self.axial_pos_shape is None and self.axial_pos_embds_dim is None:
             return
         for name in self.pairs:
             pair = getattr(self, name)
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InvalidValue.of(name, pair, "two whole numbers, or neither axes nor axis_widths")
+                raise InvalidValue.of(
+                    name, pair, "two whole numbers, or neither axial_pos_shape nor axial_pos_embds_dim"
+                )
             for size in pair:
                 require_count(name, size)
-        if self.axes is not None and math.prod(self.axes) < self.context:
-            raise InvalidValue.of("axes", self.axes, f"a product of at least the context of {self.context} tokens")
-        if self.axis_widths is not None and sum(self.axis_widths) != self.width:
-            raise InvalidValue.of("axis_widths", self.axis_widths, f"a sum of {self.width}, the width")
+        if self.axial_pos_shape is not None and math.prod(self.axial_pos_shape) < self.context:
+            raise InvalidValue.of(
+                "axial_pos_shape", self.axial_pos_shape, f"a product of at least the context of {self.context} tokens"
+            )
+        if self.axial_pos_embds_dim is not None and sum(self.axial_pos_embds_dim) != self.width:
+            raise InvalidValue.of("axial_pos_embds_dim", self.axial_pos_embds_dim, f"a sum of {self.width}, the width")
 
     @property
     def kinds(self) -> int:

@@ -130,7 +130,7 @@ class Encoder(nn.Module):
         self.size = config.width
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions: Position = POSITIONS[config.positions](config)
-        self.segments = nn.Embedding(config.segments, config.width)
+        self.segments = nn.Embedding(config.type_vocab_size, config.width)
         self.norm = build_norm(config.block)
         self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
         for module in (self.embedding, self.positions, self.segments):

@@ -37,8 +37,8 @@ class Reformer(nn.Module):
         self.size = 2 * config.width
         self.embedding = nn.Embedding(config.vocabulary, config.width)
         self.positions: nn.Module = nn.Embedding(config.context, config.width)
-        if config.axes is not None and config.axis_widths is not None:
-            self.positions = AxialPositions(config.axes, config.axis_widths)
+        if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
+            self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
         self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.layers))
         self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
         for module in (self.embedding, self.positions):

@@ -45,14 +45,14 @@ class RecurrentConfig(PlainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyValueConfig(RecurrentConfig):
-    """An LSTM that attends to its last few outputs (Daniluk et al. 2017): `lstm_layers` of them over token vectors of
-    `embedding` elements, below the attention.
+    """An LSTM that attends to its last few outputs (Daniluk et al. 2017).
 
+    `num_lstm_layers` LSTM layers over token vectors of `embedding` elements, below the attention.
     `mechanism` is "key_value_predict" or "key_value", or any other causal one.
     """
 
     embedding: int
-    lstm_layers: int = 1
+    num_lstm_layers: int = 1
     mechanism: str = "key_value_predict"
 
     @property
@@ -63,7 +63,7 @@ class KeyValueConfig(RecurrentConfig):
     @property
     def lstms(self) -> int:
         """LSTM layers below the attention."""
-        return self.lstm_layers
+        return self.num_lstm_layers
 
 
 @dataclass(frozen=True, kw_only=True)

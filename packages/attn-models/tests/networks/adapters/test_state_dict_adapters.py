@@ -1,4 +1,4 @@
-"""What the doors refuse: settings that the decoder does not compute, and decoders that a layout cannot say."""
+"""What adapters refuse: settings that the decoder does not compute, decoders that a layout cannot express."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LLAMA = {
     "max_position_embeddings": 64,
 }
 EXPERTS = {"experts": 4, "experts_per_token": 2}
-GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scaled_embedding": True}
+GEMMA = {"norm_place": "both", "feed_forward": "geglu_tanh", "scale_embedding": True}
 GPT = {"norm": "layer", "feed_forward": "gelu", "positions": "learned", "bias": True}
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 DEEPSEEK = LLAMA | {
@@ -32,9 +32,9 @@ DEEPSEEK = LLAMA | {
 LATENT = {
     "mechanism": "mla",
     "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6},
-    "rotary_interleaved": True,
+    "rope_interleave": True,
 }
-SPARSE = {"experts": 8, "experts_per_token": 2, "shared_experts": 1}
+SPARSE = {"experts": 8, "experts_per_token": 2, "n_shared_experts": 1}
 PLAIN = {
     "deepseek_v2": DEEPSEEK,
     "deepseek_v3": DEEPSEEK,
@@ -49,7 +49,7 @@ PLAIN = {
 def test_a_missing_key_is_named(layout, key):
     values = {name: value for name, value in PLAIN[layout].items() if name != key}
     with pytest.raises(InvalidValue, match=f"{key}: is missing"):
-        decoder_adapter(layout).configure(values)
+        decoder_adapter(layout).from_hf_config(values)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_missing_key_is_named(layout, key):
         ("deepseek_v3", {"attention_bias": True}, "attention_bias"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads"),
         ("deepseek_v3", {"kv_lora_rank": None}, "kv_lora_rank: is missing"),
-        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "expert_groups: 3"),
+        ("deepseek_v3", {"n_group": 3, "topk_group": 1}, "n_group: 3"),
         ("deepseek_v3", {"num_experts_per_tok": 9}, "experts_per_token: 9"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -86,7 +86,7 @@ def test_a_missing_key_is_named(layout, key):
 )
 def test_what_the_decoder_does_not_compute_is_refused_and_not_ignored(layout, change, named):
     with pytest.raises(InvalidValue, match=named):
-        decoder_adapter(layout).configure(PLAIN[layout] | change)
+        decoder_adapter(layout).from_hf_config(PLAIN[layout] | change)
 
 
 def test_an_unknown_model_type_is_answered_with_the_nearest():
@@ -101,8 +101,8 @@ def test_a_config_survives_its_own_layout(layout):
     adapter = ADAPTERS[layout]
     shared = 4 if layout.startswith("deepseek") else 2
     written = {"num_key_value_heads": shared, "head_dim": 8, "sliding_window": 7, "n_shared_experts": 1}
-    config = adapter.configure(PLAIN[layout] | written)
-    assert adapter.configure(adapter.describe(config)) == config
+    config = adapter.from_hf_config(PLAIN[layout] | written)
+    assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_a_config_survives_its_own_layout(layout):
         ("mistral", EXPERTS, "experts 4"),
         ("qwen3", EXPERTS | {"mechanism": "gemma"}, "experts 4"),
         ("gemma2", EXPERTS | GEMMA, "experts 4"),
-        ("deepseek_v3", {}, "'mha' cannot be said"),
-        ("deepseek_v2", LATENT | {"rotary_interleaved": False}, "rotary_interleaved"),
+        ("deepseek_v3", {}, "'mha' cannot be expressed"),
+        ("deepseek_v2", LATENT | {"rope_interleave": False}, "rope_interleave"),
         ("deepseek_v2", LATENT | SPARSE | {"routing": "deepseek_v3"}, "routing 'deepseek_v3'"),
-        ("deepseek_v3", LATENT | SPARSE | {"routing": "deepseek_v3", "shared_experts": None}, "without shared"),
+        ("deepseek_v3", LATENT | SPARSE | {"routing": "deepseek_v3", "n_shared_experts": None}, "without shared"),
         ("deepseek_v3", LATENT | {"pattern": ["mha", "mla"]}, "differ in attention"),
         ("deepseek_v3", LATENT | {"options": {"norm_eps": 1e-3}}, "eps 0.001"),
         ("deepseek_v3", LATENT | {"options": {"score_factor": 2.0}}, "score_factor of 2"),
@@ -136,4 +136,4 @@ def test_a_decoder_that_a_layout_cannot_say_is_refused(layout, change, named):
     shape = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "norm": "rms"}
     config = DecoderConfig.from_plain(shape | {"feed_forward": "swiglu", "positions": "rotary"} | change)
     with pytest.raises(Incompatible, match=named):
-        ADAPTERS[layout].describe(config)
+        ADAPTERS[layout].to_hf_config(config)

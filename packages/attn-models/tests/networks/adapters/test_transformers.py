@@ -278,10 +278,10 @@ def test_rotary_bases_are_read_from_both_generations_of_configs(tmp_path):
     llama(num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 5e5}).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
-    assert load_model(tmp_path).config.rotary_base == 5e5
+    assert load_model(tmp_path).config.rope_theta == 5e5
     del config["rope_parameters"]
     path.write_text(json.dumps(config | {"rope_theta": 3e4, "rope_scaling": None}))
-    assert load_model(tmp_path).config.rotary_base == 3e4
+    assert load_model(tmp_path).config.rope_theta == 3e4
 
 
 def test_gpt2_is_read_without_the_prefix_and_with_the_masks_of_old_checkpoints(tmp_path):

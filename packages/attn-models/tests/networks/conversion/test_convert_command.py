@@ -64,8 +64,8 @@ def test_a_model_of_this_machine_is_found_by_its_name(attn, folder, tmp_path, mo
 def test_how_far_the_losses_are_is_told(attn, folder, tmp_path):
     (tmp_path / "text").write_text(TEXT)
     said = attn("latent", folder, tmp_path / "after", "--text", tmp_path / "text").stderr
-    assert f"loss before: 100 % of {len(TEXT)} tokens" in said
-    assert f"loss after: 100 % of {len(TEXT)} tokens" in said
+    assert f"loss before: 100 % of {len(TEXT) - 1} tokens" in said
+    assert f"loss after: 100 % of {len(TEXT) - 1} tokens" in said
 
 
 def test_latent_at_full_rank_changes_nothing(attn, folder, tmp_path):

@@ -9,7 +9,7 @@ from attn_models.loading import load_model, save_model
 TOKENS = torch.arange(24).view(2, 12) % 31
 MODELS = {
     "multi-head with biases": {"bias": True},
-    "multi-head with rotary positions": {"positions": "rotary", "rotary_interleaved": True},
+    "multi-head with rotary positions": {"positions": "rotary", "rope_interleave": True},
     "grouped with rotary positions": {"mechanism": "gqa", "key_value_heads": 2, "positions": "rotary"},
     "grouped with wide heads": {"mechanism": "gqa", "key_value_heads": 2, "head_size": 6, "bias": True},
 }

@@ -18,12 +18,12 @@ SMALL = {
     "norm": "rms",
     "experts": 8,
     "experts_per_token": 3,
-    "shared_experts": 2,
-    "expert_hidden": 12,
-    "dense_layers": 1,
-    "expert_groups": 4,
-    "groups_per_token": 2,
-    "routed_scale": 2.5,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 12,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
 }
 ROUTINGS = ["deepseek_v2", "deepseek_v3"]
 
@@ -94,7 +94,9 @@ def test_a_bias_decides_who_is_chosen_and_not_how_much_it_counts(tiny):
 
 
 def test_levelling_moves_each_bias_by_one_rate_against_its_load(tiny):
-    model = Decoder(tiny(**SMALL | {"routing": "deepseek_v3", "balance_rate": 0.01, "experts_per_token": 2})).train()
+    model = Decoder(
+        tiny(**SMALL | {"routing": "deepseek_v3", "router_bias_update_rate": 0.01, "experts_per_token": 2})
+    ).train()
     router = model.blocks[1].feed_forward.router
     loads = torch.tensor([[0, 1]] * 6 + [[2, 3]] * 4 + [[4, 5]] * 4 + [[6, 7]] * 2)
     router.note(torch.zeros(16, 8), loads)  # a mean of four tokens an expert
@@ -107,7 +109,7 @@ def test_levelling_moves_each_bias_by_one_rate_against_its_load(tiny):
 
 def test_biases_alone_spread_tokens_over_the_experts_and_leave_the_weights_alone(tiny):
     torch.manual_seed(1)
-    fields = {"routing": "deepseek_v3", "balance_rate": 0.01, "expert_groups": None, "groups_per_token": None}
+    fields = {"routing": "deepseek_v3", "router_bias_update_rate": 0.01, "n_group": None, "topk_group": None}
     model = Decoder(tiny(**SMALL | fields | {"experts_per_token": 1})).train()
     mixture = model.blocks[1].feed_forward
     nn.init.normal_(mixture.router.score.weight, std=0.2)
@@ -126,7 +128,7 @@ def test_biases_alone_spread_tokens_over_the_experts_and_leave_the_weights_alone
 
 
 def test_what_is_only_asked_counts_for_no_load(tiny):
-    model = Decoder(tiny(**SMALL | {"routing": "deepseek_v3", "balance_rate": 0.01})).eval()
+    model = Decoder(tiny(**SMALL | {"routing": "deepseek_v3", "router_bias_update_rate": 0.01})).eval()
     model(torch.randint(31, (2, 8)))
     assert model.blocks[1].feed_forward.router.load is None
 
@@ -153,7 +155,7 @@ def test_biases_survive_the_folder_in_float32(model, tmp_path):
 
 def test_packed_experts_say_what_they_said(tiny):
     torch.manual_seed(3)
-    sizes = {"width": 64, "hidden": 96, "expert_hidden": 32, "routing": "deepseek_v3"}
+    sizes = {"width": 64, "hidden": 96, "moe_intermediate_size": 32, "routing": "deepseek_v3"}
     model = Decoder(tiny(**SMALL | sizes)).eval()
     tokens = torch.randint(31, (2, 16))
     with torch.no_grad():
@@ -165,17 +167,17 @@ def test_packed_experts_say_what_they_said(tiny):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"expert_groups": 3}, "expert_groups: 3"),
-        ({"groups_per_token": 5}, "groups_per_token: 5"),
-        ({"groups_per_token": 1}, "groups_per_token: 1"),  # two experts for three choices
-        ({"groups_per_token": None}, "groups_per_token"),
-        ({"expert_groups": None}, "groups_per_token: 2"),
-        ({"dense_layers": 3}, "dense_layers: 3"),
-        ({"dense_layers": -1}, "dense_layers: -1"),
-        ({"routed_scale": math.inf}, "routed_scale"),
-        ({"shared_experts": 0}, "shared_experts: 0"),
+        ({"n_group": 3}, "n_group: 3"),
+        ({"topk_group": 5}, "topk_group: 5"),
+        ({"topk_group": 1}, "topk_group: 1"),  # two experts for three choices
+        ({"topk_group": None}, "topk_group"),
+        ({"n_group": None}, "topk_group: 2"),
+        ({"first_k_dense_replace": 3}, "first_k_dense_replace: 3"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace: -1"),
+        ({"routed_scaling_factor": math.inf}, "routed_scaling_factor"),
+        ({"n_shared_experts": 0}, "n_shared_experts: 0"),
         ({"routing": "mixtral"}, "routing: 'mixtral'"),
-        ({"balance_rate": 0.1, "routing": "deepseek_v2"}, "balance_rate"),
+        ({"router_bias_update_rate": 0.1, "routing": "deepseek_v2"}, "router_bias_update_rate"),
         ({"experts": None}, "experts"),
     ],
 )
@@ -186,12 +188,16 @@ def test_experts_that_contradict_themselves_are_refused(change, named, tiny):
 
 def test_a_gate_lets_the_shared_experts_through_as_the_sigmoid_of_the_token_says(tiny):
     torch.manual_seed(0)
-    gated = Decoder(tiny(**SMALL | {"routing": "deepseek_v2", "shared_gate": True})).double().blocks[1].feed_forward
-    nn.init.normal_(gated.shared_gate.weight)
+    gated = (
+        Decoder(tiny(**SMALL | {"routing": "deepseek_v2", "shared_expert_gate": True})).double().blocks[1].feed_forward
+    )
+    nn.init.normal_(gated.shared_expert_gate.weight)
     rows = torch.randn(7, 16, dtype=torch.float64)
     with torch.no_grad():
         whole = gated(rows)
-        factors = [sigmoid(sum(w * x for w, x in zip(gated.shared_gate.weight[0], row, strict=True))) for row in rows]
+        factors = [
+            sigmoid(sum(w * x for w, x in zip(gated.shared_expert_gate.weight[0], row, strict=True))) for row in rows
+        ]
         said = gated.shared(rows)
         gated.shared = None
         expected = gated(rows) + torch.tensor(factors, dtype=torch.float64)[:, None] * said
@@ -199,7 +205,7 @@ def test_a_gate_lets_the_shared_experts_through_as_the_sigmoid_of_the_token_says
 
 
 def test_a_gate_without_shared_experts_is_refused(tiny):
-    with pytest.raises(InvalidValue, match="shared_gate"):
-        tiny(experts=4, experts_per_token=2, shared_gate=True)
+    with pytest.raises(InvalidValue, match="shared_expert_gate"):
+        tiny(experts=4, experts_per_token=2, shared_expert_gate=True)
     with pytest.raises(InvalidValue, match="experts"):
-        tiny(shared_gate=True)
+        tiny(shared_expert_gate=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attn_core.errors import Incompatible, InvalidValue
-from attn_models.decoder.config import DecoderConfig
+from attn_models.decoder.config import NEEDS_EXPERTS, DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 from attn_testing.checkpoints import require_same_model
@@ -18,15 +18,15 @@ DEEPSEEK = {
     "norm": "rms",
     "feed_forward": "swiglu",
     "positions": "rotary",
-    "rotary_interleaved": True,
+    "rope_interleave": True,
     "mechanism": "mla",
     "options": {"latent": 12, "rotary_size": 4, "nope_size": 8, "value_size": 6, "query_latent": 20},
     "routing": "deepseek_v3",
     "experts": 4,
     "experts_per_token": 2,
-    "shared_experts": 1,
-    "expert_hidden": 16,
-    "dense_layers": 1,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
     "tied": False,
 }
 
@@ -45,7 +45,7 @@ def test_the_loss_is_that_of_transformers_on_what_is_written_in_the_layout_of_de
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_layers import MtpModel
 
-    model = random_decoder(tiny(**DEEPSEEK | {"prediction_depth": 2, "prediction_weight": 0.5}))
+    model = random_decoder(tiny(**DEEPSEEK | {"prediction_depth": 2, "nextn_predict_loss_weight": 0.5}))
     save_model(tmp_path, model, layout="deepseek_v3")
     peer = transformers.DeepseekV3ForCausalLM.from_pretrained(tmp_path).eval()
     peer._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\..*"]  # theirs knows a model of 61 layers alone
@@ -91,7 +91,7 @@ def test_modules_change_neither_logits_nor_what_is_remembered(tiny):
 
 def test_the_token_after_the_next_is_learned_and_the_trunk_learns_from_it(tiny):
     torch.manual_seed(0)
-    model = Decoder(tiny(prediction_depth=1, prediction_weight=1.0)).train()
+    model = Decoder(tiny(prediction_depth=1, nextn_predict_loss_weight=1.0)).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = (torch.arange(25) % 7)[None]
     losses = []
@@ -149,12 +149,10 @@ def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
 
     fields = DEEPSEEK | {"context": 64, "layers": 2, "heads": 4, "prediction_depth": 1}
     if layout == "llama":
-        plain = {"mechanism": "mha", "options": {}, "rotary_interleaved": False}
-        fields = {
-            name: value for name, value in fields.items() if "expert" not in name and name != "dense_layers"
-        } | plain
+        plain = {"mechanism": "mha", "options": {}, "rope_interleave": False}
+        fields = {name: value for name, value in fields.items() if name not in {"experts", *NEEDS_EXPERTS}} | plain
     if layout == "gpt2":
         fields = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "bias": True}
         fields |= {"prediction_depth": 1}
     with pytest.raises(Incompatible, match="prediction_depth"):
-        decoder_adapter(layout).describe(DecoderConfig.from_plain(fields))
+        decoder_adapter(layout).to_hf_config(DecoderConfig.from_plain(fields))

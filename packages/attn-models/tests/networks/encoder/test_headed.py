@@ -44,7 +44,9 @@ def test_a_model_that_guesses_comes_back_and_its_encoder_embeds(tmp_path, fields
 
 
 def test_a_reformer_that_guesses_comes_back(tmp_path):
-    model = drawn("reformer_lm", axes=[3.0, 4.0], axis_widths=[4, 12], pattern=PATTERN, feed_forward="relu")
+    model = drawn(
+        "reformer_lm", axial_pos_shape=[3.0, 4.0], axial_pos_embds_dim=[4, 12], pattern=PATTERN, feed_forward="relu"
+    )
     again, _ = load_masked(save_masked(tmp_path / "m", model, TOKENIZER))
     require_same_model(again, model, TOKENS, KEEP)
 

@@ -59,7 +59,9 @@ def seeded(choice, seed):
     return AttentionChoice(mechanism=choice.mechanism, options={**choice.options, "seed": seed})
 
 
-@pytest.mark.parametrize("fields", [{}, {"axes": (6, 8), "axis_widths": (4, 12)}], ids=["places", "axes"])
+@pytest.mark.parametrize(
+    "fields", [{}, {"axial_pos_shape": (6, 8), "axial_pos_embds_dim": (4, 12)}], ids=["places", "axes"]
+)
 def test_a_reformer_comes_back_from_a_folder_and_texts_become_vectors(fields, tmp_path):
     model = drawn(**fields, pattern=(seeded(LSH, 0), LOCAL))
     save_encoder(tmp_path / "model", model, TOKENIZER, layout="reformer")
@@ -70,7 +72,7 @@ def test_a_reformer_comes_back_from_a_folder_and_texts_become_vectors(fields, tm
 
 
 def test_rows_and_columns_make_every_place_of_a_grid():
-    model = drawn(axes=(6, 8), axis_widths=(4, 12))
+    model = drawn(axial_pos_shape=(6, 8), axial_pos_embds_dim=(4, 12))
     found = model.positions(torch.arange(48))
     row, column = model.positions.row, model.positions.column
     for place in (0, 7, 8, 30, 47):
@@ -112,8 +114,8 @@ def test_what_the_layout_cannot_say_is_not_written(fields, said, tmp_path):
         ({"lsh_num_chunks_after": 1}, "lsh_num_chunks_after"),
         ({"local_attn_chunk_length": 4}, "local_attn_chunk_length"),
         ({"is_decoder": True}, "is_decoder"),
-        ({"axial_pos_shape": [2, 8]}, "axes.*at least the context"),
-        ({"axial_pos_embds_dim": [4, 4]}, "axis_widths.*16, the width"),
+        ({"axial_pos_shape": [2, 8]}, "axial_pos_shape.*at least the context"),
+        ({"axial_pos_embds_dim": [4, 4]}, "axial_pos_embds_dim.*16, the width"),
         ({"axial_pos_shape": [48]}, "axial_pos_shape"),
         ({"attention_head_size": 8}, "query_key.weight"),
         ({"attn_layers": ["local", "lsh", "lsh"]}, r"encoder\.layers\.2"),
@@ -121,7 +123,7 @@ def test_what_the_layout_cannot_say_is_not_written(fields, said, tmp_path):
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_by_its_key(change, said, tmp_path):
-    model = drawn(axes=(6, 8), axis_widths=(4, 12), pattern=(LOCAL, seeded(LSH, 1)))
+    model = drawn(axial_pos_shape=(6, 8), axial_pos_embds_dim=(4, 12), pattern=(LOCAL, seeded(LSH, 1)))
     folder = save_encoder(tmp_path / "model", model, TOKENIZER, layout="reformer")
     (folder / "manifest.json").unlink()
     values = json.loads((folder / "config.json").read_text())

@@ -146,7 +146,9 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
         linear_cross_entropy(hidden, weight, ids, Targets())
 
 
-@pytest.mark.parametrize("more", [{}, {"tied": False}, {"logit_cap": 3.0}, {"prediction_depth": 1}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"tied": False}, {"final_logit_softcapping": 3.0}, {"prediction_depth": 1}], ids=str
+)
 def test_a_decoder_learns_the_same_part_by_part(monkeypatch, more):
     torch.manual_seed(0)
     sizes = {"width": 16, "heads": 2, "layers": 1, "context": 16, "vocabulary": VOCABULARY}

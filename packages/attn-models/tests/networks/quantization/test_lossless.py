@@ -36,7 +36,7 @@ def folder(request, tiny, tmp_path):
     if not lossless(request.param):
         pytest.skip(f"no kernel here multiplies {request.param} weights without loss")
     torch.manual_seed(3)
-    model = Decoder(tiny(**LLAMA, logit_cap=3.0)).to(getattr(torch, request.param))
+    model = Decoder(tiny(**LLAMA, final_logit_softcapping=3.0)).to(getattr(torch, request.param))
     return save_model(tmp_path / request.param, model)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from attn_core.errors import InvalidValue
 from attn_models.decoder.mixture_of_experts import router_aux_loss
+from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer, character_tokenizer
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from attn_train.tasks.base import (
     TokenDataset,
     derived,
     mean_loss,
-    next_token_loss,
 )
 from attn_train.tasks.seq2seq import learned_tokenizer
 

@@ -1,0 +1,225 @@
+"""What attention costs before anything runs: `attn compare`, `attn cost`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from attn_core import Cost, Shape, StateSpecs, installed, state_bytes
+from attn_core.errors import InvalidValue
+from attn_core.models import Lenders, ModelShape, checked_lenders, lender_of
+from attn_core.options import parse_options
+from attn_core.states import dtype_name
+from attn_schema.output import print_table
+
+from attn_cli.facts import price
+from attn_cli.options import Bidirectional, Dtype, HeadCount, HeadSize, KeyValueHeads, Options, Sizes, Width, fitting
+from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
+from attn_cli.pictures import draw_curves
+
+CURVES = {"allowed flops": "FLOPs of a forward pass", "state bytes": "bytes remembered"}
+COUNTS = {"weights": "parameters", "flops": "flops", "allowed": "allowed flops"}
+SIZES = {"state": "state bytes", "a token": "state bytes per token"}
+
+
+def compare_command(
+    names: Annotated[list[str], typer.Argument(help="Mechanisms; `attn list mechanisms` names them.")],
+    seq: Annotated[str, typer.Option(metavar="N,N,...", help="Sequence lengths to price.")] = "1024,4096,16384",
+    width: Width = 512,
+    heads: HeadCount = 8,
+    kv_heads: KeyValueHeads = None,
+    head_size: HeadSize = None,
+    bidirectional: Bidirectional = False,
+    dtype: Dtype = "float32",
+    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the curves: PNG, SVG or PDF.")] = None,
+    json: Json = False,
+) -> None:
+    """Compare what mechanisms cost and remember as sequences grow, one layer each, side by side.
+
+    Example: `attn compare mha sliding_window linear --seq 1024,16384 --draw curves.png`. Key/value heads are given
+    only to mechanisms that can share them; a mechanism without a causal form is priced bidirectional.
+    """
+    lengths = parse_lengths(seq)
+    sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
+    rows = priced(names, sizes, lengths, dtype_name(dtype))
+    if draw is not None:
+        dense = with_powers_of_two(lengths)
+        draw_curves(curves(priced(names, sizes, dense, dtype_name(dtype))), dense, draw)
+    if json:
+        print_json(rows)
+    else:
+        print_table([comparison(facts) for facts in rows], "no mechanism was named")
+
+
+def priced(names: list[str], sizes: Sizes, lengths: list[int], dtype: str) -> list[dict[str, Any]]:
+    """A row for each mechanism and length."""
+    return [row(name, sizes, length, dtype) for name in dict.fromkeys(names) for length in lengths]
+
+
+def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
+    """The price of one mechanism at one length."""
+    mechanism = installed().mechanisms.get(name)
+    fitted = fitting(sizes, mechanism)
+    try:
+        facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
+    except InvalidValue as error:
+        # Such as multi-query attention, which takes one key/value head and no other number.
+        if fitted.key_value_heads is None or error.metadata.get("field") != "key_value_heads":
+            raise
+        own = dataclasses.replace(fitted, key_value_heads=None)
+        facts = price(mechanism, own.config(mechanism, {}), length, dtype)
+    kept = ("tokens", "parameters", "flops", "allowed flops", "state bytes", "state bytes per token")
+    return {"name": name} | {key: facts[key] for key in kept}
+
+
+def curves(rows: list[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Title of a panel -> mechanism -> values by length."""
+    panels: dict[str, dict[str, list[float]]] = {}
+    for key, title in CURVES.items():
+        for facts in rows:
+            panels.setdefault(title, {}).setdefault(facts["name"], []).append(facts[key])
+    return panels
+
+
+def comparison(facts: dict[str, Any]) -> dict[str, Any]:
+    """The row as people read it, in a screen's width."""
+    counted = {short: human_count(facts[key]) for short, key in COUNTS.items()}
+    sized = {short: human_bytes(facts[key]) for short, key in SIZES.items()}
+    return {"name": facts["name"], "tokens": facts["tokens"]} | counted | sized
+
+
+def with_powers_of_two(lengths: list[int]) -> list[int]:
+    """The lengths and the powers of two between them, so that a curve bends where its mechanism's price does."""
+    powers = [2**power for power in range(lengths[0].bit_length(), lengths[-1].bit_length())]
+    return sorted({*lengths, *(power for power in powers if power < lengths[-1])})
+
+
+def parse_lengths(text: str) -> list[int]:
+    """Ascending lengths of "1024,4096"; raises `InvalidValue`."""
+    try:
+        lengths = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        lengths = [0]
+    if lengths[0] < 1:
+        raise InvalidValue.of("--seq", text, "whole numbers from 1, with commas between them")
+    return lengths
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """`batch` sequences of `seq` tokens in element type `dtype`, their states kept as `cache` keeps them."""
+
+    batch: int
+    seq: int
+    dtype: str
+    cache: str | None
+
+    def state_bytes(self, states: StateSpecs) -> int:
+        """Bytes of the states of one layer and one sequence; without a cache's name as they are."""
+        if self.cache is None:
+            return state_bytes(states, tokens=self.seq, source=self.seq, dtype=self.dtype)
+        family = installed().caches.get(self.cache)
+        return family.bytes({"layer": states}, tokens=self.seq, source=self.seq, dtype=self.dtype)
+
+
+class Attention(NamedTuple):
+    """What was asked for in place of the model's own; None is that."""
+
+    name: str | None
+    options: dict[str, Any]
+
+
+def cost_command(
+    shape: Annotated[str, typer.Argument(help="A known model; `attn list shapes` names them.")],
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 1024,
+    dtype: Dtype = "bfloat16",
+    kv_heads: KeyValueHeads = None,
+    attention: Annotated[str | None, typer.Option(help="Another mechanism than the model's own.")] = None,
+    cache: Annotated[str | None, typer.Option(help="How states are kept; see `attn list caches`.")] = None,
+    option: Options = None,
+    lenders: Annotated[
+        str, typer.Option(help="Layers that share keys and values: cla:N, N neighbours; yoco, the upper half.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Price attention at the size of a known model: cache, FLOPs and weights, before anything runs.
+
+    Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB;
+    with `--kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--cache int8`, 1.33 GB; with `--lenders cla:2`,
+    1.31 GB.
+    """
+    model = installed().shapes.get(shape)
+    work = Workload(batch=batch, seq=seq, dtype=dtype_name(dtype), cache=cache)
+    shared = checked_lenders(lenders or (), model.layers)
+    facts = attention_costs(model, work, kv_heads, Attention(attention, parse_options(option)), shared)
+    if json:
+        print_json(facts)
+        return
+    readable: dict[str, Any] = {}
+    for key, value in facts.items():
+        words = key.replace("_", " ")
+        if "bytes" in key:
+            readable[words.replace("bytes", "size")] = f"{human_bytes(value)} ({value} bytes)"
+        elif "flops" in key or "parameters" in key:
+            readable[words] = human_count(value)
+        else:
+            readable[words] = value
+    print_facts(readable)
+
+
+def attention_costs(
+    model: ModelShape,
+    work: Workload,
+    kv_heads: int | None,
+    attention: Attention,
+    lenders: Lenders,
+) -> dict[str, Any]:
+    """The prices of all attention layers together; FLOPs count only the pairs that the mask allows."""
+    mechanism = installed().mechanisms.get(attention.name or model.mechanism)
+    chosen = attention.options if attention.name else {**(model.options or {}), **attention.options}
+    sizes = Sizes(
+        width=model.width,
+        heads=model.heads,
+        key_value_heads=kv_heads or (None if attention.name else model.key_value_heads),
+        head_size=model.head_size,
+    )
+    config = sizes.config(mechanism, chosen)
+    own = sum(lender_of(lenders, layer, model.layers) == layer for layer in range(model.layers))
+    stack = [(own, config)]
+    if own < model.layers:
+        stack.append((model.layers - own, replace(sizes, borrows=True).config(mechanism, chosen)))
+
+    def cost(query: int) -> Cost:
+        """Of all layers for so many queries."""
+        shape = Shape(batch=work.batch, query=query, key=work.seq)
+        prices = [mechanism.cost(kind, shape) for number, kind in stack for _ in range(number)]
+        return functools.reduce(operator.add, prices)
+
+    prefill, decode = cost(work.seq), cost(1)
+    one = own * work.state_bytes(mechanism.state(config))
+    facts = {
+        "shape": model.name,
+        "attention": mechanism.name,
+        "layers": model.layers,
+        "layers_with_own_keys": own,
+        "heads": model.heads,
+        "kv_heads": config.key_value_heads or model.heads,
+        "batch": work.batch,
+        "seq": work.seq,
+        "dtype": work.dtype,
+        "cache_bytes": work.batch * one,
+        "cache_bytes_per_sequence": one,
+        "attention_parameters": prefill.parameters,
+        "prefill_flops": prefill.allowed_flops,
+        "decode_step_flops": decode.allowed_flops,
+    }
+    if attention.name is None and kv_heads is None and model.parameters is not None and not lenders:
+        facts["model_parameters"] = model.parameters
+        facts["active_parameters"] = model.active_parameters or model.parameters
+    return facts if work.cache is None else {"cache": work.cache, **facts}

@@ -1,0 +1,203 @@
+"""What is installed and how it is: `attn list`, `attn plugins`, `attn doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import typer
+from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_core.plugins.catalog import Catalog
+from attn_core.plugins.hooks import Finding
+from attn_core.plugins.loader import PluginStatus
+from attn_core.plugins.registry import Registry
+from attn_schema.output import print_table
+
+from attn_cli.main import FlagCommand, FlagGroup
+from attn_cli.output import Json, print_json
+
+
+class Kinds(FlagGroup):
+    """Says what can be listed to whom names something else."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command that lists a kind; raises `InvalidValue` for what is none."""
+        if cmd_name not in self.commands:
+            raise InvalidValue.of("what to list", cmd_name, f"one of {', '.join(self.commands)}")
+        return super().get_command(ctx, cmd_name)
+
+
+list_command = typer.Typer(cls=Kinds, add_completion=False, rich_markup_mode="markdown")
+"""A command for every kind: its only option is a flag, so that Typer loads nothing that checks other types."""
+
+
+@list_command.callback(invoke_without_command=True)
+def root(context: typer.Context, json: Json = False) -> None:
+    """List what is installed: mechanisms, if no kind is named.
+
+    `attn list mechanisms` is what a model's `--attention` may name. Each row names the package that owns it;
+    install or write a package and its mechanisms appear here. `attn show NAME` tells more.
+    """
+    if context.invoked_subcommand is None:
+        print_rows("mechanisms", json)
+
+
+def print_rows(kind: str, json: bool) -> None:
+    """Print what is installed of a kind, a key of `ROWS`."""
+    rows = ROWS[kind](installed())
+    if json:
+        print_json(rows)
+    else:
+        print_table(rows, f"no {kind} are installed")
+
+
+def plugins(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per plugin found, loaded or not."""
+    return [
+        {"plugin": record.full_name, "version": record.version, "status": record.status.value, "reason": record.reason}
+        for record in catalog.plugins
+    ]
+
+
+def mechanisms(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per mechanism."""
+    rows = []
+    for item, owner in _owned(catalog.mechanisms):
+        paper = f"{item.paper.authors}, {item.paper.year}"
+        rows.append({"name": item.name, "summary": item.summary, "paper": paper, "package": owner})
+    return rows
+
+
+def kernels(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per kernel, with the reason where it cannot run here."""
+    return [
+        {
+            "name": item.name,
+            "operation": item.operation,
+            "summary": item.summary,
+            "here": item.available() or "yes",
+            "package": owner,
+        }
+        for item, owner in _owned(catalog.kernels)
+    ]
+
+
+def linears(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per kernel of linear layers, with the format it keeps weights in."""
+    return [
+        {"name": item.name, "weights": item.weights, **_use(item, owner)} for item, owner in _owned(catalog.linears)
+    ]
+
+
+def blocks(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per kernel of whole blocks."""
+    return [{"name": item.name, **_use(item, owner)} for item, owner in _owned(catalog.blocks)]
+
+
+def _use(item: Any, owner: str) -> dict[str, Any]:
+    return {"summary": item.summary, "here": item.available() or "yes", "package": owner}
+
+
+def _summaries(registry: Registry[Any]) -> list[dict[str, Any]]:
+    return [{"name": item.name, "summary": item.summary, "package": owner} for item, owner in _owned(registry)]
+
+
+def _owned(registry: Registry[Any]) -> list[tuple[Any, str]]:
+    return [(registry.get(name), registry.owner(name)) for name in registry.names()]
+
+
+def _caches(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per store for what is remembered."""
+    return _summaries(catalog.caches)
+
+
+def _models(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per model family."""
+    return _summaries(catalog.models)
+
+
+def _shapes(catalog: Catalog) -> list[dict[str, Any]]:
+    """A row per published size of a known model."""
+    return _summaries(catalog.shapes)
+
+
+ROWS: dict[str, Callable[[Catalog], list[dict[str, Any]]]] = {
+    "mechanisms": mechanisms,
+    "kernels": kernels,
+    "linears": linears,
+    "blocks": blocks,
+    "caches": _caches,
+    "models": _models,
+    "shapes": _shapes,
+    "plugins": plugins,
+}
+
+
+def _add(kind: str) -> None:
+    def listed(context: typer.Context, json: Json = False) -> None:
+        before = context.parent.params["json"] if context.parent else False
+        print_rows(kind, json or before)
+
+    listed.__doc__ = ROWS[kind].__doc__
+    list_command.command(kind, cls=FlagCommand)(listed)
+
+
+for _kind in ROWS:
+    _add(_kind)
+
+
+def plugins_command(json: Json = False) -> None:
+    """List every plugin found, and why one did not load.
+
+    A plugin that raises, exits, lacks a dependency or was built for another core is listed with its reason and
+    harms no other. `ATTN_PLUGINS=attn-variants,attn-cli attn ...` loads only the packages named.
+    """
+    print_rows("plugins", json)
+
+
+def doctor_command(json: Json = False) -> None:
+    """Check this machine and installation; exit code 1 if something is not well.
+
+    Packages add checks of their own, such as the Ray version or the folder of models.
+    """
+    findings = own_findings()
+    for owner, check in installed().offers("attn_doctor_checks"):
+        try:
+            findings += check()
+        except Exception as error:  # noqa: BLE001  a plugin's check may fail in any way and is itself a finding
+            findings.append(
+                Finding(subject=owner, ok=False, detail=f"its check failed: {type(error).__name__}: {error}")
+            )
+    rows = [{"subject": f.subject, "well": "yes" if f.ok else "NO", "detail": f.detail} for f in findings]
+    if json:
+        print_json([{"subject": f.subject, "ok": f.ok, "detail": f.detail} for f in findings])
+    else:
+        print_table(rows, "nothing to check")
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def own_findings() -> list[Finding]:
+    """What the command line itself can say: interpreter, torch and plugins."""
+    python = sys.version_info >= (3, 11)
+    findings = [
+        Finding(subject="python", ok=python, detail=f"{platform.python_version()}, {os.cpu_count()} cores"),
+        _torch(),
+    ]
+    for record in installed().plugins:
+        ok = record.status in (PluginStatus.OK, PluginStatus.NOT_SELECTED)
+        detail = f"{record.version} {record.status}" + (f": {record.reason}" if record.reason else "")
+        findings.append(Finding(subject=record.full_name, ok=ok, detail=detail))
+    return findings
+
+
+def _torch() -> Finding:
+    try:
+        return Finding(subject="torch", ok=True, detail=version("torch"))
+    except PackageNotFoundError:
+        return Finding(subject="torch", ok=True, detail="not installed; only what needs no tensors works")

@@ -1,0 +1,200 @@
+"""One mechanism: `attn show`, `attn explain`, `attn check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from attn_core import installed
+from attn_core.computation import WholeCall
+from attn_core.errors import Incompatible, InvalidValue, MissingPackage
+from attn_core.kernels.rowwise import ROW_FORMS
+from attn_core.options import parse_options
+from attn_core.states import dtype_name
+from attn_schema.output import print_table
+
+from attn_cli.facts import describe, paged_verdicts, price, rowwise_verdicts, verdicts, weights_statement
+from attn_cli.options import (
+    Bidirectional,
+    Dtype,
+    HeadCount,
+    HeadSize,
+    KeyValueHeads,
+    Options,
+    Sizes,
+    Width,
+    fitting,
+)
+from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
+from attn_cli.pictures import as_text, draw_grid, view_of
+
+PICTURE = 12
+"""Positions on a side of the picture in text."""
+DRAWN = 48
+"""Positions on a side of the picture in a file."""
+
+
+def show_command(
+    name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
+    width: Width = 512,
+    heads: HeadCount = 8,
+    kv_heads: KeyValueHeads = None,
+    head_size: HeadSize = None,
+    bidirectional: Bidirectional = False,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens to price.")] = 1024,
+    dtype: Dtype = "float32",
+    option: Options = None,
+    draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw its picture: PNG, SVG or PDF.")] = None,
+    json: Json = False,
+) -> None:
+    """Show a mechanism: what it is, what it remembers, what it costs, which kernels compute it.
+
+    Sizes are of one layer. The picture has a row per query and a column per key: the mask, or, for a mechanism that
+    chooses what it sees or computes its own way, what a layer with random weights does with a random input, the same
+    every time. Where no option is given it is drawn at options that show the mechanism among few tokens.
+    """
+    mechanism = installed().mechanisms.get(name)
+    sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
+    fitted, given = fitting(sizes, mechanism), parse_options(option)
+    config, shown = fitted.config(mechanism, given), given or dict(mechanism.sketch)
+    sketched = fitted.config(mechanism, shown)
+    if draw is not None:
+        drawn = view_of(mechanism, sketched, DRAWN, shown)
+        draw_grid(drawn.grid, f"{mechanism.name}: {drawn.caption}", draw)
+    kernels = verdicts(mechanism, config, WholeCall(dtype=dtype_name(dtype), tokens=seq))
+    facts = describe(mechanism) | price(mechanism, config, seq, dtype)
+    facts |= {"weights": weights_statement(mechanism), "kernels": kernels}
+    if json:
+        print_json(facts)
+        return
+    view = view_of(mechanism, sketched, PICTURE, shown)
+    print_facts(readable(facts) | {"picture": f"{view.caption}\n{as_text(view.grid)}"})
+
+
+def readable(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts as people read them."""
+    said = dict(facts)
+    for key in ("state bytes per token", "state bytes"):
+        said[key] = human_bytes(facts[key])
+    for key in ("flops", "allowed flops", "parameters"):
+        said[key] = human_count(facts[key])
+    for key in ("capabilities", "states"):
+        said[key] = ", ".join(facts[key]) or "none"
+    said["options"] = ", ".join(f"{name}={value}" for name, value in facts["options"].items()) or "none"
+    lines = [f"{row['part']}: {row['name']} {row['verdict']} {row['reasons']}".strip() for row in facts["kernels"]]
+    said["kernels"] = "\n".join(lines)
+    return said
+
+
+def explain_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help=f"A mechanism, as of `attn list mechanisms`, or an operation on rows: {', '.join(ROW_FORMS)}."
+        ),
+    ],
+    width: Width = 512,
+    heads: HeadCount = 8,
+    kv_heads: KeyValueHeads = None,
+    head_size: HeadSize = None,
+    bidirectional: Bidirectional = False,
+    seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
+    dtype: Dtype = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    training: Annotated[bool, typer.Option("--training", help="Gradients are needed.")] = False,
+    padded: Annotated[bool, typer.Option("--padded", help="Sequences of different lengths.")] = False,
+    varlen: Annotated[bool, typer.Option("--varlen", help="Documents concatenated without padding.")] = False,
+    dropout: Annotated[bool, typer.Option("--dropout", help="Attention weights are dropped at random.")] = False,
+    rows: Annotated[
+        str | None,
+        typer.Option(help="A step of serving over rows where a cache keeps them: plain, int8, int4, latent."),
+    ] = None,
+    form: Annotated[str | None, typer.Option(help="The form of an operation on rows, such as added or pairs.")] = None,
+    option: Options = None,
+    json: Json = False,
+) -> None:
+    """Say which kernel computes a mechanism here, and why each of the others refuses.
+
+    The accepting kernel of least predicted cost runs; cost is a share of the plain computation's time. What the
+    mechanism's own module computes, wholly or in part, asks no kernel and says so.
+    """
+    if name in ROW_FORMS:
+        known = {"dtype": dtype_name(dtype), "device": device, "gradients": training}
+        show(rowwise_verdicts(name, width, form=form, **known), json=json)
+        return
+    mechanism = installed().mechanisms.get(name)
+    sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
+    config = sizes.config(mechanism, parse_options(option))
+    call = WholeCall(
+        dtype=dtype_name(dtype),
+        device=device,
+        gradients=training,
+        padded=padded,
+        varlen=varlen,
+        dropout=dropout or (training and config.dropout > 0),
+        tokens=seq,
+    )
+    if rows is None:
+        found = verdicts(mechanism, config, call)
+        if varlen and all(row["verdict"] != "runs" for row in found):
+            typer.echo(
+                "no kernel here computes documents together: each is computed alone, see without --varlen",
+                err=True,
+            )
+    elif training or padded or varlen or dropout:
+        allowed = "no --training, --padded, --varlen or --dropout beside it: it is a step of serving"
+        raise InvalidValue.of("--rows", rows, allowed)
+    else:
+        found = paged_verdicts(mechanism, config, dtype=dtype_name(dtype), device=device, rows=rows)
+        if not found:
+            message = f"the steps of mechanism {name!r} gather {rows} rows: no kernel is asked to meet them in place"
+            raise Incompatible(message, mechanism=name)
+    show(found, json=json)
+
+
+def show(found: list[dict[str, Any]], *, json: bool) -> None:
+    """The verdicts as a table or as JSON."""
+    if json:
+        print_json(found)
+    else:
+        print_table(found, "no kernel is installed; pip install attn-variants")
+
+
+def check_command(
+    name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
+    option: Options = None,
+    json: Json = False,
+) -> None:
+    """Check a mechanism against the laws of attention; exit code 1 if one is broken.
+
+    The laws are those of the conformance kit: causality, padding, decoding equals the full computation, state
+    bytes, cost, gradients and more. A law that does not apply says which capability is missing.
+    """
+    try:
+        from attn_testing import check
+    except ModuleNotFoundError as error:
+        raise MissingPackage.of("attn-testing", "attn check") from error
+    results = check(installed().mechanisms.get(name), parse_options(option))
+    rows = [
+        {
+            "law": result.law,
+            "verdict": verdict(result.passed, result.applied),
+            "says": result.summary if result.passed and result.applied else result.detail,
+            "cases": result.detail if result.passed and result.applied else "",
+        }
+        for result in results
+    ]
+    if json:
+        print_json(rows)
+    else:
+        print_table(rows, "no law applies")
+    if not all(result.passed for result in results if result.applied):
+        raise typer.Exit(1)
+
+
+def verdict(passed: bool, applied: bool) -> str:
+    """What became of a law, in two words."""
+    if not applied:
+        return "not asked"
+    return "kept" if passed else "BROKEN"

@@ -1,0 +1,59 @@
+"""The tables of docs/architecture.md that follow from the manifests and from .importlinter.
+
+python tools/architecture_page.py           write them
+python tools/architecture_page.py --check   fail if they are not up to date
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+import sys
+from collections.abc import Iterator
+
+import workspace
+
+PAGE = workspace.ROOT / "docs" / "architecture.md"
+
+
+def packages() -> Iterator[str]:
+    """What each package, but plugins, needs of ours: a line of a table each, those that need least first."""
+    tree = workspace.packages()
+    shown = [name for name, package in tree.items() if not package.is_plugin]
+    yield "| package | needs of ours | torch |"
+    yield "|---|---|---|"
+    for name in sorted(shown, key=lambda name: (len(workspace.closure({name}, tree)), name)):
+        needs = ", ".join(sorted(workspace.local_names(tree[name].needs, tree))) or "nothing"
+        yield f"| {name} | {needs} | {'yes' if workspace.needs_torch({name}, tree) else 'no'} |"
+
+
+def contracts() -> Iterator[str]:
+    """The name of each contract of .importlinter."""
+    settings = configparser.ConfigParser()
+    settings.read(workspace.ROOT / ".importlinter")
+    for section in settings.sections():
+        if section.startswith("importlinter:contract:"):
+            yield f"- {settings[section]['name']}."
+
+
+def page(text: str) -> str:
+    """The page with its tables as they should be."""
+    for name, lines in (("packages", packages()), ("contracts", contracts())):
+        pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        (begin, end), table = pattern.findall(text)[0], "".join(f"{line}\n" for line in lines)
+        text = pattern.sub(lambda _: begin + table + end, text)  # noqa: B023 -- called at once
+    return text
+
+
+def main() -> int:
+    """Write or check."""
+    text = PAGE.read_text("utf-8")
+    wanted = page(text)
+    if "--check" in sys.argv:
+        return int(text != wanted)
+    PAGE.write_text(wanted, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
