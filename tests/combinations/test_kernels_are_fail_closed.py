@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from attn_core import installed
 
-EVERY = {kernel.name: kernel for kernel in (*installed().kernels, *installed().linears)}
+EVERY = {kernel.name: kernel for kernel in (*installed().kernels, *installed().linears, *installed().blocks)}
 KERNELS = sorted(EVERY)
 
 

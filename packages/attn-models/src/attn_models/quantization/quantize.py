@@ -9,7 +9,8 @@ from typing import Any, cast
 import torch
 from attn_core import installed
 from attn_core.errors import Incompatible, WrongState
-from attn_core.kernels.block import BlockKernel, BlockParts
+from attn_core.kernels.block import BlockKernel, BlockParts, block_problem
+from attn_core.kernels.dispatch import explain
 from attn_core.kernels.linear import LinearProblem, choose_linear, explain_linear
 from attn_core.states import dtype_name
 from torch import Tensor, nn
@@ -106,9 +107,9 @@ def _join(model: Decoder) -> None:
 
 
 def _kernel_of(parts: BlockParts) -> BlockKernel | None:
-    """The first kernel that can compute a block."""
-    able = (k for k in installed().blocks if k.available() is None and k.refuses(parts) is None)
-    return next(able, None)
+    """The kernel of least predicted cost that computes a block, if any does."""
+    verdicts = explain(installed().blocks, block_problem(parts))
+    return verdicts[0].kernel if verdicts and verdicts[0].accepted else None
 
 
 def _convert_parameters(model: nn.Module, dtype: torch.dtype) -> None:
