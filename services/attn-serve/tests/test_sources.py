@@ -102,7 +102,7 @@ async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
     for empty in ("", "   "):
         async with refused(bad, "source", "at least one token"):
             await complete(sourced, ask(source=empty))
-    async with refused(bad, "source_ids[1]", "0 to 15"):
+    async with refused(bad, "encoder_token_ids[1]", "0 to 15"):
         ids = common_pb2.Source(tokens=common_pb2.TokenIds(ids=[1, 99]))
         request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(source=ids))
         await complete(sourced, request)
