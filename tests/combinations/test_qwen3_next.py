@@ -232,7 +232,7 @@ def test_without_a_plugin_a_folder_says_what_to_install(name, package, tmp_path,
 )
 def test_what_is_not_computed_or_contradicts_itself_is_refused_by_name(change, named):
     with pytest.raises(InvalidValue, match=named):
-        Decoder(decoder_adapter("qwen3_next").configure(TINY | change))
+        Decoder(decoder_adapter("qwen3_next").from_hf_config(TINY | change))
 
 
 @pytest.mark.parametrize(
@@ -252,21 +252,21 @@ def test_what_is_not_computed_or_contradicts_itself_is_refused_by_name(change, n
     ],
 )
 def test_a_decoder_that_its_layout_cannot_say_is_refused(change, named):
-    door = decoder_adapter("qwen3_next")
-    config = DecoderConfig.from_plain(door.configure(TINY).plain() | change)
+    adapter = decoder_adapter("qwen3_next")
+    config = DecoderConfig.from_plain(adapter.from_hf_config(TINY).plain() | change)
     if named is None:
-        assert door.configure(door.describe(config)) == config
+        assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
         return
     with pytest.raises(Incompatible, match=named):
-        door.describe(config)
+        adapter.to_hf_config(config)
 
 
 def test_a_config_of_the_first_generation_is_read():
     beside = {"rope_theta": 3e4, "partial_rotary_factor": 0.5, "full_attention_interval": 2}
-    read = decoder_adapter("qwen3_next").configure(TINY | beside)
+    read = decoder_adapter("qwen3_next").from_hf_config(TINY | beside)
     assert (read.rope_theta, read.partial_rotary_factor) == (3e4, 0.5)
     assert [read.choice(layer).mechanism for layer in range(4)] == ["gated_deltanet", "gated"] * 2
-    assert decoder_adapter("qwen3_next").configure(TINY).partial_rotary_factor == 0.25
+    assert decoder_adapter("qwen3_next").from_hf_config(TINY).partial_rotary_factor == 0.25
 
 
 @pytest.mark.parametrize("weights", ["auto", "int8"])

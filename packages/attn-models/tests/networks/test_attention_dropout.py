@@ -95,18 +95,18 @@ def test_layers_without_weights_and_attention_step_by_step_refuse():
 
 def test_checkpoints_say_what_is_dropped_in_training(caplog):
     sizes = {"vocab_size": 23, "n_positions": 12, "n_embd": 8, "n_layer": 1, "n_head": 2}
-    door = Gpt2Adapter()
-    config = door.configure(sizes | {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2})
+    adapter = Gpt2Adapter()
+    config = adapter.from_hf_config(sizes | {"attn_pdrop": 0.1, "embd_pdrop": 0.2, "resid_pdrop": 0.2})
     assert (config.attention_dropout, config.dropout) == (0.1, 0.2)
-    assert door.configure(door.describe(config)) == config
-    assert door.configure(sizes).attention_dropout == door.configure(sizes).dropout == 0
+    assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
+    assert adapter.from_hf_config(sizes).attention_dropout == adapter.from_hf_config(sizes).dropout == 0
     with caplog.at_level(logging.WARNING):
-        assert door.configure(sizes | {"embd_pdrop": 0.1, "resid_pdrop": 0.0}).dropout == 0
+        assert adapter.from_hf_config(sizes | {"embd_pdrop": 0.1, "resid_pdrop": 0.0}).dropout == 0
     assert "differ" in caplog.text
     with pytest.raises(InvalidValue, match="attention_dropout"):
-        door.configure(sizes | {"attn_pdrop": 2})
+        adapter.from_hf_config(sizes | {"attn_pdrop": 2})
     llama = {"vocab_size": 23, "max_position_embeddings": 12, "hidden_size": 8, "intermediate_size": 12}
     llama |= {"num_hidden_layers": 1, "num_attention_heads": 2, "attention_dropout": 0.3}
-    config = LlamaAdapter().configure(llama)
+    config = LlamaAdapter().from_hf_config(llama)
     assert config.attention_dropout == 0.3
-    assert LlamaAdapter().configure(LlamaAdapter().describe(config)).attention_dropout == 0.3
+    assert LlamaAdapter().from_hf_config(LlamaAdapter().to_hf_config(config)).attention_dropout == 0.3

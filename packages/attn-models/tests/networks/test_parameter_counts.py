@@ -14,11 +14,11 @@ from attn_models.encoder.encoder import Encoder
 
 
 def gpt(**fields):
-    return decoder_adapter("gpt2").configure({"vocab_size": 50257} | fields)
+    return decoder_adapter("gpt2").from_hf_config({"vocab_size": 50257} | fields)
 
 
 def llama(kind, layers, width, hidden, heads, shared, **fields):
-    return decoder_adapter(kind).configure(
+    return decoder_adapter(kind).from_hf_config(
         {
             "num_hidden_layers": layers,
             "hidden_size": width,
@@ -71,7 +71,7 @@ DEEPSEEK_V2_LITE = DEEPSEEK_V3 | {
 def kept_and_used(layout, values):
     """The numbers that a checkpoint keeps, biases of routers among them, and those that one token uses."""
     with init_empty_weights():
-        model = Decoder(decoder_adapter(layout).configure(values))
+        model = Decoder(decoder_adapter(layout).from_hf_config(values))
     kept = sum(tensor.numel() for tensor in model.state_dict().values())
     routed = kept - sum(parameter.numel() for parameter in model.parameters())
     return kept, active_parameters(model) + routed

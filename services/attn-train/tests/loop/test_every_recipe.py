@@ -77,4 +77,4 @@ def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(l
     names = {DOOR_OF.get(name, name): name for name in recipe_names()}
     spec = spec_of(read_recipe(names[layout]))
     config = installed().models.get("decoder").configure(spec.model.values({"vocabulary": 100}))
-    assert ADAPTERS[layout].describe(config)["model_type"] == layout
+    assert ADAPTERS[layout].to_hf_config(config)["model_type"] == layout

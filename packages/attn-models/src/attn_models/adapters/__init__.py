@@ -1,1 +1,1 @@
-"""Families of models, and the doors through which other libraries' checkpoints come in."""
+"""State dict adapters: config.json and tensor names of other libraries' checkpoints, translated to ours and back."""

@@ -15,71 +15,72 @@ from attn_models.plain_config import whole
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One tensor of a checkpoint and where it goes in the decoder.
+class StoredTensor:
+    """A tensor of a checkpoint, and the parameters of our model that it holds.
 
-    `parts` are the decoder's parameters that lie in it, one after the other along their first axis; `transposed`
-    says that the checkpoint keeps it with both axes exchanged; `below` is by how much its numbers lie below ours,
-    `factor` how many times ours are as large. With several `groups` the first axis is so many equal pieces, such as
-    heads, and each holds a piece of every part. `exact` keeps it in float32 whatever the type of the weights.
-    `single` says that the checkpoint's tensor has a second axis of one, as the filters of a convolution over each
-    channel alone do.
+    `parameters` lie one after the other along the first axis, in each of `groups` equal blocks of it (such as heads).
+    ours = (theirs, its two axes exchanged if `transposed`) * `scale` + `offset`. `float32` keeps that type whatever
+    the type of the weights. `depthwise` tensors have a second axis of size one, as filters of `torch.nn.Conv1d` with a
+    group for each channel.
     """
 
     name: str
-    parts: tuple[str, ...]
+    parameters: tuple[str, ...]
     transposed: bool = False
-    below: float = 0.0
-    factor: float = 1.0
+    offset: float = 0.0
+    scale: float = 1.0
     groups: int = 1
-    exact: bool = False
-    single: bool = False
+    float32: bool = False
+    depthwise: bool = False
 
 
 class Layout(ABC):
-    """How the tensors of a kind of checkpoint are named. `model_type` is the word in its config.json.
+    """How the tensors of a kind of checkpoint are named. `model_type` is that of its config.json.
 
-    `head` is its name of the unembedding, which may be there although it is tied; what `derived` finds in a name
-    marks tensors that follow from the config, such as causal masks, which older versions wrote, or are not used.
+    `head` is its name of the unembedding, which may be there although it is tied. Tensors whose names match
+    `derived_names` are skipped: they follow from the config, such as causal masks in older checkpoints, or are unused.
     """
 
     model_type: ClassVar[str]
     head: ClassVar[str] = ""
-    derived: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    derived_names: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
 
     @abstractmethod
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """The tensors of a checkpoint of a model with these parameters."""
 
-    def canonical(self, names: Iterable[str]) -> dict[str, str]:
-        """The names of a checkpoint's tensors by the names that `stored` uses."""
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
+        """The checkpoint's names of its tensors, by the names that `tensor_mappings` uses."""
         return {name: name for name in names}
 
-    def derives(self, name: str) -> bool:
-        """Whether a tensor of this name follows from the config or is not used."""
-        return bool(self.derived.search(name))
+    def is_derived(self, name: str) -> bool:
+        """Whether a tensor of this name is skipped: it follows from the config or is not used."""
+        return bool(self.derived_names.search(name))
 
 
 class StateDictAdapter(Layout):
-    """A layout of the checkpoints of decoders. `reads` are the keys of its config.json that `configure` knows."""
+    """Translates config.json and tensor names of a library's decoders to ours and back.
 
-    reads: ClassVar[frozenset[str]]
+    `known_keys` are the keys of config.json that `from_hf_config` reads.
+    """
+
+    known_keys: ClassVar[frozenset[str]]
 
     def layout(self, config: DecoderConfig) -> Layout:  # noqa: ARG002  (names of some depend on it)
         """How the tensors of this decoder are named."""
         return self
 
     @abstractmethod
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
 
-    def filled(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:  # noqa: ARG002  (few leave out)
-        """The decoder without what tensors of these names leave out, though the config.json speaks of it."""
+    def without_missing(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:  # noqa: ARG002  (few leave out)
+        """The config without modules that its config.json has but for which there are no tensors among `names`."""
         return config
 
     @abstractmethod
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
-        """The config.json of a decoder; raises `Incompatible` naming what the layout cannot say."""
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
+        """The config.json of a decoder; raises `Incompatible` naming what the layout cannot express."""
 
 
 def needed(values: Mapping[str, Any], key: str) -> Any:
@@ -99,9 +100,10 @@ def required_count(values: Mapping[str, Any], key: str, default: int | None = No
 
 
 def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], period: int) -> list[str]:
-    """The `layer_types` of a config.json; where it has none those of one period, the last of another kind.
+    """The `layer_types` of a config.json; without that key those of one period, whose last layer is of another type.
 
-    `kinds` are the usual one and the last. Raises `InvalidValue` where they are not said for each of the layers.
+    `kinds` are the usual type and that of the last layer of a period. Raises `InvalidValue` unless there is one for
+    each of the layers.
     """
     given = values.get("layer_types")
     if given is None:
@@ -114,7 +116,7 @@ def layer_kinds(values: Mapping[str, Any], layers: int, kinds: tuple[str, str], 
 def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises `InvalidValue` for a key of `allowed` whose value is given and not one of those allowed.
 
-    What a checkpoint asks for and the decoder does not compute must stop it, not be passed over.
+    What a checkpoint asks for and the decoder does not compute is an error, never ignored.
     """
     for key, choices in allowed.items():
         if key in values and values[key] not in choices:
@@ -122,38 +124,38 @@ def require_allowed(values: Mapping[str, Any], allowed: Mapping[str, tuple[Any, 
 
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-# What is built on top of an encoder, by the names that transformers gives it.
+HF_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+# Heads on top of an encoder, as transformers names them.
 HEADS = re.compile(r"^(pooler|cls|lm_head|classifier|qa_outputs|sequence_summary)\.|position_ids$")
 
 
 class EncoderAdapter(Layout):
-    """A layout of the checkpoints of encoders; the heads that stand on them are left where they are.
+    """Translates config.json and tensor names of a library's encoders to ours and back; heads are not read.
 
-    `prefix` begins the names of the encoder's tensors where it was saved with a head. `reads` are the keys of its
-    config.json that `configure` knows.
+    `prefix` is that of the encoder's tensors in a checkpoint with a head. `known_keys` are the keys of config.json that
+    `from_hf_config` reads.
     """
 
-    derived = HEADS
+    derived_names = HEADS
     prefix: ClassVar[str] = ""
-    reads: ClassVar[frozenset[str]]
+    known_keys: ClassVar[frozenset[str]]
 
     def layout(self, config: Any) -> Layout:  # noqa: ARG002  (names of some depend on it)
         """How the tensors of this encoder are named."""
         return self
 
     @abstractmethod
-    def configure(self, values: Mapping[str, Any]) -> Any:
+    def from_hf_config(self, values: Mapping[str, Any]) -> Any:
         """The encoder of a config.json; raises `InvalidValue` or `Incompatible` naming the key."""
 
     @abstractmethod
-    def describe(self, config: Any) -> dict[str, Any]:
-        """The config.json of an encoder; raises `Incompatible` naming what the layout cannot say."""
+    def to_hf_config(self, config: Any) -> dict[str, Any]:
+        """The config.json of an encoder; raises `Incompatible` naming what the layout cannot express."""
 
     @abstractmethod
     def build(self, config: Any) -> Any:
         """A fresh encoder."""
 
-    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """The names without the prefix."""
         return {name.removeprefix(self.prefix): name for name in names}

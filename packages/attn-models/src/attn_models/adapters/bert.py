@@ -10,9 +10,9 @@ from attn_core.errors import Incompatible, InvalidValue
 
 from attn_models.adapters.base import (
     ACTIVATIONS,
-    THEIR_ACTIVATIONS,
+    HF_ACTIVATIONS,
     EncoderAdapter,
-    Stored,
+    StoredTensor,
     needed,
     require_allowed,
     required_count,
@@ -60,44 +60,44 @@ READS = frozenset(
 
 
 class BertAdapter(EncoderAdapter):
-    """Post-norm blocks that see everything (Devlin et al. 2019, arXiv 1810.04805)."""
+    """Post-norm blocks of full attention (Devlin et al. 2019, arXiv 1810.04805)."""
 
     model_type = "bert"
     prefix = "bert."
     architecture: ClassVar[str] = "BertModel"
     activation: ClassVar[str] = "gelu"
-    reads = READS
+    known_keys = READS
     block: ClassVar[Mapping[str, str]] = BLOCK
-    said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "hidden_act": tuple(ACTIVATIONS),
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False, None),
         "add_cross_attention": (False, None),
     }
 
-    def configure(self, values: Mapping[str, Any]) -> EncoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
         """The encoder of a BertConfig."""
-        require_allowed(values, self.said)
+        require_allowed(values, self.allowed_values)
         sizes = {ours: needed(values, theirs) for ours, theirs in SIZES.items()}
         return EncoderConfig(
             **sizes,
-            **self.places(values),
-            pattern=self.attentions(values, sizes["layers"]),
+            **self.positions_of(values),
+            pattern=self.attention_choices(values, sizes["layers"]),
             type_vocab_size=values.get("type_vocab_size", 2),
             feed_forward=ACTIVATIONS[values.get("hidden_act", self.activation)],
             norm_eps=values.get("layer_norm_eps", 1e-12),
         )
 
-    def describe(self, config: EncoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
         """A config.json of this family."""
         return {
             "architectures": [self.architecture],
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
-            **self.described_places(config),
-            **self.described_attentions(config),
+            **self.hf_positions(config),
+            **self.hf_attention(config),
             "type_vocab_size": config.type_vocab_size,
-            "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
+            "hidden_act": HF_ACTIVATIONS[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
         }
 
@@ -105,28 +105,28 @@ class BertAdapter(EncoderAdapter):
         """A fresh encoder."""
         return Encoder(config)
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""
-        return [Stored(self._their_name(name), (name,)) for name in parameters]
+        return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
 
-    def places(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """How the config numbers positions."""
+    def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of `EncoderConfig` for positions."""
         return {"context": needed(values, "max_position_embeddings")}
 
-    def described_places(self, config: EncoderConfig) -> dict[str, Any]:
-        """What their config.json says of `places`."""
+    def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:
+        """The keys of config.json for positions; raises `Incompatible` for other kinds."""
         if config.positions != "every":
-            raise Incompatible(f"positions {config.positions!r} cannot be said in a {self.model_type} config.json")
+            raise Incompatible(f"positions {config.positions!r} cannot be expressed in a {self.model_type} config.json")
         return {"max_position_embeddings": config.context}
 
-    def attentions(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:  # noqa: ARG002
+    def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:  # noqa: ARG002
         """The mechanisms of the layers."""
         return (AttentionChoice(mechanism="mha"),)
 
-    def described_attentions(self, config: EncoderConfig) -> dict[str, Any]:
-        """What their config.json says of `attentions`: nothing, but raises `Incompatible` for others.
+    def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
+        """The keys of config.json for the layers' attention: none; raises `Incompatible` for other attention.
 
-        Decided by what the mechanisms say they compute, not by their names.
+        Compares specs, so that any mechanism with BERT's spec is accepted.
         """
         size = config.width // config.heads
         plain = AttentionSpec(
@@ -139,11 +139,12 @@ class BertAdapter(EncoderAdapter):
         return {}
 
     def refuse(self, mechanism: str) -> None:
-        """Raises `Incompatible` for a mechanism that their config.json has no words for."""
-        message = f"mechanism {mechanism!r} cannot be said in a {self.model_type} config.json"
+        """Raise `Incompatible` for a mechanism that their config.json cannot express."""
+        message = f"mechanism {mechanism!r} cannot be expressed in a {self.model_type} config.json"
         raise Incompatible(message, mechanism=mechanism)
 
-    def _their_name(self, ours: str) -> str:
+    def hf_name(self, ours: str) -> str:
+        """The checkpoint's name of one of our parameters."""
         module, _, leaf = ours.rpartition(".")
         if module in OUTSIDE:
             return f"{OUTSIDE[module]}.{leaf}"
@@ -166,28 +167,30 @@ class BigBirdAdapter(BertAdapter):
     model_type = "big_bird"
     architecture = "BigBirdModel"
     activation = "gelu_new"
-    reads = READS | OWN
-    said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **BertAdapter.said,
+    known_keys = READS | OWN
+    allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **BertAdapter.allowed_values,
         "attention_type": ("block_sparse", "original_full"),
         "use_bias": (True,),
         "rescale_embeddings": (False,),
     }
 
-    def attentions(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
+    def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
         """Blocks in every layer, or all tokens."""
         if values.get("attention_type") == "original_full":
-            return super().attentions(values, layers)
+            return super().attention_choices(values, layers)
         options = {"block": values.get("block_size", 64), "random": values.get("num_random_blocks", 3)}
         return (AttentionChoice(mechanism=BIGBIRD, options=options),)
 
-    def described_attentions(self, config: EncoderConfig) -> dict[str, Any]:
+    def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
         """The blocks, which must be the same in every layer."""
         if set(config.mechanisms) != {BIGBIRD}:
-            return super().described_attentions(config) | {"attention_type": "original_full"}
+            return super().hf_attention(config) | {"attention_type": "original_full"}
         chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.layers)]
         if len({(one.block, one.random) for one in chosen}) > 1 or any(one.seed is not None for one in chosen):
-            raise Incompatible("blocks that differ between layers, and seeds, cannot be said in a big_bird config.json")
+            raise Incompatible(
+                "blocks that differ between layers, and seeds, cannot be expressed in a big_bird config.json"
+            )
         return {
             "attention_type": "block_sparse",
             "block_size": chosen[0].block,
@@ -210,11 +213,11 @@ class LongformerAdapter(BertAdapter):
     model_type = "longformer"
     prefix = "longformer."
     architecture = "LongformerModel"
-    reads = READS | {"attention_window", "pad_token_id", "onnx_export", GLOBAL}
+    known_keys = READS | {"attention_window", "pad_token_id", "onnx_export", GLOBAL}
     block = BLOCK | {f"attention.inner.{name}": f"attention.self.{name}_global" for name in ("query", "key", "value")}
 
-    def places(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Real tokens are numbered from behind the padding token's number, as RoBERTa's."""
+    def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Positions of real tokens begin behind the padding token's id, as RoBERTa's."""
         first, rows = (
             required_count(values, "pad_token_id", 1, least=0) + 1,
             required_count(values, "max_position_embeddings"),
@@ -223,14 +226,14 @@ class LongformerAdapter(BertAdapter):
             raise InvalidValue.of("max_position_embeddings", rows, f"more than {first}: positions begin there")
         return {"context": rows - first, "positions": "real", "first_position": first}
 
-    def described_places(self, config: EncoderConfig) -> dict[str, Any]:
-        """All rows of the table, and the padding token before the first that is used."""
+    def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:
+        """All rows of the table, and the padding token's id."""
         if config.positions != "real":
-            raise Incompatible(f"positions {config.positions!r} cannot be said in a longformer config.json")
+            raise Incompatible(f"positions {config.positions!r} cannot be expressed in a longformer config.json")
         first = config.first_position
         return {"max_position_embeddings": first + config.context, "pad_token_id": first - 1}
 
-    def attentions(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
+    def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
         """A window for each layer, or one for all."""
         given = values.get("attention_window", 512)
         windows = given if isinstance(given, list) else [given]
@@ -240,7 +243,7 @@ class LongformerAdapter(BertAdapter):
         options = {GLOBAL: values.get(GLOBAL) or ()}
         return tuple(AttentionChoice(mechanism=LONGFORMER, options=options | {"window": each}) for each in windows)
 
-    def described_attentions(self, config: EncoderConfig) -> dict[str, Any]:
+    def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
         """The windows, and the global positions, which must be the same in every layer."""
         windows, places = [], set()
         for layer in range(config.layers):
@@ -251,6 +254,8 @@ class LongformerAdapter(BertAdapter):
             windows.append(chosen.window)
             places.add(chosen.global_positions)
         if len(places) > 1 or any(window % 2 or not window for window in windows):
-            message = "odd windows, and global positions that differ between layers, cannot be said in a longformer"
+            message = (
+                "odd windows, and global positions that differ between layers, cannot be expressed in a longformer"
+            )
             raise Incompatible(f"{message} config.json")
         return {"attention_window": windows, GLOBAL: list(places.pop())}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from attn_core.errors import Incompatible, InvalidValue
 
-from attn_models.adapters.base import Layout, Stored, needed, require_allowed, required_count
+from attn_models.adapters.base import Layout, StoredTensor, needed, require_allowed, required_count
 from attn_models.adapters.hf_config import Rope, common_hf_config, mscale, require_fields, rope_parameters
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
@@ -46,55 +46,59 @@ LAYER = re.compile(r"model\.layers\.(\d+)\.")
 class DeepseekLayout(Layout):
     """Llama's names, with latents, the two halves of a head's expanded latent one after the other, and experts.
 
-    Modules that predict later tokens stand behind the last of `layers`; so do copies of the embeddings for them.
+    Multi-token prediction modules follow the last of `layers`, with copies of the embeddings.
     """
 
     model_type = "deepseek"
     head = OUTSIDE["unembedding.weight"]
-    derived = re.compile(r"rotary_emb\.inv_freq$")
+    derived_names = re.compile(r"rotary_emb\.inv_freq$")
 
     def __init__(self, *, heads: int, layers: int, depth: int) -> None:
         self.heads, self.layers, self.depth = heads, layers, depth
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter but those that are joined."""
         known, found = set(parameters), []
         parts = {part for joined in JOINED.values() for part in joined}
         for name in parameters:
             if name in OUTSIDE:
-                found.append(Stored(OUTSIDE[name], (name,)))
+                found.append(StoredTensor(OUTSIDE[name], (name,)))
                 continue
-            layer, rest = self._place(name)
+            layer, rest = self._layer_and_name(name)
             module, _, leaf = rest.rpartition(".")
             if rest == CORRECTION:
-                found.append(Stored(f"model.layers.{layer}.mlp.gate.e_score_correction_bias", (name,), exact=True))
+                found.append(
+                    StoredTensor(f"model.layers.{layer}.mlp.gate.e_score_correction_bias", (name,), float32=True)
+                )
             elif module not in parts:
-                found.append(Stored(f"model.layers.{layer}.{_their_module(module)}.{leaf}", (name,)))
+                found.append(StoredTensor(f"model.layers.{layer}.{_hf_module(module)}.{leaf}", (name,)))
             elif any(module == first for first, _ in JOINED.values()):
                 found.append(self._joined(name, module, leaf))
-        return [stored for stored in found if known.issuperset(stored.parts)]
+        return [stored for stored in found if known.issuperset(stored.parameters)]
 
-    def derives(self, name: str) -> bool:
-        """Also what predicts later tokens where it is not asked for, and copies of the embeddings."""
+    def is_derived(self, name: str) -> bool:
+        """Also multi-token prediction modules if the config has none, and copies of the embeddings."""
         layer = LAYER.match(name)
         behind = layer is not None and int(layer[1]) >= self.layers
-        return super().derives(name) or (behind and (not self.depth or name.endswith(COPIES)))
+        return super().is_derived(name) or (behind and (not self.depth or name.endswith(COPIES)))
 
-    def _place(self, name: str) -> tuple[str, str]:
-        """Their number of the layer that holds the parameter, and its name there."""
+    def _layer_and_name(self, name: str) -> tuple[str, str]:
+        """The number of the layer in the checkpoint that holds the parameter, and its name in the layer."""
         kind, number, rest = name.split(".", 2)
         if kind == "blocks":
             return number, rest
         return str(self.layers + int(number)), rest.removeprefix("block.")
 
-    def _joined(self, name: str, module: str, leaf: str) -> Stored:
+    def _joined(self, name: str, module: str, leaf: str) -> StoredTensor:
         theirs, ours = next((theirs, ours) for theirs, ours in JOINED.items() if ours[0] == module)
-        layer, before = self._place(name)[0], name.removesuffix(f"{module}.{leaf}")
+        layer, before = self._layer_and_name(name)[0], name.removesuffix(f"{module}.{leaf}")
         parts = tuple(f"{before}{part}.{leaf}" for part in ours)
-        return Stored(f"model.layers.{layer}.{theirs}.{leaf}", parts, groups=self.heads if theirs == BY_HEAD else 1)
+        return StoredTensor(
+            f"model.layers.{layer}.{theirs}.{leaf}", parts, groups=self.heads if theirs == BY_HEAD else 1
+        )
 
 
-def _their_module(ours: str) -> str:
+def _hf_module(ours: str) -> str:
     matrix = FEED_FORWARD.fullmatch(ours)
     if matrix is None:
         return NAMES.get(ours, ours)
@@ -104,7 +108,7 @@ def _their_module(ours: str) -> str:
 
 MECHANISM = "mla"
 LATENT_EPS = 1e-6
-# Options of the mechanism by their names for them.
+# Options of the mechanism by their keys in config.json.
 SIZES = {
     "kv_lora_rank": "latent",
     "qk_rope_head_dim": "rotary_size",
@@ -131,8 +135,8 @@ class DeepseekAdapter(LlamaAdapter):
 
     architecture: ClassVar[str]
     routing: ClassVar[str]
-    said: ClassVar[Mapping[str, tuple[Any, ...]]]
-    reads = READS | {
+    allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]]
+    known_keys = READS | {
         *SIZES,
         *EXPERTS,
         "scoring_func",
@@ -141,20 +145,20 @@ class DeepseekAdapter(LlamaAdapter):
         "rope_interleave",
         "num_nextn_predict_layers",
     }
-    fixed = DENSE | {"bias": False, "partial_rotary_factor": 1.0}
+    required_fields = DENSE | {"bias": False, "partial_rotary_factor": 1.0}
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of their config."""
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a DeepseekV2Config or DeepseekV3Config."""
         require_allowed(
             values, {"attention_bias": (False, None), "mlp_bias": (False, None), "moe_layer_freq": (1, None)}
         )
-        require_allowed(values, self.said)
+        require_allowed(values, self.allowed_values)
         heads = needed(values, "num_attention_heads")
         require_allowed(values, {"num_key_value_heads": (heads, None)})
         if "q_lora_rank" not in values:
             raise InvalidValue("q_lora_rank: is missing; null says that queries have no latent", field="q_lora_rank")
         own = {"num_key_value_heads": heads, "head_dim": needed(values, "qk_nope_head_dim"), "mlp_bias": False}
-        plain = super().configure(dict(values) | own | {"attention_bias": False})
+        plain = super().from_hf_config(dict(values) | own | {"attention_bias": False})
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items() if ours != "query_latent"}
         return dataclasses.replace(
             plain,
@@ -167,12 +171,12 @@ class DeepseekAdapter(LlamaAdapter):
                 "score_factor": _score_factor(values, plain.rope_scaling),
             },
             rope_interleave=self.interleaved(values),
-            **self._experts(values, plain.layers),
+            **self._expert_fields(values, plain.layers),
         )
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A config.json of this family that transformers 5 reads."""
-        require_fields(config, self.fixed, self.model_type)
+        require_fields(config, self.required_fields, self.model_type)
         options = self._options(config)
         return {
             **common_hf_config(config, self.model_type, self.architecture),
@@ -183,7 +187,7 @@ class DeepseekAdapter(LlamaAdapter):
             "rope_parameters": self._ropes(config, options["score_factor"]),
             "attention_bias": False,
             "first_k_dense_replace": config.layers if config.experts is None else config.first_k_dense_replace,
-            **({} if config.mixture is None else self._described(config.mixture, config)),
+            **({} if config.mixture is None else self._hf_experts(config.mixture, config)),
         }
 
     def layout(self, config: DecoderConfig) -> Layout:
@@ -191,16 +195,16 @@ class DeepseekAdapter(LlamaAdapter):
         return DeepseekLayout(heads=config.heads, layers=config.layers, depth=config.prediction_depth)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002  (only V3's can say)
-        """Whether neighbours are turned together, or elements half a head apart."""
+        """Whether a rotary pair is two neighbouring elements, or two half a head apart."""
         return True
 
     def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """To how many groups of experts a token is held; nothing where all are one group."""
+        """The fields for groups of experts; none with a single group."""
         if values.get("n_group") in (None, 1):
             return {}
         return {"n_group": values.get("n_group"), "topk_group": values.get("topk_group")}
 
-    def _experts(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    def _expert_fields(self, values: Mapping[str, Any], layers: int) -> dict[str, Any]:
         dense = required_count(values, "first_k_dense_replace", 0, least=0)
         if dense >= layers:
             return {}
@@ -215,10 +219,10 @@ class DeepseekAdapter(LlamaAdapter):
             **self.groups(values),
         }
 
-    def _described(self, experts: Experts, config: DecoderConfig) -> dict[str, Any]:
+    def _hf_experts(self, experts: Experts, config: DecoderConfig) -> dict[str, Any]:
         require_fields(config, {"routing": self.routing}, self.model_type)
         if not experts.shared:
-            raise Incompatible(f"layers without shared experts cannot be said in a {self.model_type} config.json")
+            raise Incompatible(f"layers without shared experts cannot be expressed in a {self.model_type} config.json")
         return {
             "n_routed_experts": experts.count,
             "num_experts_per_tok": experts.per_token,
@@ -235,11 +239,13 @@ class DeepseekAdapter(LlamaAdapter):
         if any(
             (other.mechanism, other.config) != (attentions[0].mechanism, attentions[0].config) for other in attentions
         ):
-            raise Incompatible(f"layers that differ in attention cannot be said in a {self.model_type} config.json")
+            raise Incompatible(
+                f"layers that differ in attention cannot be expressed in a {self.model_type} config.json"
+            )
         options = latent_options(attentions[0], self.model_type)
         if options["norm_eps"] != LATENT_EPS:
             eps = options["norm_eps"]
-            raise Incompatible(f"latent norms of eps {eps} cannot be said in a {self.model_type} config.json")
+            raise Incompatible(f"latent norms of eps {eps} cannot be expressed in a {self.model_type} config.json")
         return options
 
     def _ropes(self, config: DecoderConfig, score_factor: float) -> dict[str, Any]:
@@ -249,7 +255,7 @@ class DeepseekAdapter(LlamaAdapter):
         if score_factor == 1:
             return described
         if scaling is None or scaling["factor"] <= 1:
-            raise Incompatible(f"a score_factor of {score_factor} cannot be said without a stretching of positions")
+            raise Incompatible(f"a score_factor of {score_factor} cannot be expressed without rotary scaling")
         # Rounded to the digits that a person writes.
         return described | {
             "mscale_all_dim": round((math.sqrt(score_factor) - 1) / math.log(scaling["factor"]) * 10, 9)
@@ -262,22 +268,22 @@ class DeepseekV2Adapter(DeepseekAdapter):
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
-    fixed = DeepseekAdapter.fixed | {"rope_interleave": True, "prediction_depth": 0}
-    said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    required_fields = DeepseekAdapter.required_fields | {"rope_interleave": True, "prediction_depth": 0}
+    allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rope_interleave": (True, None),
         "scoring_func": ("softmax", None),
         "topk_method": ("greedy", "group_limited_greedy", None),
         "norm_topk_prob": (False, None),
     }
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV2Config."""
         grouped = config.n_group is not None
         method = {"topk_method": "group_limited_greedy" if grouped else "greedy"}
-        return super().describe(config) | method | {"norm_topk_prob": False}
+        return super().to_hf_config(config) | method | {"norm_topk_prob": False}
 
     def groups(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """None where experts are chosen among all."""
+        """None unless `topk_method` is "group_limited_greedy"."""
         return super().groups(values) if values.get("topk_method") == "group_limited_greedy" else {}
 
 
@@ -287,32 +293,32 @@ class DeepseekV3Adapter(DeepseekAdapter):
     model_type = "deepseek_v3"
     architecture = "DeepseekV3ForCausalLM"
     routing = "deepseek_v3"
-    said: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "scoring_func": ("sigmoid", None),
         "topk_method": ("noaux_tc", None),
         "norm_topk_prob": (True, None),
     }
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A DeepseekV3Config."""
-        return super().describe(config) | {
+        return super().to_hf_config(config) | {
             "rope_interleave": config.rope_interleave,
             "norm_topk_prob": True,
             "num_nextn_predict_layers": config.prediction_depth,
         }
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a DeepseekV3Config."""
         depth = values.get("num_nextn_predict_layers") or 0
-        return dataclasses.replace(super().configure(values), prediction_depth=depth)
+        return dataclasses.replace(super().from_hf_config(values), prediction_depth=depth)
 
-    def filled(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:
-        """Without modules that predict later tokens where their weights are not there: transformers leaves them out."""
+    def without_missing(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:
+        """Without multi-token prediction modules if their weights are missing: transformers does not save them."""
         layers = {int(found[1]) for name in names if (found := LAYER.match(name))}
         return config if config.layers in layers else dataclasses.replace(config, prediction_depth=0)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:
-        """Neighbours, unless it is said otherwise."""
+        """`rope_interleave`, true by default."""
         return bool(values.get("rope_interleave", True))
 
 
@@ -321,7 +327,7 @@ def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
     mechanism, config = attention.mechanism, attention.config
     if mechanism.name != MECHANISM:
         raise Incompatible(
-            f"mechanism {mechanism.name!r} cannot be said in a {layout} config.json", mechanism=mechanism.name
+            f"mechanism {mechanism.name!r} cannot be expressed in a {layout} config.json", mechanism=mechanism.name
         )
     options = {name: getattr(config, name) for name in (*SIZES.values(), "norm_eps", "score_factor")}
     head = config.head_layout
@@ -332,7 +338,7 @@ def latent_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
 
 
 def _score_factor(values: Mapping[str, Any], scaling: Mapping[str, Any] | None) -> float:
-    """What scores are multiplied by where positions are stretched: m² of the weight `mscale_all_dim`."""
+    """The factor of scores with scaled rotary positions: m², m the `mscale` of weight `mscale_all_dim`."""
     given = values.get("rope_parameters") or values.get("rope_scaling") or {}
     weight = given.get("mscale_all_dim")
     return 1.0 if scaling is None or not weight else mscale(scaling["factor"], weight) ** 2

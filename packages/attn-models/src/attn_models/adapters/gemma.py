@@ -11,7 +11,7 @@ from attn_core.errors import Incompatible
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 
-from attn_models.adapters.base import Stored, layer_kinds, require_allowed, required_count
+from attn_models.adapters.base import StoredTensor, layer_kinds, require_allowed, required_count
 from attn_models.adapters.hf_config import Rope, common_hf_config, read_rope, require_fields, rope_of, rope_parameters
 from attn_models.adapters.llama import BLOCK, READS, LlamaAdapter
 from attn_models.attention import LayerAttention, layer_attentions
@@ -23,17 +23,17 @@ MECHANISM = "gemma"
 def gemma_options(attention: LayerAttention, layout: str) -> dict[str, Any]:
     """The options, but for positions, with which `gemma` computes what the layer computes.
 
-    Decided by what the mechanism says it computes, not by its name. Raises `Incompatible` where there are none.
+    Compares specs, so that any mechanism with the same spec is accepted. Raises `Incompatible` for other specs.
     """
     spec = attention.mechanism.spec(attention.config)
     options = None if spec is None else _options(spec)
-    if spec is None or options is None or spec != _said(spec, options):
+    if spec is None or options is None or spec != _spec_of_options(spec, options):
         name = attention.mechanism.name
-        raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+        raise Incompatible(f"mechanism {name!r} cannot be expressed in a {layout} config.json", mechanism=name)
     return options
 
 
-def turned(attention: LayerAttention) -> Rotary | None:
+def rotary_of(attention: LayerAttention) -> Rotary | None:
     """The rotary positions of a layer of the softmax family."""
     spec = attention.mechanism.spec(attention.config)
     return None if spec is None else spec.rotary
@@ -51,8 +51,8 @@ def _options(spec: AttentionSpec) -> dict[str, Any] | None:
     }
 
 
-def _said(spec: AttentionSpec, options: Mapping[str, Any]) -> AttentionSpec:
-    """What the options say, with the heads and positions of `spec`."""
+def _spec_of_options(spec: AttentionSpec, options: Mapping[str, Any]) -> AttentionSpec:
+    """The spec of these options, with the heads and rotary positions of `spec`."""
     window, cap = options["window"], options["cap"]
     return AttentionSpec(
         heads=spec.heads,
@@ -99,7 +99,7 @@ class Gemma2Adapter(LlamaAdapter):
     model_type = "gemma2"
     architecture: ClassVar[str] = "Gemma2ForCausalLM"
     period: ClassVar[int] = 2
-    reads = READS | OWN
+    known_keys = READS | OWN
     caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     block = BLOCK | {
         "attended_norm": "post_attention_layernorm",
@@ -109,11 +109,11 @@ class Gemma2Adapter(LlamaAdapter):
         "attention.norm.key_gain": "self_attn.k_norm.weight",
     }
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Gemma2Config."""
         require_allowed(values, {"use_bidirectional_attention": (False, None), "hidden_activation": (ACTIVATION, None)})
         llama = {"head_dim": 256, "tie_word_embeddings": True, "mlp_bias": values.get("attention_bias", False)}
-        plain = super().configure(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
+        plain = super().from_hf_config(llama | dict(values) | {"hidden_act": "silu", "rope_parameters": None})
         ropes = self.ropes(values)
         return dataclasses.replace(
             plain,
@@ -128,7 +128,7 @@ class Gemma2Adapter(LlamaAdapter):
             pattern=tuple(self._choice(values, kind, ropes) for kind in self._layer_types(values)),
         )
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A config.json of this family that transformers 5 reads."""
         require_fields(config, FIXED, self.model_type)
         attentions = layer_attentions(config)
@@ -136,12 +136,14 @@ class Gemma2Adapter(LlamaAdapter):
         kinds = [FULL if chosen["window"] is None else SLIDING for chosen in options]
         windows = {chosen["window"] for chosen in options} - {None}
         common = {(chosen["norm_eps"], chosen["cap"], chosen["scale"]) for chosen in options}
-        turns = {(kind, turned(attention)) for kind, attention in zip(kinds, attentions, strict=True)}
+        turns = {(kind, rotary_of(attention)) for kind, attention in zip(kinds, attentions, strict=True)}
         if len(windows) > 1 or len(common) > 1 or len(turns) != len(set(kinds)):
-            raise Incompatible(f"layers that differ in more than their window cannot be said in a {self.model_type}")
+            raise Incompatible(
+                f"layers that differ in more than their window cannot be expressed in a {self.model_type}"
+            )
         norm_eps, cap, scale = common.pop()
         if norm_eps != self.norm_eps(config.norm_eps):
-            raise Incompatible(f"query and key norms of eps {norm_eps} cannot be said in a {self.model_type}")
+            raise Incompatible(f"query and key norms of eps {norm_eps} cannot be expressed in a {self.model_type}")
         sizes = common_hf_config(config, self.model_type, self.architecture)
         return sizes | {
             "hidden_activation": ACTIVATION,
@@ -153,13 +155,13 @@ class Gemma2Adapter(LlamaAdapter):
             else float(config.final_logit_softcapping),
             "sliding_window": windows.pop() if windows else None,
             "layer_types": kinds,
-            "rope_parameters": self.describe_ropes(dict(turns), config),
+            "rope_parameters": self.hf_ropes(dict(turns), config),
         }
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
-        """One tensor for each parameter; gains are kept as their distance from one."""
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
+        """One tensor for each parameter; checkpoints hold gain - 1 of norms."""
         return [
-            Stored(self.their_name(name), (name,), below=1.0 if any(word in name for word in NORMED) else 0.0)
+            StoredTensor(self.hf_name(name), (name,), offset=1.0 if any(word in name for word in NORMED) else 0.0)
             for name in parameters
         ]
 
@@ -168,10 +170,10 @@ class Gemma2Adapter(LlamaAdapter):
         rope = read_rope(values)
         return {FULL: rope, SLIDING: rope}
 
-    def describe_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
-        """The rotary positions of each kind of layer, as a config.json says them."""
+    def hf_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+        """`rope_parameters` of config.json."""
         if len(set(turns.values())) > 1:
-            raise Incompatible(f"layers with rotary positions of their own cannot be said in a {self.model_type}")
+            raise Incompatible(f"layers with rotary positions of their own cannot be expressed in a {self.model_type}")
         return rope_parameters(Rope(base=config.rope_theta))
 
     def norm_eps(self, eps: float) -> float | None:  # noqa: ARG002  (Gemma 3's norms have the model's)
@@ -216,10 +218,10 @@ class Gemma3Adapter(Gemma2Adapter):
     period = 6
     caps: ClassVar[Mapping[str, float | None]] = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Gemma3TextConfig."""
         require_allowed(values, {"attn_logit_softcapping": (None,)})
-        return super().configure(values)
+        return super().from_hf_config(values)
 
     def ropes(self, values: Mapping[str, Any]) -> dict[str, Rope]:
         """In version 5 an object a kind of layer, in 4 the local base beside the global one."""
@@ -229,7 +231,7 @@ class Gemma3Adapter(Gemma2Adapter):
         local = Rope(base=values.get("rope_local_base_freq", 1e4))
         return {FULL: read_rope(values, base=1e6), SLIDING: local}
 
-    def describe_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
+    def hf_ropes(self, turns: Mapping[str, Any], config: DecoderConfig) -> dict[str, Any]:
         """An object a kind of layer."""
         described = {}
         for kind in (FULL, SLIDING):

@@ -10,7 +10,7 @@ from typing import Any
 from attn_core import Causal, Heads
 from attn_core.errors import Incompatible
 
-from attn_models.adapters.base import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import require_fields, softmax_heads
 from attn_models.decoder.config import GATED, DecoderConfig
 
@@ -55,11 +55,11 @@ class Gpt2Adapter(StateDictAdapter):
     """Pre-norm with LayerNorm, GELU, learned positions and biases everywhere (Radford et al. 2019)."""
 
     model_type = "gpt2"
-    reads = READS
+    known_keys = READS
     head = "lm_head.weight"
-    derived = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")
+    derived_names = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)$")
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a GPT2Config."""
         activation = values.get("activation_function", "gelu_new")
         require_allowed(
@@ -89,7 +89,7 @@ class Gpt2Adapter(StateDictAdapter):
             attention_dropout=values.get("attn_pdrop") or 0.0,
         )
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A GPT2Config."""
         require_fields(config, FIXED, self.model_type)
         heads = softmax_heads(config, Causal(), self.model_type)
@@ -98,7 +98,7 @@ class Gpt2Adapter(StateDictAdapter):
         )
         if config.feed_forward in GATED or heads != whole:
             raise Incompatible(
-                "Gated feed-forwards, grouped heads and a head size of their own cannot be said in a gpt2 config.json"
+                "gated feed-forwards, grouped heads and other head sizes cannot be expressed in a gpt2 config.json"
             )
         names = {ours: theirs for theirs, ours in ACTIVATIONS.items() if theirs != "gelu_pytorch_tanh"}
         return {
@@ -118,25 +118,28 @@ class Gpt2Adapter(StateDictAdapter):
             "resid_pdrop": config.dropout,
         }
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """Matrices transposed, the three projections of attention in one."""
         known = set(parameters)
         found = [
-            Stored(f"{PREFIX}{their}.{leaf}", (f"{our}.{leaf}",)) for our, their in OUTSIDE.items() for leaf in LEAVES
+            StoredTensor(f"{PREFIX}{their}.{leaf}", (f"{our}.{leaf}",))
+            for our, their in OUTSIDE.items()
+            for leaf in LEAVES
         ]
-        found.append(Stored(self.head, ("unembedding.weight",)))
+        found.append(StoredTensor(self.head, ("unembedding.weight",)))
         for layer in sorted({name.split(".")[1] for name in parameters if name.startswith("blocks.")}):
             for our, their in NORMS.items():
                 found += [
-                    Stored(f"{PREFIX}h.{layer}.{their}.{leaf}", (f"blocks.{layer}.{our}.{leaf}",)) for leaf in LEAVES
+                    StoredTensor(f"{PREFIX}h.{layer}.{their}.{leaf}", (f"blocks.{layer}.{our}.{leaf}",))
+                    for leaf in LEAVES
                 ]
             for their, ours in MATRICES.items():
                 for leaf in LEAVES:
                     parts = tuple(f"blocks.{layer}.{our}.{leaf}" for our in ours)
-                    found.append(Stored(f"{PREFIX}h.{layer}.{their}.{leaf}", parts, transposed=leaf == "weight"))
-        return [stored for stored in found if known.issuperset(stored.parts)]
+                    found.append(StoredTensor(f"{PREFIX}h.{layer}.{their}.{leaf}", parts, transposed=leaf == "weight"))
+        return [stored for stored in found if known.issuperset(stored.parameters)]
 
-    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """Names begin with `transformer.` where the model was saved with its head, else, as OpenAI's, they do not."""
         known = list(names)
         if any(name.startswith(PREFIX) for name in known):
@@ -145,7 +148,7 @@ class Gpt2Adapter(StateDictAdapter):
 
 
 def dropout_of(values: Mapping[str, Any]) -> float:
-    """What acts in training on embeddings and on what sublayers add: 0 where the two differ, which is said."""
+    """The dropout of embeddings and sublayers; 0 with a warning if they differ in the config.json."""
     embedded: float = values.get("embd_pdrop") or 0.0
     added = values.get("resid_pdrop") or 0.0
     if embedded != added:

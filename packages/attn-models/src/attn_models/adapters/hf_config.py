@@ -29,7 +29,7 @@ HARMLESS = re.compile(
     r"|eos_id|bos_id|attn_implementation|flash_attn\w*|unsloth_\w+"
 )
 FULL = "full_attention"
-# Keys of other families that change what is computed, and what they say where they change nothing.
+# Keys of other families that change the computation, and their values that do not.
 CHANGING: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "sliding_window": (None,),
@@ -73,7 +73,7 @@ def check_unread_keys(values: Mapping[str, Any], read: Collection[str], path: Pa
 
 
 DEFAULT_BASE = 10000.0
-# Their keys by the fields of `attn_core`'s scalings, for every kind that is known here.
+# Keys of `rope_parameters` by the fields of `attn_core`'s scalings, for every supported `rope_type`.
 KEYS: Mapping[str, Mapping[str, str]] = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -95,7 +95,7 @@ KEYS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """The base, the fraction of a head that is turned, and a scaling in words or None."""
+    """Rotary positions: `rope_theta`, the part of a head that is rotated, and the scaling or None."""
 
     base: float = DEFAULT_BASE
     fraction: float = 1.0
@@ -103,7 +103,7 @@ class Rope:
 
 
 def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE) -> Rope:
-    """Of a whole config.json: one object in version 5, keys beside each other in version 4."""
+    """The rotary positions of a config.json: an object in transformers 5, keys at the top level in 4."""
     given = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidValue.of("rope_parameters", given, "an object")
@@ -113,7 +113,7 @@ def read_rope(values: Mapping[str, Any], base: float = DEFAULT_BASE) -> Rope:
 
 
 def rope_of(given: Mapping[str, Any]) -> Rope:
-    """Of one object of rope parameters; raises `InvalidValue` for a scaling that is not known."""
+    """The rotary positions of an object `rope_parameters`; raises `InvalidValue` for an unknown scaling."""
     kind = given.get("rope_type", given.get("type", "default"))
     base, fraction = given.get("rope_theta", DEFAULT_BASE), given.get("partial_rotary_factor", 1.0)
     if kind == "default":
@@ -122,14 +122,16 @@ def rope_of(given: Mapping[str, Any]) -> Rope:
         raise InvalidValue.of("rope_parameters.rope_type", kind, ", ".join(["default", *KEYS]))
     if not isinstance(given.get("factor"), (int, float)):
         raise InvalidValue.of("rope_parameters.factor", given.get("factor"), "a number from 1")
-    words = {field: given[key] for field, key in KEYS[kind].items() if given.get(key) is not None}
-    if kind == "yarn" and "attention" not in words and given.get("mscale") and given.get("mscale_all_dim"):
-        words["attention"] = mscale(given["factor"], given["mscale"]) / mscale(given["factor"], given["mscale_all_dim"])
-    return Rope(base=base, fraction=fraction, scaling={"kind": kind, **words})
+    fields = {field: given[key] for field, key in KEYS[kind].items() if given.get(key) is not None}
+    if kind == "yarn" and "attention" not in fields and given.get("mscale") and given.get("mscale_all_dim"):
+        fields["attention"] = mscale(given["factor"], given["mscale"]) / mscale(
+            given["factor"], given["mscale_all_dim"]
+        )
+    return Rope(base=base, fraction=fraction, scaling={"kind": kind, **fields})
 
 
 def rope_parameters(rope: Rope) -> dict[str, Any]:
-    """The object of version 5; raises `InvalidValue` for a scaling that it cannot say."""
+    """The object `rope_parameters` of transformers 5; raises `InvalidValue` for a scaling it does not have."""
     plain = {"rope_type": "default", "rope_theta": rope.base, "partial_rotary_factor": rope.fraction}
     if rope.scaling is None:
         return plain
@@ -148,23 +150,23 @@ def require_fields(config: DecoderConfig, fields: Mapping[str, Any], layout: str
     """Raises `Incompatible` for the first field of the config that differs from `fields`."""
     for name, value in fields.items():
         if getattr(config, name) != value:
-            raise Incompatible(f"{name} {getattr(config, name)!r} cannot be said in a {layout} config.json")
+            raise Incompatible(f"{name} {getattr(config, name)!r} cannot be expressed in a {layout} config.json")
 
 
 def softmax_heads(config: DecoderConfig, mask: Mask, layout: str) -> Heads:
     """The heads of a decoder whose layers all compute plain softmax attention under `mask`.
 
-    Decided by what the mechanisms say they compute, not by their names. Raises `Incompatible` for any other.
+    Compares specs, so that any mechanism with such a spec is accepted. Raises `Incompatible` for any other.
     """
     heads: list[Heads] = []
     for attention in layer_attentions(config):
         spec = attention.mechanism.spec(attention.config)
         if spec is None or spec != AttentionSpec(heads=spec.heads, mask=mask, rotary=config.rotary):
             name = attention.mechanism.name
-            raise Incompatible(f"mechanism {name!r} cannot be said in a {layout} config.json", mechanism=name)
+            raise Incompatible(f"mechanism {name!r} cannot be expressed in a {layout} config.json", mechanism=name)
         heads.append(spec.heads)
     if any(other != heads[0] for other in heads) or heads[0].per_group is None:
-        raise Incompatible(f"heads that differ between layers cannot be said in a {layout} config.json")
+        raise Incompatible(f"heads that differ between layers cannot be expressed in a {layout} config.json")
     return heads[0]
 
 
@@ -188,7 +190,7 @@ def common_hf_config(config: DecoderConfig, model_type: str, architecture: str) 
 
 
 def hf_rope_parameters(config: DecoderConfig) -> dict[str, Any]:
-    """The rotary positions that every layer is given, as version 5 says them."""
+    """The rotary positions that every layer is given, in the form of transformers 5."""
     return rope_parameters(
         Rope(base=config.rope_theta, fraction=config.partial_rotary_factor, scaling=config.rope_scaling)
     )

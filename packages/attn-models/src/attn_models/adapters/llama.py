@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from attn_core import Causal, Mask, Window
 from attn_core.errors import Incompatible
 
-from attn_models.adapters.base import StateDictAdapter, Stored, needed, require_allowed
+from attn_models.adapters.base import StateDictAdapter, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import (
     common_hf_config,
     hf_rope_parameters,
@@ -77,12 +77,12 @@ class LlamaAdapter(StateDictAdapter):
 
     model_type = "llama"
     head = OUTSIDE["unembedding.weight"]
-    derived = re.compile(r"rotary_emb\.inv_freq$")
+    derived_names = re.compile(r"rotary_emb\.inv_freq$")
     block: ClassVar[Mapping[str, str]] = BLOCK
-    fixed: ClassVar[Mapping[str, Any]] = FIXED
-    reads: ClassVar[frozenset[str]] = READS
+    required_fields: ClassVar[Mapping[str, Any]] = FIXED
+    known_keys: ClassVar[frozenset[str]] = READS
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a LlamaConfig; biases of attention and feed-forward must be both there or both absent."""
         bias = bool(values.get("attention_bias", False))
         require_allowed(values, {"hidden_act": ("silu",), "mlp_bias": (bias, None)})
@@ -111,9 +111,9 @@ class LlamaAdapter(StateDictAdapter):
             attention_dropout=values.get("attention_dropout") or 0.0,
         )
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A LlamaConfig that transformers 5 reads."""
-        require_fields(config, self.fixed, self.model_type)
+        require_fields(config, self.required_fields, self.model_type)
         heads = softmax_heads(config, self.mask(config), self.model_type)
         return common_hf_config(config, self.model_type, "LlamaForCausalLM") | {
             "num_key_value_heads": heads.key_value,
@@ -124,11 +124,11 @@ class LlamaAdapter(StateDictAdapter):
             "mlp_bias": config.bias,
         }
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""
-        return [Stored(self.their_name(name), (name,)) for name in parameters]
+        return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
 
-    def their_name(self, ours: str) -> str:
+    def hf_name(self, ours: str) -> str:
         """The checkpoint's name of one of the decoder's parameters."""
         if ours in OUTSIDE:
             return OUTSIDE[ours]
@@ -147,24 +147,24 @@ class MistralAdapter(LlamaAdapter):
 
     model_type = "mistral"
     architecture: ClassVar[str] = "MistralForCausalLM"
-    reads = READS | {"sliding_window"}
+    known_keys = READS | {"sliding_window"}
     defaults: ClassVar[Mapping[str, Any]] = {"num_key_value_heads": 8, "sliding_window": 4096}
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a MistralConfig; `sliding_window` null means none, a missing key their default."""
         values = {**self.defaults, **values}
-        config = super().configure(values)
+        config = super().from_hf_config(values)
         window = values.get("sliding_window")
         if window is None:
             return config
         return dataclasses.replace(config, mechanism="sliding_window", options={"window": window})
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A MistralConfig."""
         if config.bias:
-            raise Incompatible(f"biases cannot be said in a {self.model_type} config.json")
+            raise Incompatible(f"biases cannot be expressed in a {self.model_type} config.json")
         window = config.options.get("window")
-        return super().describe(config) | {"architectures": [self.architecture], "sliding_window": window}
+        return super().to_hf_config(config) | {"architectures": [self.architecture], "sliding_window": window}
 
     def mask(self, config: DecoderConfig) -> Mask:
         """The window that the options name, else all that came before."""
@@ -187,35 +187,38 @@ class MixtralAdapter(MistralAdapter):
     model_type = "mixtral"
     architecture: ClassVar[str] = "MixtralForCausalLM"
     defaults = DEFAULTS
-    reads = MistralAdapter.reads | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
+    known_keys = MistralAdapter.known_keys | {"num_local_experts", "num_experts_per_tok", "router_jitter_noise"}
     block = BLOCK | {"feed_forward.router.score": "block_sparse_moe.gate"}
-    fixed = {key: value for key, value in FIXED.items() if key != "experts"} | {"routing": "mixtral", "bias": False}
+    required_fields = {key: value for key, value in FIXED.items() if key != "experts"} | {
+        "routing": "mixtral",
+        "bias": False,
+    }
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a MixtralConfig."""
         require_allowed(values, {"router_jitter_noise": (0.0, None), "attention_bias": (False, None)})
-        plain = super().configure(values)
+        plain = super().from_hf_config(values)
         return dataclasses.replace(
             plain,
             experts=values.get("num_local_experts", 8),
             experts_per_token=values.get("num_experts_per_tok", 2),
         )
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A MixtralConfig that transformers 5 reads."""
         experts = config.mixture
         if experts is None:
-            raise Incompatible("a decoder without experts cannot be said in a mixtral config.json")
-        return super().describe(config) | {
+            raise Incompatible("a decoder without experts cannot be expressed in a mixtral config.json")
+        return super().to_hf_config(config) | {
             "num_local_experts": experts.count,
             "num_experts_per_tok": experts.per_token,
         }
 
-    def their_name(self, ours: str) -> str:
+    def hf_name(self, ours: str) -> str:
         """The checkpoint's name of one of the decoder's parameters."""
         _, _, rest = ours.partition("blocks.")
         layer, _, rest = rest.partition(".")
         expert = EXPERT.fullmatch(rest)
         if expert is None:
-            return super().their_name(ours)
+            return super().hf_name(ours)
         return f"model.layers.{layer}.block_sparse_moe.experts.{expert[1]}.{MATRIX[expert[2]]}.weight"

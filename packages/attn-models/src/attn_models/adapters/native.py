@@ -11,7 +11,7 @@ from attn_core import installed
 from attn_core.errors import InvalidValue, UnknownName
 from torch import Tensor
 
-from attn_models.adapters.base import EncoderAdapter, StateDictAdapter, Stored, needed
+from attn_models.adapters.base import EncoderAdapter, StateDictAdapter, StoredTensor, needed
 from attn_models.adapters.deepseek import CORRECTION
 from attn_models.adapters.vit import VitAdapter, labels_of
 from attn_models.decoder.config import AttentionChoice, DecoderConfig
@@ -25,25 +25,25 @@ Attending = TypeVar("Attending", DecoderConfig, EncoderConfig, VisionConfig)
 
 
 class NativeAdapter(StateDictAdapter):
-    """The layout in which our trained decoders are kept; tensors have the names of the parameters."""
+    """Our own layout, for every decoder; tensors have the names of the parameters."""
 
     model_type = "attn_decoder"
-    reads = frozenset({"decoder", "requires"})
+    known_keys = frozenset({"decoder", "requires"})
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder in `decoder`; a mechanism that is not installed is named with the package it came from."""
-        return configured(values, "decoder", DecoderConfig)
+        return config_from_json(values, "decoder", DecoderConfig)
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
-        return {"architectures": ["AttnDecoder"], "model_type": self.model_type, **described(config, "decoder")}
+        return {"architectures": ["AttnDecoder"], "model_type": self.model_type, **config_to_json(config, "decoder")}
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """Every parameter under its own name; the biases of routers, which move by small rates, in float32."""
-        return [Stored(name, (name,), exact=name.endswith(CORRECTION)) for name in parameters]
+        return [StoredTensor(name, (name,), float32=name.endswith(CORRECTION)) for name in parameters]
 
 
-def configured(values: Mapping[str, Any], place: str, kind: type[Attending]) -> Attending:
+def config_from_json(values: Mapping[str, Any], place: str, kind: type[Attending]) -> Attending:
     """The config of this kind in `values[place]`; raises `UnknownName` for a mechanism that is not installed."""
     fields = needed(values, place)
     if not isinstance(fields, Mapping):
@@ -54,7 +54,7 @@ def configured(values: Mapping[str, Any], place: str, kind: type[Attending]) -> 
     return config
 
 
-def described(config: DecoderConfig | EncoderShape, place: str) -> dict[str, Any]:
+def config_to_json(config: DecoderConfig | EncoderShape, place: str) -> dict[str, Any]:
     """The config under `place`, with mechanisms named in full, and the versions of the packages that build it."""
     registry = installed().mechanisms
     pattern = tuple(in_full(choice) for choice in config.pattern)
@@ -64,7 +64,7 @@ def described(config: DecoderConfig | EncoderShape, place: str) -> dict[str, Any
 
 
 def _choices(config: DecoderConfig | EncoderShape) -> list[AttentionChoice]:
-    """The choices that layers really use."""
+    """The mechanisms that layers use."""
     return list(config.pattern) or [config.choice(0)]
 
 
@@ -74,7 +74,7 @@ def in_full(choice: AttentionChoice) -> AttentionChoice:
 
 
 def require_installed(name: str, requires: Any) -> None:
-    """Raises `UnknownName` for a mechanism that is not there, with the package that it came from in `requires`."""
+    """Raise `UnknownName` for a mechanism that is not installed, naming its package from `requires`."""
     try:
         installed().mechanisms.full_name(name)
     except UnknownName as error:
@@ -87,54 +87,54 @@ def require_installed(name: str, requires: Any) -> None:
 
 
 class NativeEncoderAdapter(EncoderAdapter):
-    """The layout that has words for every mechanism; tensors have the names of the parameters."""
+    """Our own layout, for every mechanism; tensors have the names of the parameters."""
 
     model_type = "attn_encoder"
-    reads = frozenset({"encoder", "requires"})
+    known_keys = frozenset({"encoder", "requires"})
 
-    def configure(self, values: Mapping[str, Any]) -> EncoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> EncoderConfig:
         """The encoder in `encoder`; a mechanism that is not installed is named with the package it came from."""
-        return configured(values, "encoder", EncoderConfig)
+        return config_from_json(values, "encoder", EncoderConfig)
 
-    def describe(self, config: EncoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: EncoderConfig) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
-        return {"architectures": ["AttnEncoder"], "model_type": self.model_type, **described(config, "encoder")}
+        return {"architectures": ["AttnEncoder"], "model_type": self.model_type, **config_to_json(config, "encoder")}
 
     def build(self, config: EncoderConfig) -> Encoder:
         """A fresh encoder."""
         return Encoder(config)
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """Every parameter under its own name."""
-        return [Stored(name, (name,)) for name in parameters]
+        return [StoredTensor(name, (name,)) for name in parameters]
 
 
 class NativeVitAdapter(VitAdapter):
-    """The layout that has words for every mechanism; tensors have the names of the parameters."""
+    """Our own layout, for every mechanism; tensors have the names of the parameters."""
 
     model_type = "attn_vit"
-    reads = frozenset({"vision", "requires"})
+    known_keys = frozenset({"vision", "requires"})
 
-    def describe(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
+    def to_hf_config(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
         """The config with mechanisms named in full, and the versions of the packages that build it."""
         return {
             "architectures": ["AttnVisionTransformer"],
             "model_type": self.model_type,
             "id2label": {str(place): label for place, label in enumerate(labels)},
-            **described(config, "vision"),
+            **config_to_json(config, "vision"),
         }
 
-    def configured(self, values: Mapping[str, Any]) -> VisionConfig:
+    def config_of(self, values: Mapping[str, Any]) -> VisionConfig:
         """The model in `vision`; a mechanism that is not installed is named with the package it came from."""
-        config = configured(values, "vision", VisionConfig)
+        config = config_from_json(values, "vision", VisionConfig)
         if len(labels_of(values)) != config.classes:
             raise InvalidValue.of("id2label", values.get("id2label"), f"a name for each of {config.classes} classes")
         return config
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """Every parameter under its own name."""
-        return [Stored(name, (name,)) for name in parameters]
+        return [StoredTensor(name, (name,)) for name in parameters]
 
-    def headed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def add_prefix(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The same."""
         return dict(tensors)

@@ -11,7 +11,7 @@ from attn_core import AttentionSpec, Causal, Heads, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_core.norms import QkNorm
 
-from attn_models.adapters.base import Layout, Stored, layer_kinds, needed, require_allowed, required_count
+from attn_models.adapters.base import Layout, StoredTensor, layer_kinds, needed, require_allowed, required_count
 from attn_models.adapters.gemma import MECHANISM, Gemma2Adapter, gemma_options
 from attn_models.adapters.hf_config import common_hf_config, hf_rope_parameters, require_fields
 from attn_models.adapters.llama import BLOCK, FIXED, OUTSIDE, READS, LlamaAdapter
@@ -20,7 +20,7 @@ from attn_models.decoder.config import AttentionChoice, DecoderConfig, Experts
 
 
 def require_mechanism(name: str, package: str, layout: str) -> None:
-    """Raises `UnknownName`, which names the package to install, where no mechanism of this name is there."""
+    """Raise `UnknownName` with the package to install unless a mechanism of this name is installed."""
     try:
         installed().mechanisms.full_name(name)
     except UnknownName as error:
@@ -32,23 +32,23 @@ class Qwen3Adapter(LlamaAdapter):
     """Llama with RMSNorm on the queries and keys of every head (Yang et al. 2025, arXiv 2505.09388)."""
 
     model_type = "qwen3"
-    reads = READS | {"use_sliding_window", "sliding_window"}
+    known_keys = READS | {"use_sliding_window", "sliding_window"}
     block = BLOCK | {name: theirs for name, theirs in Gemma2Adapter.block.items() if name.startswith("attention.norm.")}
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a Qwen3Config."""
         bias = values.get("attention_bias", False)
         require_allowed(values, {"use_sliding_window": (False, None), "attention_bias": (False,)})
-        plain = super().configure({"head_dim": 128} | dict(values) | {"mlp_bias": bias})
+        plain = super().from_hf_config({"head_dim": 128} | dict(values) | {"mlp_bias": bias})
         return dataclasses.replace(plain, mechanism=MECHANISM, options={"norm_eps": plain.norm_eps})
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A Qwen3Config that transformers 5 reads."""
         require_fields(config, FIXED | {"bias": False}, self.model_type)
         plain = {"norm_eps": config.norm_eps, "cap": None, "window": None, "scale": None}
         for attention in layer_attentions(config):
             if gemma_options(attention, self.model_type) != plain:
-                raise Incompatible(f"windows, caps and scales cannot be said in a {self.model_type} config.json")
+                raise Incompatible(f"windows, caps and scales cannot be expressed in a {self.model_type} config.json")
         return common_hf_config(config, self.model_type, "Qwen3ForCausalLM") | {
             "hidden_act": "silu",
             "rope_parameters": hf_rope_parameters(config),
@@ -87,49 +87,50 @@ QWEN_FEED_FORWARD = re.compile(r"feed_forward\.(experts\.\d+\.|shared\.)?(gate|u
 
 
 class Qwen3NextLayout(Layout):
-    """Llama's names outside attention; gains are kept as their distance from one, but for those of Gated DeltaNet.
+    """Llama's names outside attention; checkpoints hold gain - 1 of norms, except those of Gated DeltaNet.
 
-    `groups` are, for each layer, the groups in which joined matrices hold their parts: of a layer of softmax attention
-    its heads, of one of Gated DeltaNet its key heads. Modules that predict later tokens are not read.
+    `groups` are, for each layer, the groups of rows in which joined matrices hold our parameters: heads in a layer of
+    softmax attention, key heads in one of Gated DeltaNet. Multi-token prediction modules are skipped.
     """
 
     model_type = "qwen3_next"
     head = OUTSIDE["unembedding.weight"]
-    derived = re.compile(r"rotary_emb\.inv_freq$|^mtp\.")
+    derived_names = re.compile(r"rotary_emb\.inv_freq$|^mtp\.")
 
     def __init__(self, groups: Sequence[int]) -> None:
         self.groups = groups
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter but those that are joined."""
         recurrent = {name.split(".")[1] for name in parameters if name.endswith(FILTERS)}
         found = []
         for name in parameters:
             below = 1.0 if CENTRED.fullmatch(name) else 0.0
             if name in OUTSIDE:
-                found.append(Stored(OUTSIDE[name], (name,), below=below))
+                found.append(StoredTensor(OUTSIDE[name], (name,), offset=below))
                 continue
             _, layer, rest = name.split(".", 2)
             joined = self._joined(layer, rest, recurrent=layer in recurrent)
             if joined is not None:
-                found += [joined] if joined.parts[0] == name else []
+                found += [joined] if joined.parameters[0] == name else []
                 continue
-            theirs = (DELTA_NAMES if layer in recurrent else SOFTMAX_NAMES).get(rest) or _their_name(rest)
+            theirs = (DELTA_NAMES if layer in recurrent else SOFTMAX_NAMES).get(rest) or hf_name(rest)
             single = rest == FILTERS
-            found.append(Stored(f"model.layers.{layer}.{theirs}", (name,), below=below, single=single))
+            found.append(StoredTensor(f"model.layers.{layer}.{theirs}", (name,), offset=below, depthwise=single))
         return found
 
-    def _joined(self, layer: str, rest: str, *, recurrent: bool) -> Stored | None:
+    def _joined(self, layer: str, rest: str, *, recurrent: bool) -> StoredTensor | None:
         """The matrix of theirs that holds this parameter and others; None where there is none."""
         for theirs, names in (DELTA_JOINED if recurrent else SOFTMAX_JOINED).items():
             parts = [f"attention.{name}.weight" for name in names]
             if rest in parts:
                 ours = tuple(f"blocks.{layer}.{part}" for part in parts)
-                return Stored(f"model.layers.{layer}.{theirs}", ours, groups=self.groups[int(layer)])
+                return StoredTensor(f"model.layers.{layer}.{theirs}", ours, groups=self.groups[int(layer)])
         return None
 
 
-def _their_name(rest: str) -> str:
+def hf_name(rest: str) -> str:
+    """The checkpoint's name, within a layer, of one of our parameters outside attention."""
     matrix = QWEN_FEED_FORWARD.fullmatch(rest)
     if matrix is not None:
         return f"mlp.{(matrix[1] or '').replace('shared.', 'shared_expert.')}{matrix[2]}_proj.weight"
@@ -142,7 +143,7 @@ SOFTMAX, DELTA = "gated", "gated_deltanet"
 PACKAGES = {SOFTMAX: "attn-gated", DELTA: "attn-gated-deltanet"}
 PERIOD = 4
 ROTATED = 0.25
-# Options of the recurrent mechanism by their names for them.
+# Options of the recurrent mechanism by their keys in config.json.
 SIZES = {
     "linear_num_value_heads": "heads",
     "linear_num_key_heads": "key_heads",
@@ -175,16 +176,16 @@ class Qwen3NextAdapter(LlamaAdapter):
     experts one of which all tokens share (Qwen team 2025; arXiv 2412.06464, 2505.06708)."""
 
     model_type = "qwen3_next"
-    reads = READS | DEFAULTS.keys() | LAYERS
-    fixed = {key: value for key, value in FIXED.items() if key != "experts"} | {"bias": False}
+    known_keys = READS | DEFAULTS.keys() | LAYERS
+    required_fields = {key: value for key, value in FIXED.items() if key != "experts"} | {"bias": False}
 
-    def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of a Qwen3NextConfig; without its mechanisms raises `UnknownName` that says what to install."""
+    def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
+        """The decoder of a Qwen3NextConfig; raises `UnknownName` with the packages of missing mechanisms."""
         require_allowed(values, {"attention_bias": (False, None), "decoder_sparse_step": (1, None)})
         values = DEFAULTS | {"partial_rotary_factor": ROTATED, "rms_norm_eps": 1e-6} | dict(values)
         if isinstance(values.get("rope_parameters"), Mapping):
             values["rope_parameters"] = {"partial_rotary_factor": ROTATED} | dict(values["rope_parameters"])
-        plain = super().configure(values | {"attention_bias": False, "mlp_bias": False})
+        plain = super().from_hf_config(values | {"attention_bias": False, "mlp_bias": False})
         period = required_count(values, "full_attention_interval", PERIOD)
         kinds = layer_kinds(values, plain.layers, (LINEAR, FULL), period)
         for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
@@ -201,12 +202,12 @@ class Qwen3NextAdapter(LlamaAdapter):
             mechanism=SOFTMAX,
             options=softmax.options,
             pattern=tuple(softmax if kind == FULL else delta for kind in kinds),
-            **_experts(values, plain.layers),
+            **_expert_fields(values, plain.layers),
         )
 
-    def describe(self, config: DecoderConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
         """A Qwen3NextConfig that transformers 5 reads."""
-        require_fields(config, self.fixed, self.model_type)
+        require_fields(config, self.required_fields, self.model_type)
         attentions = layer_attentions(config)
         kinds = [LINEAR if attention.mechanism.name == DELTA else FULL for attention in attentions]
         for attention, kind in zip(attentions, kinds, strict=True):
@@ -219,7 +220,7 @@ class Qwen3NextAdapter(LlamaAdapter):
             "attention_bias": False,
             "layer_types": kinds,
             **self._delta_sizes([a for a, kind in zip(attentions, kinds, strict=True) if kind == LINEAR], config),
-            **_described_experts(config.mixture, config, self.model_type),
+            **_hf_experts(config.mixture, config, self.model_type),
         }
 
     def layout(self, config: DecoderConfig) -> Layout:
@@ -232,15 +233,15 @@ class Qwen3NextAdapter(LlamaAdapter):
         """Raises `Incompatible` unless the layer is softmax attention with norms and a gate for every element."""
         size = config.head_size or config.width // config.heads
         shared = config.key_value_heads or config.heads
-        said = AttentionSpec(
+        expected = AttentionSpec(
             heads=Heads(query=config.heads, key_value=shared, key_size=size, value_size=size),
             mask=Causal(),
             norm=QkNorm(eps=config.norm_eps),
             rotary=config.rotary,
         )
         name, gates = attention.mechanism.name, getattr(attention.config, "per", None)
-        if name != SOFTMAX or attention.mechanism.spec(attention.config) != said or gates != "element":
-            message = f"mechanism {name!r} with these options cannot be said in a {self.model_type} config.json"
+        if name != SOFTMAX or attention.mechanism.spec(attention.config) != expected or gates != "element":
+            message = f"mechanism {name!r} with these options cannot be expressed in a {self.model_type} config.json"
             raise Incompatible(message, mechanism=name)
 
     def _delta_sizes(self, attentions: list[LayerAttention], config: DecoderConfig) -> dict[str, Any]:
@@ -248,14 +249,16 @@ class Qwen3NextAdapter(LlamaAdapter):
             return {}
         first: Any = attentions[0].config
         if any(attention.config != first for attention in attentions) or first.norm_eps != config.norm_eps:
-            message = f"layers of {DELTA!r} that differ, or norms of another eps, cannot be said in a {self.model_type}"
+            message = (
+                f"layers of {DELTA!r} that differ, or norms of another eps, cannot be expressed in a {self.model_type}"
+            )
             raise Incompatible(f"{message} config.json", mechanism=DELTA)
         found = first.sizes
         sizes = found.heads, found.key_heads, found.key, found.value, first.taps
         return dict(zip(SIZES, sizes, strict=True))
 
 
-def _experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
+def _expert_fields(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The decoder's fields for its experts; none where every layer has one feed-forward."""
     dense = values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or dense != list(range(len(dense))):
@@ -280,12 +283,12 @@ def _experts(values: Mapping[str, Any], layers: int) -> dict[str, Any]:
     }
 
 
-def _described_experts(experts: Experts | None, config: DecoderConfig, layout: str) -> dict[str, Any]:
+def _hf_experts(experts: Experts | None, config: DecoderConfig, layout: str) -> dict[str, Any]:
     if experts is None:
         return {"num_experts": 0}
     if not experts.gated or config.routing not in ROUTING.values():
         raise Incompatible(
-            f"shared experts without a gate, or routing {config.routing!r}, cannot be said in a {layout}"
+            f"shared experts without a gate, or routing {config.routing!r}, cannot be expressed in a {layout}"
         )
     return {
         "num_experts": experts.count,

@@ -11,10 +11,10 @@ from attn_core.errors import Incompatible, InvalidValue
 from attn_models.adapters.base import (
     ACTIVATIONS,
     HEADS,
-    THEIR_ACTIVATIONS,
+    HF_ACTIVATIONS,
     EncoderAdapter,
     Layout,
-    Stored,
+    StoredTensor,
     needed,
     require_allowed,
 )
@@ -67,29 +67,29 @@ OWN = {
     "is_decoder",
     "tie_word_embeddings",
 }
-# What a chunk sees of others; theirs can say more than these.
+# The neighbouring chunks that a chunk attends to, which are fixed here.
 NEIGHBOURS = {
     "lsh_num_chunks_before": (1,),
     "lsh_num_chunks_after": (0,),
     "local_num_chunks_before": (1,),
     "local_num_chunks_after": (0,),
 }
-# What ours has options for and theirs has not.
-THEIR_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
+# Options of ours that transformers does not have, at its values.
+HF_HASHING = {"within": "chunks", "duplicates": "counted", "ring": "rounds"}
 
 
 class ReformerAdapter(EncoderAdapter):
     """Layers that hash, and layers of chunks in a ring; only the encoder.
 
-    Rotations are not part of a checkpoint: theirs are drawn anew at every call, or by `hash_seed` in a way of their
-    own; ours by the layer's number, or by `hash_seed`.
+    Hash rotations are not part of a checkpoint: transformers draws them at every call, or from `hash_seed`; ours are
+    drawn from the layer's number, or from `hash_seed`.
     """
 
     model_type = "reformer"
     prefix = "reformer."
-    reads = frozenset({*SIZES.values(), *OWN, *NEIGHBOURS})
+    known_keys = frozenset({*SIZES.values(), *OWN, *NEIGHBOURS})
 
-    def configure(self, values: Mapping[str, Any]) -> ReformerConfig:
+    def from_hf_config(self, values: Mapping[str, Any]) -> ReformerConfig:
         """The encoder of a ReformerConfig."""
         require_allowed(values, {"is_decoder": (False,), "hidden_act": tuple(ACTIVATIONS), **NEIGHBOURS})
         kinds = needed(values, "attn_layers")
@@ -106,19 +106,25 @@ class ReformerAdapter(EncoderAdapter):
             norm_eps=values.get("layer_norm_eps", 1e-12),
         )
 
-    def describe(self, config: ReformerConfig) -> dict[str, Any]:
+    def to_hf_config(self, config: ReformerConfig) -> dict[str, Any]:
         """A ReformerConfig that transformers 5 reads."""
         chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.layers)]
         if any(name not in (HASHED, LOCAL) for name in config.mechanisms):
-            raise Incompatible(f"other mechanisms than {HASHED!r} and {LOCAL!r} cannot be said in a {self.model_type}")
+            raise Incompatible(
+                f"other mechanisms than {HASHED!r} and {LOCAL!r} cannot be expressed in a {self.model_type}"
+            )
         hashed = [one for one, name in zip(chosen, config.mechanisms, strict=True) if name == HASHED]
         local = [one for one, name in zip(chosen, config.mechanisms, strict=True) if name == LOCAL]
-        if any(getattr(one, name) != value for one in hashed for name, value in THEIR_HASHING.items()):
-            raise Incompatible(f"hashing other than with {THEIR_HASHING} cannot be said in a reformer config.json")
+        if any(getattr(one, name) != value for one in hashed for name, value in HF_HASHING.items()):
+            raise Incompatible(f"hashing other than with {HF_HASHING} cannot be expressed in a reformer config.json")
         if any(one.reach != 1 for one in local) or len({one.chunk for one in chosen}) > 1:
-            raise Incompatible("chunks that see more than one other, or differ in size, cannot be said in a reformer")
+            raise Incompatible(
+                "chunks that see more than one other, or differ in size, cannot be expressed in a reformer"
+            )
         if len({(one.buckets, one.rounds) for one in hashed}) > 1:
-            raise Incompatible("buckets and rounds that differ between layers cannot be said in a reformer config.json")
+            raise Incompatible(
+                "buckets and rounds that differ between layers cannot be expressed in a reformer config.json"
+            )
         return {
             "architectures": ["ReformerModel"],
             "model_type": self.model_type,
@@ -135,7 +141,7 @@ class ReformerAdapter(EncoderAdapter):
                 if config.axial_pos_shape
                 else {}
             ),
-            "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
+            "hidden_act": HF_ACTIVATIONS[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
             "is_decoder": False,
         }
@@ -148,34 +154,34 @@ class ReformerAdapter(EncoderAdapter):
         """The names of its tensors, whose numbers depend on the size of a head."""
         return ReformerLayout(config.head_size or config.width // config.heads)
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
-        """As those of heads of one element, where queries are kept as they are."""
-        return ReformerLayout(1).stored(parameters)
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
+        """As `ReformerLayout` with heads of one element, whose queries are not scaled."""
+        return ReformerLayout(1).tensor_mappings(parameters)
 
 
 class ReformerLayout(Layout):
-    """Queries that are keys too lie in one matrix; their scores are not divided by √size, so our queries have it."""
+    """Shared query-key matrices; their scores are not divided by √head size, so our queries are multiplied by it."""
 
     model_type = "reformer"
-    derived = re.compile(HEADS.pattern + r"|mask_value_float(16|32)$")
-    canonical = EncoderAdapter.canonical
+    derived_names = re.compile(HEADS.pattern + r"|mask_value_float(16|32)$")
+    canonical_names = EncoderAdapter.canonical_names
     prefix = ReformerAdapter.prefix
 
     def __init__(self, head_size: int) -> None:
         self.head_size = head_size
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""
         known, found = set(parameters), []
         for name in parameters:
             if name in OUTSIDE:
-                found.append(Stored(OUTSIDE[name], (name,)))
+                found.append(StoredTensor(OUTSIDE[name], (name,)))
                 continue
             _, layer, rest = name.split(".", 2)
             part, _, leaf = rest.rpartition(".")
             shared = part == "attention.query" and f"blocks.{layer}.attention.key.weight" not in known
             their = f"encoder.layers.{layer}.{BLOCK[part]}{'_key' if shared else ''}.{leaf}"
-            found.append(Stored(their, (name,), factor=self.head_size**0.5 if shared else 1.0))
+            found.append(StoredTensor(their, (name,), scale=self.head_size**0.5 if shared else 1.0))
         return found
 
 
@@ -190,7 +196,7 @@ def _choice(values: Mapping[str, Any], kind: str, layer: int) -> AttentionChoice
         allowed = "an even number; where it is null, transformers chooses one by the first text that it is given"
         raise InvalidValue.of("num_buckets", buckets, allowed)
     sizes = {"buckets": buckets, "rounds": values.get("num_hashes", 1), "chunk": chunk}
-    return AttentionChoice(mechanism=HASHED, options=sizes | THEIR_HASHING | {"seed": layer if seed is None else seed})
+    return AttentionChoice(mechanism=HASHED, options=sizes | HF_HASHING | {"seed": layer if seed is None else seed})
 
 
 def _pair(values: Mapping[str, Any], key: str) -> tuple[int, int]:
@@ -206,5 +212,5 @@ def _hash_seed(config: ReformerConfig, chosen: Sequence[Any]) -> int | None:
     if all(layer == seed for layer, seed in seeds.items()):
         return None
     if len(set(seeds.values())) > 1:
-        raise Incompatible("seeds that differ between layers cannot be said in a reformer config.json")
+        raise Incompatible("seeds that differ between layers cannot be expressed in a reformer config.json")
     return int(next(iter(seeds.values())))

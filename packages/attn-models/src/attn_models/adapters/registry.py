@@ -62,10 +62,10 @@ def encoder_adapter_for(config: Any) -> EncoderAdapter:
     Raises `Incompatible` for a Reformer that its layout cannot say.
     """
     if isinstance(config, ReformerConfig):
-        ENCODER_ADAPTERS[ReformerAdapter.model_type].describe(config)
+        ENCODER_ADAPTERS[ReformerAdapter.model_type].to_hf_config(config)
         return ENCODER_ADAPTERS[ReformerAdapter.model_type]
     try:
-        ENCODER_ADAPTERS[BertAdapter.model_type].describe(config)
+        ENCODER_ADAPTERS[BertAdapter.model_type].to_hf_config(config)
     except Incompatible:
         return ENCODER_ADAPTERS[NativeEncoderAdapter.model_type]
     return ENCODER_ADAPTERS[BertAdapter.model_type]
@@ -84,7 +84,7 @@ def vit_adapter(model_type: object) -> VitAdapter:
 def vit_adapter_for(config: VisionConfig) -> VitAdapter:
     """transformers' layout where it can say the model, else ours."""
     try:
-        VIT_ADAPTERS[VitAdapter.model_type].describe(config, ())
+        VIT_ADAPTERS[VitAdapter.model_type].to_hf_config(config, ())
     except Incompatible:
         return VIT_ADAPTERS[NativeVitAdapter.model_type]
     return VIT_ADAPTERS[VitAdapter.model_type]

@@ -11,7 +11,7 @@ from attn_core.errors import CheckpointInvalid
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from attn_models.adapters.base import Layout, Stored
+from attn_models.adapters.base import Layout, StoredTensor
 from attn_models.weights import CheckpointFolder
 
 DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "kaiming_uniform_", "_no_grad_normal_"})
@@ -68,34 +68,34 @@ def read_parameters(
 
     Raises `CheckpointInvalid` naming every missing, extra and misshaped tensor before one is read.
     """
-    stored = adapter.stored(list(wanted))
-    actual = adapter.canonical(folder.tensors)
+    stored = adapter.tensor_mappings(list(wanted))
+    actual = adapter.canonical_names(folder.tensors)
     _require_match(folder, adapter, stored, {name: tuple(tensor.shape) for name, tensor in wanted.items()})
     parameters: dict[str, Tensor] = {}
     for item in stored:
         tensor = folder.tensors[actual[item.name]]
         whole = tensor.T if item.transposed else tensor
-        whole = whole.squeeze(1) if item.single else whole
-        sizes = [wanted[part].shape[0] for part in item.parts]
-        for part, piece in zip(item.parts, _split(whole, sizes, item.groups), strict=True):
+        whole = whole.squeeze(1) if item.depthwise else whole
+        sizes = [wanted[part].shape[0] for part in item.parameters]
+        for part, piece in zip(item.parameters, _split(whole, sizes, item.groups), strict=True):
             # A sum that is rounded to 16 bits would lose what the checkpoint's small numbers say.
-            wide = item.exact or item.below
+            wide = item.float32 or item.offset
             needed = torch.promote_types(dtype, torch.float32) if wide else dtype
             typed = (piece.to(needed) if piece.is_floating_point() else piece).contiguous()
-            scaled = typed * item.factor if item.factor != 1 else typed
-            parameters[part] = scaled + item.below if item.below else scaled
+            scaled = typed * item.scale if item.scale != 1 else typed
+            parameters[part] = scaled + item.offset if item.offset else scaled
     return parameters
 
 
 def stored_tensors(parameters: Mapping[str, Tensor], adapter: Layout) -> dict[str, Tensor]:
     """The checkpoint's tensors of a decoder's parameters."""
     tensors = {}
-    for item in adapter.stored(list(parameters)):
-        parts = [parameters[part].detach() for part in item.parts]
+    for item in adapter.tensor_mappings(list(parameters)):
+        parts = [parameters[part].detach() for part in item.parameters]
         whole = _joined(parts, item.groups)
-        whole = whole - item.below if item.below else whole
-        whole = whole / item.factor if item.factor != 1 else whole
-        whole = whole.unsqueeze(1) if item.single else whole
+        whole = whole - item.offset if item.offset else whole
+        whole = whole / item.scale if item.scale != 1 else whole
+        whole = whole.unsqueeze(1) if item.depthwise else whole
         tensors[item.name] = whole.T.contiguous() if item.transposed else whole
     return tensors
 
@@ -115,14 +115,14 @@ def _joined(parts: list[Tensor], groups: int) -> Tensor:
     return torch.cat([part.reshape(groups, -1, *part.shape[1:]) for part in parts], dim=1).flatten(0, 1)
 
 
-def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Stored], shapes: Shapes) -> None:
+def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[StoredTensor], shapes: Shapes) -> None:
     entries = folder.tensors.entries
-    actual = adapter.canonical(entries)
+    actual = adapter.canonical_names(entries)
     expected = {item.name: _shape(item, shapes) for item in stored}
     problems = [f"tensor {name!r} is missing" for name in expected if name not in actual]
     for name, own in actual.items():
         if name not in expected:
-            if name != adapter.head and not adapter.derives(name):
+            if name != adapter.head and not adapter.is_derived(name):
                 problems.append(f"tensor {own!r} has no place in the model")
         elif entries[own].shape != expected[name]:
             given, needed = list(entries[own].shape), list(expected[name])
@@ -131,10 +131,10 @@ def _require_match(folder: CheckpointFolder, adapter: Layout, stored: list[Store
         raise CheckpointInvalid.of(folder.path, "; ".join(sorted(problems)))
 
 
-def _shape(item: Stored, shapes: Shapes) -> tuple[int, ...]:
-    parts = [shapes[part] for part in item.parts]
+def _shape(item: StoredTensor, shapes: Shapes) -> tuple[int, ...]:
+    parts = [shapes[part] for part in item.parameters]
     shape = (sum(part[0] for part in parts), *parts[0][1:]) if len(parts) > 1 else parts[0]
-    shape = (shape[0], 1, *shape[1:]) if item.single else shape
+    shape = (shape[0], 1, *shape[1:]) if item.depthwise else shape
     return shape[::-1] if item.transposed else shape
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from attn_core.errors import CheckpointInvalid, Incompatible, InvalidValue
 from torch import Tensor
 
-from attn_models.adapters.base import ACTIVATIONS, THEIR_ACTIVATIONS, Layout, Stored, needed, require_allowed
+from attn_models.adapters.base import ACTIVATIONS, HF_ACTIVATIONS, Layout, StoredTensor, needed, require_allowed
 from attn_models.adapters.hf_config import check_unread_keys
 from attn_models.encoder.config import VisionConfig
 
@@ -38,11 +38,11 @@ SIZES = {
 
 
 class VitAdapter(Layout):
-    """The encoder and its classifier; a pooler is left where it is."""
+    """The vision Transformer with its classifier; a pooler is not read."""
 
     model_type = "vit"
-    # The stride and the pooler are of models on top that are not read.
-    reads = frozenset(
+    # The stride and the pooler are of heads that are not read.
+    known_keys = frozenset(
         {
             *SIZES.values(),
             "num_channels",
@@ -56,51 +56,52 @@ class VitAdapter(Layout):
             "add_cross_attention",
         }
     )
-    derived = re.compile(r"^pooler\.")
+    derived_names = re.compile(r"^pooler\.")
 
-    def configure(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
-        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key; says unknown keys."""
+    def from_hf_config(self, values: Mapping[str, Any], path: Path) -> VisionConfig:
+        """The model of a ViTConfig; raises `CheckpointInvalid` naming `path` and the key; warns of unknown keys."""
         try:
-            check_unread_keys(values, self.reads, path)
-            return self.configured(values)
+            check_unread_keys(values, self.known_keys, path)
+            return self.config_of(values)
         except InvalidValue as error:
             raise CheckpointInvalid.of(path, error.message) from error
 
-    def describe(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
-        """The config.json of a model; raises `Incompatible` for attention that the layout cannot say."""
+    def to_hf_config(self, config: VisionConfig, labels: Sequence[str]) -> dict[str, Any]:
+        """The config.json of a model; raises `Incompatible` for attention that the layout cannot express."""
         choices = config.pattern or (config.choice(0),)
         for choice in choices:
             if choice.mechanism != "mha" or choice.options:
-                raise Incompatible(f"mechanism {choice.mechanism!r} cannot be said in a vit config.json")
+                raise Incompatible(f"mechanism {choice.mechanism!r} cannot be expressed in a vit config.json")
         if config.head_size not in (None, config.width // config.heads):
-            raise Incompatible(f"heads of {config.head_size} elements cannot be said in a vit config.json")
+            raise Incompatible(f"heads of {config.head_size} elements cannot be expressed in a vit config.json")
         return {
             "architectures": ["ViTForImageClassification"],
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
             "num_channels": config.channels,
-            "hidden_act": THEIR_ACTIVATIONS[config.feed_forward],
+            "hidden_act": HF_ACTIVATIONS[config.feed_forward],
             "layer_norm_eps": config.norm_eps,
             "qkv_bias": True,
             "id2label": {str(place): label for place, label in enumerate(labels)},
             "label2id": {label: place for place, label in enumerate(labels)},
         }
 
-    def stored(self, parameters: Sequence[str]) -> list[Stored]:
+    def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""
-        return [Stored(self._their_name(name), (name,)) for name in parameters]
+        return [StoredTensor(self.hf_name(name), (name,)) for name in parameters]
 
-    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+    def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """Names begin with `vit.`, all but the classifier's."""
         return {name.removeprefix(PREFIX): name for name in names}
 
-    def headed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors under the names that they have where a classifier stands on them."""
+    def add_prefix(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors with the prefix of a checkpoint with a classifier."""
         return {
             name if name.startswith("classifier.") else f"{PREFIX}{name}": tensor for name, tensor in tensors.items()
         }
 
-    def _their_name(self, ours: str) -> str:
+    def hf_name(self, ours: str) -> str:
+        """The checkpoint's name of one of our parameters."""
         if ours in WHOLE:
             return WHOLE[ours]
         module, _, leaf = ours.rpartition(".")
@@ -109,8 +110,8 @@ class VitAdapter(Layout):
         _, layer, part = module.split(".", 2)
         return f"encoder.layer.{layer}.{BLOCK[part]}.{leaf}"
 
-    def configured(self, values: Mapping[str, Any]) -> VisionConfig:
-        """As `configure`, raising `InvalidValue` that names the key alone."""
+    def config_of(self, values: Mapping[str, Any]) -> VisionConfig:
+        """As `from_hf_config`, raising `InvalidValue` that names the key alone."""
         require_allowed(values, {"hidden_act": tuple(ACTIVATIONS), "qkv_bias": (True,), "is_decoder": (False,)})
         return VisionConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
@@ -122,7 +123,7 @@ class VitAdapter(Layout):
 
 
 def labels_of(values: Mapping[str, Any]) -> list[str]:
-    """What the classes of a config.json are called; two where it says nothing, as there.
+    """The labels of a config.json (`id2label`); two by default, as in transformers.
 
     Raises `InvalidValue` for names that are not those of the classes 0, 1, 2, ...
     """

@@ -51,8 +51,8 @@ def build_encoder(checkpoint: CheckpointFolder, dtype: torch.dtype) -> Any:
     path = checkpoint.path / "config.json"
     adapter = encoder_adapter(checkpoint.config.get("model_type"))
     try:
-        check_unread_keys(checkpoint.config, adapter.reads, path)
-        config = adapter.configure(checkpoint.config)
+        check_unread_keys(checkpoint.config, adapter.known_keys, path)
+        config = adapter.from_hf_config(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
     check_config_fits(checkpoint, config)
@@ -75,7 +75,7 @@ def save_encoder(
     """
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     adapter = encoder_adapter(layout)
-    described = adapter.describe(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    described = adapter.to_hf_config(model.config) | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
     files: dict[str, Any] = dict(tokenizer.files()) if tokenizer else {}
     return write_folder(folder, described, stored_tensors(model.state_dict(), adapter.layout(model.config)), files)
 
@@ -133,7 +133,7 @@ def _save(folder: str | Path, model: Any, head: Mapping[str, str], said: dict[st
     encoder, own = model.encoder, model.state_dict()
     adapter = encoder_adapter_for(encoder.config)
     # Only BERT's architectures with a head are those of this head.
-    described = (said | adapter.describe(encoder.config)) | (
+    described = (said | adapter.to_hf_config(encoder.config)) | (
         said if adapter.model_type == BertAdapter.model_type else {}
     )
     described["dtype"] = str(encoder.embedding.weight.dtype).removeprefix("torch.")
@@ -190,8 +190,8 @@ class ImageClassifier:
     def save(self, folder: Path) -> Path:
         """Write the folder, which transformers reads too where it has words for the attention; returns it."""
         layout = vit_adapter_for(self.model.config)
-        described = layout.describe(self.model.config, self.labels) | {"dtype": "float32"}
-        return write_folder(folder, described, layout.headed(stored_tensors(self.model.state_dict(), layout)))
+        described = layout.to_hf_config(self.model.config, self.labels) | {"dtype": "float32"}
+        return write_folder(folder, described, layout.add_prefix(stored_tensors(self.model.state_dict(), layout)))
 
 
 def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify: Verify = "hashes") -> ImageClassifier:
@@ -203,7 +203,7 @@ def load_image_classifier(folder: str | Path, dtype: str = "float32", *, verify:
     checkpoint = read_folder(folder, verify=verify)
     path = checkpoint.path / "config.json"
     layout = vit_adapter(checkpoint.config.get("model_type"))
-    config = layout.configure(checkpoint.config, path)
+    config = layout.from_hf_config(checkpoint.config, path)
     check_config_fits(checkpoint, config)
     with init_empty_weights():
         model = VisionTransformer(config)

@@ -196,9 +196,9 @@ def save_model(
     if isinstance(model, Decoder):
         adapter = decoder_adapter(layout)
         if model.config.lenders and layout != NativeAdapter.model_type:
-            raise Incompatible(f"layers that borrow keys and values cannot be said in a {layout} config.json")
+            raise Incompatible(f"layers that borrow keys and values cannot be expressed in a {layout} config.json")
         described, tensors = (
-            adapter.describe(model.config),
+            adapter.to_hf_config(model.config),
             stored_tensors(model.state_dict(), adapter.layout(model.config)),
         )
     else:
@@ -224,12 +224,12 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Deco
     """The config, refused before anything is built if it is larger than the file could fill."""
     path = checkpoint.path / "config.json"
     try:
-        check_unread_keys(checkpoint.config, adapter.reads, path)
-        config = adapter.configure(checkpoint.config)
+        check_unread_keys(checkpoint.config, adapter.known_keys, path)
+        config = adapter.from_hf_config(checkpoint.config)
     except InvalidValue as error:
         raise CheckpointInvalid.of(path, error.message) from error
     entries = checkpoint.tensors.entries
-    config = adapter.filled(config, entries)
+    config = adapter.without_missing(config, entries)
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
     limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
     for field, limit in limits.items():

@@ -30,14 +30,14 @@ EVERYTHING = SIZES | REFORMER | AXES | VIT | GPT2 | LATENT | EXPERTS
 
 def read_by(layout, values, path):
     if layout == "vit":
-        return VitAdapter().configure(values | {"model_type": "vit"}, path)
+        return VitAdapter().from_hf_config(values | {"model_type": "vit"}, path)
     adapter = ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]
-    check_unread_keys(values, adapter.reads, path)
-    return adapter.configure(values)
+    check_unread_keys(values, adapter.known_keys, path)
+    return adapter.from_hf_config(values)
 
 
 def keys_of(layout):
-    reads = VitAdapter.reads if layout == "vit" else (ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]).reads
+    reads = VitAdapter.known_keys if layout == "vit" else (ENCODER_ADAPTERS.get(layout) or ADAPTERS[layout]).known_keys
     return {key: EVERYTHING[key] for key in EVERYTHING if key in reads}, sorted(reads)
 
 

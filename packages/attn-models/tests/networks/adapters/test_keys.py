@@ -87,7 +87,7 @@ def test_everything_that_transformers_writes_is_understood(layout, tmp_path, cap
     config = transformers.AutoConfig.for_model(layout)
     written = json.loads(config.to_json_string(use_diff=False))
     with caplog.at_level(logging.WARNING, "attn_models"):
-        check_unread_keys(written, decoder_adapter(layout).reads, tmp_path)
+        check_unread_keys(written, decoder_adapter(layout).known_keys, tmp_path)
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
@@ -98,7 +98,7 @@ def test_a_missing_key_means_what_it_means_to_transformers(layout):
     theirs = transformers.AutoConfig.for_model(layout)
     needed = ("vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers")
     values = {key: getattr(theirs, key) for key in (*needed, "num_attention_heads")}
-    ours = decoder_adapter(layout).configure(values)
+    ours = decoder_adapter(layout).from_hf_config(values)
     assert ours.key_value_heads == theirs.num_key_value_heads == 8
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.options.get("window") == theirs.sliding_window

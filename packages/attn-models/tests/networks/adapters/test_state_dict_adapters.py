@@ -1,4 +1,4 @@
-"""What the doors refuse: settings that the decoder does not compute, and decoders that a layout cannot say."""
+"""What adapters refuse: settings that the decoder does not compute, decoders that a layout cannot express."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PLAIN = {
 def test_a_missing_key_is_named(layout, key):
     values = {name: value for name, value in PLAIN[layout].items() if name != key}
     with pytest.raises(InvalidValue, match=f"{key}: is missing"):
-        decoder_adapter(layout).configure(values)
+        decoder_adapter(layout).from_hf_config(values)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_missing_key_is_named(layout, key):
 )
 def test_what_the_decoder_does_not_compute_is_refused_and_not_ignored(layout, change, named):
     with pytest.raises(InvalidValue, match=named):
-        decoder_adapter(layout).configure(PLAIN[layout] | change)
+        decoder_adapter(layout).from_hf_config(PLAIN[layout] | change)
 
 
 def test_an_unknown_model_type_is_answered_with_the_nearest():
@@ -101,8 +101,8 @@ def test_a_config_survives_its_own_layout(layout):
     adapter = ADAPTERS[layout]
     shared = 4 if layout.startswith("deepseek") else 2
     written = {"num_key_value_heads": shared, "head_dim": 8, "sliding_window": 7, "n_shared_experts": 1}
-    config = adapter.configure(PLAIN[layout] | written)
-    assert adapter.configure(adapter.describe(config)) == config
+    config = adapter.from_hf_config(PLAIN[layout] | written)
+    assert adapter.from_hf_config(adapter.to_hf_config(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_config_survives_its_own_layout(layout):
         ("mistral", EXPERTS, "experts 4"),
         ("qwen3", EXPERTS | {"mechanism": "gemma"}, "experts 4"),
         ("gemma2", EXPERTS | GEMMA, "experts 4"),
-        ("deepseek_v3", {}, "'mha' cannot be said"),
+        ("deepseek_v3", {}, "'mha' cannot be expressed"),
         ("deepseek_v2", LATENT | {"rope_interleave": False}, "rope_interleave"),
         ("deepseek_v2", LATENT | SPARSE | {"routing": "deepseek_v3"}, "routing 'deepseek_v3'"),
         ("deepseek_v3", LATENT | SPARSE | {"routing": "deepseek_v3", "n_shared_experts": None}, "without shared"),
@@ -136,4 +136,4 @@ def test_a_decoder_that_a_layout_cannot_say_is_refused(layout, change, named):
     shape = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "norm": "rms"}
     config = DecoderConfig.from_plain(shape | {"feed_forward": "swiglu", "positions": "rotary"} | change)
     with pytest.raises(Incompatible, match=named):
-        ADAPTERS[layout].describe(config)
+        ADAPTERS[layout].to_hf_config(config)

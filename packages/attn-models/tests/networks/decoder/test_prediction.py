@@ -155,4 +155,4 @@ def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
         fields = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "bias": True}
         fields |= {"prediction_depth": 1}
     with pytest.raises(Incompatible, match="prediction_depth"):
-        decoder_adapter(layout).describe(DecoderConfig.from_plain(fields))
+        decoder_adapter(layout).to_hf_config(DecoderConfig.from_plain(fields))

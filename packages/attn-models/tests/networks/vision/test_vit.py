@@ -150,7 +150,7 @@ def test_weights_that_are_no_numbers_are_refused_by_their_name(folder):
 def test_everything_that_transformers_writes_is_understood(tmp_path, caplog):
     transformers = pytest.importorskip("transformers")
     values = json.loads(transformers.ViTConfig().to_json_string(use_diff=False))
-    assert VitAdapter().configure(values, tmp_path).width == 768
+    assert VitAdapter().from_hf_config(values, tmp_path).width == 768
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
@@ -159,7 +159,7 @@ def test_what_transformers_has_no_words_for_comes_back_in_our_layout(tmp_path, c
     changes = {k: tuple(AttentionChoice(mechanism=m) for m in v) if k == "pattern" else v for k, v in changes.items()}
     model, images = drawn(**changes), torch.randn(2, 2, 8, 8)
     with pytest.raises(Incompatible):
-        VitAdapter().describe(model.config, LABELS)
+        VitAdapter().to_hf_config(model.config, LABELS)
     loaded = load_image_classifier(ImageClassifier(model, LABELS).save(tmp_path / "vit"))
     require_same_model(loaded.model, model, images)
     assert loaded.labels == tuple(LABELS)
