@@ -12,8 +12,7 @@ from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig, VisionConfig
-from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.vit import VisionTransformer
+from attn_models.encoder.encoder import Encoder, VisionTransformer
 from torch.utils.checkpoint import checkpoint
 
 BLOCKS = {"width": 8, "layers": 2, "heads": 2, "hidden": 12}

@@ -1,4 +1,4 @@
-"""Bidirectional encoders of text, with heads for masked language modelling and token classification."""
+"""Bidirectional encoders: BERT's with its heads, the Reformer, and the vision Transformer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,15 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attn_models.decoder.layers import ACTIVATIONS, build_feed_forward, build_norm, initialise
-from attn_models.encoder.config import EncoderConfig, EncoderShape, TaggerConfig, attention_of
+from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
+from attn_models.encoder.config import (
+    EncoderConfig,
+    EncoderShape,
+    ReformerConfig,
+    TaggerConfig,
+    VisionConfig,
+    attention_of,
+)
 
 
 class EveryPosition(nn.Embedding):
@@ -200,4 +207,85 @@ class Tagger(nn.Module):
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
         scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask, depths=depths))
+        return scores
+
+
+class AxialPositions(nn.Module):
+    """Places of a grid, by a vector for each row and one for each column."""
+
+    def __init__(self, axes: tuple[int, int], widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.empty(axes[0], 1, widths[0]))
+        self.column = nn.Parameter(torch.empty(1, axes[1], widths[1]))
+        for table in (self.row, self.column):
+            nn.init.normal_(table, std=STANDARD)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """Vectors [tokens, width] of places [tokens], int64."""
+        columns = self.column.shape[1]
+        return torch.cat([self.row[places // columns, 0], self.column[0, places % columns]], dim=-1)
+
+
+class Reformer(nn.Module):
+    """Two streams that begin alike, reversible blocks, and a norm of both side by side."""
+
+    def __init__(self, config: ReformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.context = config.context
+        self.size = 2 * config.width
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions: nn.Module = nn.Embedding(config.context, config.width)
+        if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
+            self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
+        self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.layers))
+        self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
+        for module in (self.embedding, self.positions):
+            initialise(module)
+
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Rows [batch, tokens, 2 width] of token ids [batch, tokens], int64.
+
+        `key_padding_mask` [batch, tokens], bool, is True where a token is real. Raises `InvalidValue` for more tokens
+        than the context.
+        """
+        length = tokens.shape[1]
+        if length > self.context:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
+        one = two = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        for block in self.blocks:
+            one, two = block(one, two, key_padding_mask)
+        rows: Tensor = self.norm(torch.cat([one, two], dim=-1))
+        return rows
+
+
+class VisionTransformer(nn.Module):
+    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; blocks; y = LN(z_L^0) W: patches are the words of an image."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patches = nn.Conv2d(config.channels, config.width, config.patch, stride=config.patch)
+        self.begin = nn.Parameter(torch.empty(1, 1, config.width))
+        self.positions = nn.Parameter(torch.empty(1, config.places, config.width))
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.layers))
+        self.norm = build_norm(config.block)
+        self.classifier = nn.Linear(config.width, config.classes)
+        for weight in (self.begin, self.positions):
+            nn.init.normal_(weight, std=STANDARD)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [batch, classes] of images [batch, channels, side, side], floating point.
+
+        Raises `InvalidValue` for images of another shape than the model's.
+        """
+        side, channels = self.config.image, self.config.channels
+        if images.dim() != 4 or images.shape[1:] != (channels, side, side):
+            allowed = f"[batch, {channels}, {side}, {side}]"
+            raise InvalidValue.of("images", f"the shape {list(images.shape)}", allowed)
+        words = self.patches(images).flatten(2).transpose(1, 2)
+        hidden = torch.cat([self.begin.expand(len(words), -1, -1), words], dim=1) + self.positions
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores: Tensor = self.classifier(self.norm(hidden[:, 0]))
         return scores

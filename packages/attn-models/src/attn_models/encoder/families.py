@@ -49,8 +49,7 @@ class ReformerFamily(ModelFamily):
 
     def build(self, config: Any) -> Any:
         """A fresh model with random weights."""
-        from attn_models.encoder.encoder import MaskedLanguageModel
-        from attn_models.encoder.reformer import Reformer
+        from attn_models.encoder.encoder import MaskedLanguageModel, Reformer
 
         return MaskedLanguageModel(Reformer(config))
 
@@ -102,6 +101,6 @@ class VitFamily(ModelFamily):
 
     def build(self, config: VisionConfig) -> Any:
         """A fresh model with random weights."""
-        from attn_models.encoder.vit import VisionTransformer
+        from attn_models.encoder.encoder import VisionTransformer
 
         return VisionTransformer(config)
