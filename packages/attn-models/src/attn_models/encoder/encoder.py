@@ -23,7 +23,7 @@ from attn_models.encoder.config import (
 
 
 class EveryPosition(nn.Embedding):
-    """A row for each place of a sequence, padding included (Devlin et al. 2019)."""
+    """Learned positions of all tokens of a sequence, padding included (Devlin et al. 2019)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.context, config.width)
@@ -35,8 +35,8 @@ class EveryPosition(nn.Embedding):
 
 
 class RealPosition(nn.Embedding):
-    """A row for each real token by its number among them, wherever padding stands (RoBERTa, Liu et al. 2019,
-    arXiv 1907.11692, as its authors' code has it: real tokens begin at `first`, padding has the row before)."""
+    """Learned positions of real tokens, counted without padding (RoBERTa, Liu et al. 2019, arXiv 1907.11692; as in its
+    authors' code, real tokens begin at `first`, and padding has the row before)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.first_position + config.context, config.width)
@@ -52,7 +52,7 @@ class RealPosition(nn.Embedding):
 
 
 class DepthPosition(nn.Module):
-    """tanh(U PE(i) + W PE(δ_i)) for token i, δ_i steps below the root of its sentence's tree, PE sinusoids (Wang et al.
+    """tanh(U PE(i) + W PE(δ_i)) for token i at depth δ_i of its dependency tree, PE sinusoids (Wang et al.
     2019, arXiv 1909.00383, section 3.1). Learned: `sequential` U and `structural` W."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -63,7 +63,7 @@ class DepthPosition(nn.Module):
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
 
-        Raises `InvalidValue` without depths, or for those of other tokens.
+        Raises `InvalidValue` without depths, or for another shape.
         """
         if depths is None or depths.shape != tokens.shape:
             given = "none" if depths is None else f"the shape {list(depths.shape)}"
@@ -80,7 +80,7 @@ POSITIONS: Mapping[str, type[Position]] = {"every": EveryPosition, "real": RealP
 
 
 class EncoderBlock(nn.Module):
-    """Attention that sees both ways, a feed-forward, and a norm for each."""
+    """Bidirectional attention, a feed-forward, and a norm for each."""
 
     def __init__(self, config: EncoderShape, layer: int) -> None:
         super().__init__()
@@ -107,8 +107,8 @@ class PostNormBlock(EncoderBlock):
 class ReversibleBlock(EncoderBlock):
     """y_1 = x_1 + attention(norm(x_2)), then y_2 = x_2 + feed-forward(norm(y_1)) (Kitaev et al. 2020, equation 9).
 
-    What came in follows from what goes out, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here remembers it
-    all the same.
+    The inputs can be recomputed from the outputs, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here keeps
+    the activations all the same.
     """
 
     def forward(self, one: Tensor, two: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -186,10 +186,10 @@ class MaskedLanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; `key_padding_mask` as `Encoder.forward`."""
-        return self.guess(self.encoder(tokens, key_padding_mask))
+        return self.logits(self.encoder(tokens, key_padding_mask))
 
-    def guess(self, rows: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of an encoder's rows [..., size]."""
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of the encoder's hidden states [..., size]."""
         shaped = self.norm(self.activation(self.transform(rows)))
         return linear(shaped, self.encoder.embedding.weight, self.bias)
 
@@ -211,7 +211,7 @@ class Tagger(nn.Module):
 
 
 class AxialPositions(nn.Module):
-    """Places of a grid, by a vector for each row and one for each column."""
+    """Axial position embeddings: a vector for each row of a grid concatenated with one for each column."""
 
     def __init__(self, axes: tuple[int, int], widths: tuple[int, int]) -> None:
         super().__init__()
@@ -221,13 +221,13 @@ class AxialPositions(nn.Module):
             nn.init.normal_(table, std=STANDARD)
 
     def forward(self, places: Tensor) -> Tensor:
-        """Vectors [tokens, width] of places [tokens], int64."""
+        """Vectors [tokens, width] of positions [tokens], int64."""
         columns = self.column.shape[1]
         return torch.cat([self.row[places // columns, 0], self.column[0, places % columns]], dim=-1)
 
 
 class Reformer(nn.Module):
-    """Two streams that begin alike, reversible blocks, and a norm of both side by side."""
+    """Reversible blocks over two streams, both begun with the embeddings, and a norm of their concatenation."""
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
@@ -260,7 +260,7 @@ class Reformer(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; blocks; y = LN(z_L^0) W: patches are the words of an image."""
+    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; blocks; y = LN(z_L^0) W."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()

@@ -14,9 +14,10 @@ from attn_models.plain_config import PlainConfig, require_choice, require_word
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(PlainConfig):
-    """What all of them have: one vocabulary for source and target, and the longest of each in tokens.
+    """Fields of all encoder-decoder models: one vocabulary for encoder and decoder, and the longest sequences of each.
 
-    `width` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for
+    `context` is that of the decoder and `source_context` that of the encoder, in tokens. `width` is the size of the
+    decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for
     a field outside its range.
     """
 
@@ -31,7 +32,7 @@ class EncoderDecoderConfig(PlainConfig):
 class BottleneckConfig(EncoderDecoderConfig):
     """Two stacks of `layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
 
-    `reverse_source` reads the source from its end.
+    `reverse_source` reverses the encoder's input.
     """
 
     embedding: int
@@ -41,9 +42,9 @@ class BottleneckConfig(EncoderDecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RnnsearchConfig(EncoderDecoderConfig):
-    """RNNsearch (Bahdanau et al. 2015): `width` n of a state, `embedding` m, `maxout` l units before the vocabulary.
+    """RNNsearch (Bahdanau et al. 2015): state size `width` n, `embedding` size m, `maxout` l units before the output.
 
-    Annotations have 2 n numbers; `mechanism` attends to them, with `heads` heads and its own `options`.
+    Annotations have 2 n elements; `mechanism` attends to them, with `heads` heads and its `options`.
     """
 
     embedding: int
@@ -61,7 +62,7 @@ class RnnsearchConfig(EncoderDecoderConfig):
 class LuongConfig(BottleneckConfig):
     """LSTM stacks with an attention after the last (Luong et al. 2015): `mechanism` is luong, local_m or local_p.
 
-    `input_feeding` gives what came out of a step to the next.
+    `input_feeding` adds the attentional vector of a step to the input of the next.
     """
 
     mechanism: str = "luong"
@@ -79,8 +80,8 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
     `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `heads` heads and
-    its own `options`. `width` is the size of the LSTM's state, `embedding` that of a word. The longest source is the
-    grid and the token that ends it.
+    its `options`. `width` is the size of the LSTM's state, `embedding` that of a word. `source_context` is the number
+    of cells plus the end token.
     """
 
     rows: int
@@ -111,7 +112,7 @@ NORM_PLACES = ("post", "pre")
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(EncoderDecoderConfig):
-    """`layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); one embedding is used thrice.
+    """`layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); they share one embedding.
 
     `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`. `hidden`
     is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains without warm-up.
@@ -140,7 +141,7 @@ class TransformerConfig(EncoderDecoderConfig):
 
     @property
     def block(self) -> DecoderConfig:
-        """The sizes of the parts that are those of any Transformer: norms, feed-forwards and positions."""
+        """The config of norms, feed-forwards and positions, which are those of a decoder."""
         return DecoderConfig(
             vocabulary=self.vocabulary,
             context=self.context,
