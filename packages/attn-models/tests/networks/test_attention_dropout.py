@@ -88,7 +88,7 @@ def test_layers_without_weights_and_attention_step_by_step_refuse():
     with pytest.raises(Incompatible, match="mechanism 'linear' computes without attention weights"):
         decoder(attention_dropout=0.1, pattern=["mha", "linear"])
     values = READS | {"width": 8, "embedding": 6}
-    with pytest.raises(Incompatible, match="mechanism 'luong' attends here step by step"):
+    with pytest.raises(Incompatible, match="mechanism 'luong' is computed step by step"):
         family("luong", options={"dropout": 0.1}, **values)
 
 

@@ -72,7 +72,7 @@ def test_gpt2_has_as_many_weights_as_its_formula_says():
 
 
 def test_a_source_is_refused(tiny):
-    with pytest.raises(Incompatible, match="7 source tokens"):
+    with pytest.raises(Incompatible, match="7 encoder tokens"):
         Decoder(tiny()).encode(torch.zeros(7, dtype=torch.int64))
 
 

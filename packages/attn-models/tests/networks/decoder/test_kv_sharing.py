@@ -149,7 +149,7 @@ def test_it_is_saved_and_loaded_by_our_own_layout_and_refused_by_others(tiny, tm
             "which remembers 2 tokens: it looks back at all tokens",
         ),
         ({"lenders": "cla:2", "pattern": ["mha", "mqa"]}, Incompatible, "differ in shape"),
-        ({"lenders": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "turn differently"),
+        ({"lenders": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "rotary positions differ"),
         ({"lenders": [0, 1]}, InvalidValue, "4 entries"),
         ({"lenders": {"0": 1}}, InvalidValue, "'cla:N', 'yoco'"),
     ],
