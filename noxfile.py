@@ -241,14 +241,16 @@ def wheel_of(name: str, folder: Path = WHEELS) -> str:
 def supported(names: list[str]) -> list[nox.param]:
     """(python, package): all Pythons for packages that are used and tested without torch, one for the others.
 
-    The former carry the tag `light`: `nox -t light` runs them in a few minutes.
+    The former carry the tag `light`, with Ray on the newest Python only: `nox -t light` takes minutes.
     """
     found = []
     for name in names:
-        heavy = workspace.needs_torch(workspace.tested_with(name, PACKAGES), PACKAGES)
+        installed = workspace.tested_with(name, PACKAGES)
+        heavy, ray = (workspace.needs(what, installed, PACKAGES) for what in ("torch", "ray"))
         for python in PYTHONS[:1] if heavy else PYTHONS:
             label = name if python == PYTHON else f"{name}-{python}"
-            found.append(nox.param(python, name, id=label, tags=[] if heavy else ["light"]))
+            light = not heavy and (not ray or python == PYTHONS[-1])
+            found.append(nox.param(python, name, id=label, tags=["light"] if light else []))
     return found
 
 

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import uuid
 from pathlib import Path
 
-from attn_client import AsyncClient, ClientSettings, Sampling
-from attn_serve.engines import InProcessEngine
-from attn_serve.requests import EngineSettings, Generation, PromptInput
+from attn_client import AsyncClient, ClientSettings
+from attn_host import TextTask
+from attn_schema import EngineConfig, Prompt, SamplingParams
+from attn_serve.engine_client import EngineClient
+from attn_serve.in_process import InProcessBackend
 
 NEW_TOKENS = 128
 STREAMS = 16
@@ -33,13 +34,13 @@ def prompts() -> list[str]:
     return [f"The history of the city begins with number {i}, and the first thing that" for i in range(STREAMS)]
 
 
-async def in_process(engine: InProcessEngine) -> float:
+async def in_process(engine: EngineClient) -> float:
     """Tokens/s of all streams together."""
 
     async def one(text: str) -> int:
-        sampling = {"max_new_tokens": NEW_TOKENS, "ignore_end": True}
-        generation = Generation(id=uuid.uuid4().hex, prompt=PromptInput(text=text), sampling=sampling)
-        return sum([len(chunk.tokens) async for chunk in engine.generate(generation)])
+        params = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        task = TextTask(prompt=Prompt(text=text), params=params)
+        return sum([len(delta.tokens) async for delta in engine.generate(task)])
 
     begun = time.perf_counter()
     made = sum(await asyncio.gather(*map(one, prompts())))
@@ -50,8 +51,8 @@ async def through_the_door(client: AsyncClient) -> float:
     """Tokens/s of all streams together."""
 
     async def one(text: str) -> int:
-        sampling = Sampling(max_new_tokens=NEW_TOKENS, ignore_eos=True)
-        return sum([len(chunk.tokens) async for chunk in client.generate(NAME, text, sampling)])
+        sampling = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
+        return sum([len(delta.tokens) async for delta in client.generate(NAME, text, sampling)])
 
     begun = time.perf_counter()
     made = sum(await asyncio.gather(*map(one, prompts())))
@@ -70,7 +71,7 @@ async def unary_ms(call: object) -> float:
 
 async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]:
     """All figures; the two sides take turns, so that a slow minute is slow for both."""
-    engine = InProcessEngine(folder, EngineSettings())
+    engine = EngineClient(InProcessBackend(folder, EngineConfig()))
     await engine.start()
     near, far = [], []
     async with AsyncClient(ClientSettings(address=address)) as client:
@@ -79,7 +80,7 @@ async def measure(folder: Path, address: str, repeats: int) -> dict[str, object]
         for _ in range(repeats):
             near.append(await in_process(engine))
             far.append(await through_the_door(client))
-        inside = await unary_ms(lambda: engine.tokenize(PromptInput(text="hello")))
+        inside = await unary_ms(lambda: engine.tokenize(Prompt(text="hello")))
         door = await unary_ms(lambda: client.tokenize(NAME, "hello"))
     await engine.stop(0)
     return {

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import torch
-from attn_engine import Engine, EngineLimits, Request, Sampling, build_engine
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
 from attn_models.loading import LoadedModel, load_model
 
 LONG_PROMPT = 1000
@@ -31,20 +31,22 @@ def load_form(args: argparse.Namespace, form: str) -> tuple[LoadedModel, float]:
 
 
 def engine_of(loaded: LoadedModel, cache: str, requests: int, tokens: int) -> Engine:
-    limits = EngineLimits(step_tokens=max(2048, requests))
-    return build_engine(loaded.model, loaded.tokenizer, cache=cache, requests=requests, tokens=tokens, limits=limits)
+    limits = EngineConfig(max_num_batched_tokens=max(2048, requests))
+    return build_engine(
+        loaded.model, loaded.tokenizer, limits.replace(kv_cache=cache, max_num_seqs=requests), kv_cache_tokens=tokens
+    )
 
 
 def submit(engine: Engine, name: str, ids: list[int], new: int, source: tuple[int, ...] | None = None) -> None:
-    task = Sampling(max_new_tokens=new, ignore_end=True)
-    engine.submit(Request(id=name, token_ids=tuple(ids), task=task, source_ids=source))
+    task = SamplingParams(max_new_tokens=new, ignore_eos=True)
+    engine.submit(Request(id=name, token_ids=tuple(ids), params=task, encoder_token_ids=source))
 
 
 def drained(engine: Engine) -> int:
     """The number of tokens until the engine is idle."""
     tokens = 0
     while not engine.idle:
-        tokens += sum(len(event.tokens) for event in engine.step())
+        tokens += sum(len(event.delta.tokens) for event in engine.step())
     return tokens
 
 
@@ -81,7 +83,7 @@ def first_token(loaded: LoadedModel, args: argparse.Namespace) -> dict[str, Any]
                 engine.step()
             start = time.perf_counter()
             submit(engine, "new", long_ids(loaded, 64), 4)
-            while not any(event.request == "new" and event.tokens for event in engine.step()):
+            while not any(event.request_id == "new" and event.delta.tokens for event in engine.step()):
                 pass
             times.append(time.perf_counter() - start)
         found[f"first_token_ms_beside_{running}"] = round(statistics.median(times) * 1e3, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_engine import Engine, build_engine
+from attn_engine import Engine, EngineConfig, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import LoadedModel
@@ -57,7 +57,7 @@ def _arriving(engine: Engine, loaded: LoadedModel, wanted: list[tuple[int, int]]
         # No two prompts begin alike, so that none is found computed.
         submit(engine, str(i), [i + 1, *long_ids(loaded, prompt)[1:]], new)
         if i >= at_start - 1:
-            tokens += sum(len(event.tokens) for event in engine.step())
+            tokens += sum(len(event.delta.tokens) for event in engine.step())
     return tokens + drained(engine)
 
 
@@ -66,7 +66,7 @@ def memory() -> dict[str, Any]:
     torch.manual_seed(0)
     model = Decoder(DecoderConfig.from_plain(SMALL)).eval()
     prepack_model(model, torch.float32)
-    engine = build_engine(model, cache="shared", requests=64, tokens=64 * 64)
+    engine = build_engine(model, config=EngineConfig(kv_cache="shared", max_num_seqs=64), kv_cache_tokens=64 * 64)
     draw = random.Random(3)
     held = {}
     for i in range(REQUESTS):

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from attn_core import installed
-from attn_engine import EngineLimits, Request, Scoring, build_engine
+from attn_engine import EngineConfig, Request, ScoringParams, build_engine
 from attn_models.loading import load_model
 from report import write_report
 
@@ -54,14 +54,16 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     asked = windows(loaded.tokenizer.encode(args.text.read_text()), args.windows, args.window)
     first: list[float] | None = None
     for cache in args.caches:
-        limits = EngineLimits(step_tokens=args.window)
-        engine = build_engine(loaded.model, cache=cache, requests=1, tokens=args.window, limits=limits)
+        limits = EngineConfig(max_num_batched_tokens=args.window)
+        engine = build_engine(
+            loaded.model, config=limits.replace(kv_cache=cache, max_num_seqs=1), kv_cache_tokens=args.window
+        )
         begun, logprobs = time.perf_counter(), list[float]()
         for number, ids in enumerate(asked):
-            engine.submit(Request(id=str(number), token_ids=ids, task=Scoring()))
+            engine.submit(Request(id=str(number), token_ids=ids, params=ScoringParams()))
             while not engine.idle:
                 for event in engine.step():
-                    logprobs += [token.logprob for token in event.tokens if token.logprob is not None]
+                    logprobs += [token.logprob for token in event.delta.tokens if token.logprob is not None]
         first = first or logprobs
         family = installed().caches.get(cache)
         weight = family.bytes(loaded.model.state_specs(), tokens=args.window, dtype=args.dtype)

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from attn_core.models import LanguageModel
-from attn_engine import EngineLimits, Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.loading import LoadedModel, load_model
 from report import write_report
 from safetensors.torch import load_file, save_file
@@ -63,17 +63,19 @@ def shallow(folder: Path, layers: int, into: Path) -> LanguageModel:
 def answer(loaded: LoadedModel, prompt: str, tokens: int, way: tuple[str, int, int], draft: Any) -> dict[str, Any]:
     """The tokens of one answer, and what they took."""
     _, guesses, branches = way
-    limits = EngineLimits(guesses=guesses, branches=branches)
-    engine = build_engine(loaded.model, loaded.tokenizer, requests=2, tokens=2048, limits=limits, draft=draft)
+    limits = EngineConfig(num_speculative_tokens=guesses, speculative_tree_width=branches)
+    engine = build_engine(
+        loaded.model, loaded.tokenizer, limits.replace(max_num_seqs=2), kv_cache_tokens=2048, draft_model=draft
+    )
     ids = tuple(loaded.tokenizer.encode_chat([{"role": "user", "content": prompt}]))
-    engine.submit(Request(id="r", token_ids=ids, task=Sampling(max_new_tokens=tokens)))
+    engine.submit(Request(id="r", token_ids=ids, params=SamplingParams(max_new_tokens=tokens)))
     steps, made, begun = 0, list[int](), time.perf_counter()
     while not engine.idle:
         steps += 1
-        made += [token.id for event in engine.step() for token in event.tokens]
-    load = engine.load()
+        made += [token.id for event in engine.step() for token in event.delta.tokens]
+    load = engine.stats()
     took = time.perf_counter() - begun
-    return {"made": made, "steps": steps, "guessed": load.guessed_tokens, "right": load.accepted_tokens, "took": took}
+    return {"made": made, "steps": steps, "guessed": load.draft_tokens, "right": load.accepted_tokens, "took": took}
 
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from attn_client import Client, ClientSettings, Sampling
+from attn_client import Client, ClientSettings, SamplingParams
 from server import serving
 from shell import ATTN, DemoError, heading, pip_install, run, run_and_read
 
@@ -107,10 +107,10 @@ def let_write(address: str, model: str) -> None:
     print(text, end="")
     with Client(ClientSettings(address=address)) as client:
         while len(text) < WRITTEN:
-            sampling = Sampling(max_new_tokens=CONTEXT - OVERLAP, temperature=0.8, seed=len(text))
-            for chunk in client.generate(model, text[-OVERLAP:], sampling):
-                print(chunk.text, end="", flush=True)
-                text += chunk.text
+            sampling = SamplingParams(max_new_tokens=CONTEXT - OVERLAP, temperature=0.8, seed=len(text))
+            for delta in client.generate(model, text[-OVERLAP:], sampling):
+                print(delta.text, end="", flush=True)
+                text += delta.text
     print()
 
 

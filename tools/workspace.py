@@ -80,7 +80,12 @@ def tested_with(name: str, tree: dict[str, Package]) -> set[str]:
 
 def needs_torch(names: set[str], tree: dict[str, Package]) -> bool:
     """Whether the packages, or those of the tree that they need, ask for torch: large, and built for few Pythons."""
-    return any(need.name == "torch" for name in closure(names, tree) for need in tree[name].needs)
+    return needs("torch", names, tree)
+
+
+def needs(distribution: str, names: set[str], tree: dict[str, Package]) -> bool:
+    """Whether the packages, or those of the tree that they need, ask for a distribution."""
+    return any(need.name == distribution for name in closure(names, tree) for need in tree[name].needs)
 
 
 def _manifests(place: Path) -> list[Path]:

@@ -6,7 +6,8 @@ from functools import cache
 
 import pytest
 from attn_cache.encoder_states import EncoderStates
-from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling, build_engine
+from attn_core.errors import Unavailable
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_every_mechanism_is_trained_and_served import MECHANISMS, PAPERS
@@ -47,22 +48,22 @@ def request(kind, number, arrival):
     stem = [(7 * i + 3 * i * i + 11 * arrival["stem"]) % VOCABULARY for i in range(arrival["shared"])]
     own = [(13 * number + 5 * i) % VOCABULARY for i in range(arrival["own"])]
     source = (1 + arrival["stem"], 5, 9) if hasattr(built(kind), "source_context") else None
-    task = Sampling(max_new_tokens=arrival["new"], ignore_end=True)
+    task = SamplingParams(max_new_tokens=arrival["new"], ignore_eos=True)
     ids = (*stem, *own)
     return Request(
-        id=f"r{number}", token_ids=ids, source_ids=source, task=task, scope="s", priority=arrival["priority"]
+        id=f"r{number}", token_ids=ids, encoder_token_ids=source, params=task, scope="s", priority=arrival["priority"]
     )
 
 
 @cache
-def alone(kind, token_ids, source_ids, new):
+def alone(kind, token_ids, encoder_token_ids, new):
     """The tokens of a request that has an engine for itself."""
-    engine = build_engine(built(kind), requests=1)
-    task = Sampling(max_new_tokens=new, ignore_end=True)
-    engine.submit(Request(id="x", token_ids=token_ids, source_ids=source_ids, task=task))
+    engine = build_engine(built(kind), config=EngineConfig(max_num_seqs=1))
+    task = SamplingParams(max_new_tokens=new, ignore_eos=True)
+    engine.submit(Request(id="x", token_ids=token_ids, encoder_token_ids=encoder_token_ids, params=task))
     made = []
     while not engine.idle:
-        made += [token.id for event in engine.step() for token in event.tokens]
+        made += [token.id for event in engine.step() for token in event.delta.tokens]
     return made
 
 
@@ -75,8 +76,8 @@ class Listener:
 
     def step(self):
         for event in self.engine.step():
-            self.tokens.setdefault(event.request, []).extend(token.id for token in event.tokens)
-            assert event.finish is None or event.finish.reason in {FinishReason.LENGTH, FinishReason.CANCELLED}
+            self.tokens.setdefault(event.request_id, []).extend(token.id for token in event.delta.tokens)
+            assert not event.ended or event.delta.finish_reason or isinstance(event.error, Unavailable)
 
 
 def assert_nothing_is_left(engine):
@@ -90,13 +91,13 @@ def assert_nothing_is_left(engine):
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=4, deadline=None)
-@given(arrivals=ARRIVALS, step_tokens=st.integers(3, 40), cache_name=st.sampled_from(["shared", "paged"]))
+@given(arrivals=ARRIVALS, max_num_batched_tokens=st.integers(3, 40), cache_name=st.sampled_from(["shared", "paged"]))
 def test_any_schedule_gives_the_tokens_of_each_request_alone_and_leaves_nothing(
-    kind, arrivals, step_tokens, cache_name
+    kind, arrivals, max_num_batched_tokens, cache_name
 ):
     # Room for one and a half of the longest: some wait, some are thrown out and computed again.
-    limits = EngineLimits(step_tokens=step_tokens)
-    engine = build_engine(built(kind), cache=cache_name, requests=3, tokens=80, limits=limits)
+    limits = EngineConfig(max_num_batched_tokens=max_num_batched_tokens)
+    engine = build_engine(built(kind), config=limits.replace(kv_cache=cache_name, max_num_seqs=3), kv_cache_tokens=80)
     listener, asked, aborted = Listener(engine), {}, set()
     for number, arrival in enumerate(arrivals):
         one = request(kind, number, arrival)
@@ -109,6 +110,9 @@ def test_any_schedule_gives_the_tokens_of_each_request_alone_and_leaves_nothing(
     while not engine.idle:
         listener.step()
     for name, one in asked.items():
-        expected, told = alone(kind, one.token_ids, one.source_ids, one.new_tokens), listener.tokens.get(name, [])
+        expected, told = (
+            alone(kind, one.token_ids, one.encoder_token_ids, one.params.max_new_tokens),
+            listener.tokens.get(name, []),
+        )
         assert told == (expected[: len(told)] if name in aborted else expected)
     assert_nothing_is_left(engine)

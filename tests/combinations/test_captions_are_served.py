@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from attn_core import installed
-from attn_engine import Beams, Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
 SIZES = {"vocabulary": 32, "context": 24, "width": 8, "embedding": 8, "features": 8}
 GRID = {"rows": 3, "columns": 4, "source_context": 13}
@@ -29,7 +29,7 @@ def asked(task):
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(32, (8, 12), generator=generator).tolist()
     return [
-        Request(id=f"r{n}", token_ids=(1, 5, 7)[: 1 + n % 3], source_ids=(*image, 2), task=task)
+        Request(id=f"r{n}", token_ids=(1, 5, 7)[: 1 + n % 3], encoder_token_ids=(*image, 2), params=task)
         for n, image in enumerate(images)
     ]
 
@@ -41,9 +41,9 @@ def served(engine, requests, every=0):
         if waiting and (every == 0 or step % every == 0):
             engine.submit(waiting.pop(0))
         for event in engine.step():
-            made.setdefault((event.request, event.choice), []).extend(token.id for token in event.tokens)
-            if event.finish is not None:
-                ends[event.request] = event.finish
+            made.setdefault((event.request_id, event.delta.index), []).extend(token.id for token in event.delta.tokens)
+            if event.ended:
+                ends[event.request_id] = event
         step += 1
     return made, ends
 
@@ -52,8 +52,8 @@ def served(engine, requests, every=0):
 @pytest.mark.parametrize(
     "task",
     [
-        Sampling(max_new_tokens=7, ignore_end=True),
-        Sampling(max_new_tokens=5, temperature=0.0, beams=Beams(width=3)),
+        SamplingParams(max_new_tokens=7, ignore_eos=True),
+        SamplingParams(max_new_tokens=5, temperature=0.0, num_beams=3),
     ],
     ids=["greedy", "beams"],
 )
@@ -61,18 +61,18 @@ def test_a_crowd_gives_each_image_the_caption_it_gets_alone(mechanism, task):
     alone = {}
     for request in asked(task):
         alone |= served(build_engine(model(mechanism)), [request])[0]
-    engine = build_engine(model(mechanism), cache="shared", requests=6, tokens=128)
+    engine = build_engine(model(mechanism), config=EngineConfig(kv_cache="shared", max_num_seqs=6), kv_cache_tokens=128)
     made, ends = served(engine, asked(task), every=2)
     assert made == alone
     assert all(end.error is None for end in ends.values())
-    assert (engine.load().running, engine.load().waiting, engine.load().state_tokens_used) == (0, 0, 0)
+    assert (engine.stats().running, engine.stats().waiting, engine.stats().kv_tokens_used) == (0, 0, 0)
     assert len({tuple(tokens) for tokens in made.values()}) > 4, "the images do not matter"
 
 
 def test_an_image_that_is_not_the_grid_ends_its_own_request_and_says_what_one_is():
     engine = build_engine(model("visual_soft"))
-    good, other = asked(Sampling(max_new_tokens=4, ignore_end=True))[:2]
-    bad = Request(id="bad", token_ids=(1,), source_ids=(4,) * 11, task=Sampling(max_new_tokens=4))
+    good, other = asked(SamplingParams(max_new_tokens=4, ignore_eos=True))[:2]
+    bad = Request(id="bad", token_ids=(1,), encoder_token_ids=(4,) * 11, params=SamplingParams(max_new_tokens=4))
     made, ends = served(engine, [good, bad, other])
     assert len(made["r0", 0]) == len(made["r1", 0]) == 4
     assert "3 rows of 4 cells" in ends["bad"].error.message

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from attn_core import Capability, Slot, installed
-from attn_engine import Engine, EngineLimits, Request, Sampling, Scoring, build_engine
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from torch.nn import functional
@@ -62,8 +62,8 @@ def requests() -> list[Request]:
     asked = []
     for number in range(8):
         tail = torch.randint(VOCABULARY, (1 + 2 * number,), generator=generator).tolist()
-        task = Sampling(max_new_tokens=4 + number % 3, ignore_end=True)
-        asked.append(Request(id=f"r{number}", token_ids=(*stems[number % 2], *tail), task=task))
+        task = SamplingParams(max_new_tokens=4 + number % 3, ignore_eos=True)
+        asked.append(Request(id=f"r{number}", token_ids=(*stems[number % 2], *tail), params=task))
     return asked
 
 
@@ -75,8 +75,8 @@ def tokens(engine: Engine, asked: list[Request], every: int = 0) -> dict[str, li
         if waiting and (every == 0 or step % every == 0):
             engine.submit(waiting.pop(0))
         for event in engine.step():
-            made[event.request] += [token.id for token in event.tokens]
-            assert event.finish is None or event.finish.error is None, event.finish.error
+            made[event.request_id] += [token.id for token in event.delta.tokens]
+            assert event.error is None, event.error
         step += 1
     return made
 
@@ -86,9 +86,9 @@ def test_a_request_in_a_crowd_with_chunked_and_shared_prompts_gives_the_tokens_o
     model, asked = served(name), requests()
     alone = {request.id: tokens(build_engine(model), [request])[request.id] for request in asked}
     # So little room that some must wait and some are thrown out and computed again.
-    crowd = build_engine(model, cache="shared", requests=4, tokens=128)
+    crowd = build_engine(model, config=EngineConfig(kv_cache="shared", max_num_seqs=4), kv_cache_tokens=128)
     assert tokens(crowd, asked, every=2) == alone
-    assert (crowd.load().running, crowd.load().waiting, crowd.load().state_tokens_used) == (0, 0, 0)
+    assert (crowd.stats().running, crowd.stats().waiting, crowd.stats().kv_tokens_used) == (0, 0, 0)
 
 
 BRANCHING = [name for name in MECHANISMS if build_engine(served(name)).tree_unsupported_reason is None]
@@ -98,12 +98,16 @@ BRANCHING = [name for name in MECHANISMS if build_engine(served(name)).tree_unsu
 def test_guesses_in_trees_give_the_tokens_without_a_guess(name: str) -> None:
     """Of whatever attends to rows alone; a mechanism that remembers sums is guessed for in chains."""
     model = served(name)
-    task = Sampling(max_new_tokens=8, ignore_end=True)
-    words = [Request(id=f"r{number}", token_ids=(*range(number, number + 5),) * 3, task=task) for number in range(2)]
+    task = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    words = [Request(id=f"r{number}", token_ids=(*range(number, number + 5),) * 3, params=task) for number in range(2)]
     alone = {request.id: tokens(build_engine(model), [request])[request.id] for request in words}
-    engine = build_engine(model, cache="shared", limits=EngineLimits(guesses=4, branches=3), draft=served(DRAFT))
+    engine = build_engine(
+        model,
+        config=EngineConfig(kv_cache="shared", num_speculative_tokens=4, speculative_tree_width=3),
+        draft_model=served(DRAFT),
+    )
     assert tokens(engine, words) == alone
-    assert engine.load().guessed_tokens > engine.load().generated_tokens
+    assert engine.stats().draft_tokens > engine.stats().generated_tokens
 
 
 def test_mechanisms_of_every_family_can_be_guessed_for_in_trees() -> None:
@@ -118,14 +122,16 @@ def test_mechanisms_of_every_family_can_be_guessed_for_in_trees() -> None:
     assert {"linear", "retnet", "lstmn"} <= fixed
 
 
-def scores(name: str, cache: str, step_tokens: int) -> list[float]:
-    engine = build_engine(served(name), cache=cache, requests=1, limits=EngineLimits(step_tokens=step_tokens))
-    engine.submit(Request(id="r", token_ids=requests()[-1].token_ids, task=Scoring()))
+def scores(name: str, cache: str, max_num_batched_tokens: int) -> list[float]:
+    engine = build_engine(
+        served(name), config=EngineConfig(kv_cache=cache, max_num_seqs=1, max_num_batched_tokens=max_num_batched_tokens)
+    )
+    engine.submit(Request(id="r", token_ids=requests()[-1].token_ids, params=ScoringParams()))
     found: list[float] = []
     while not engine.idle:
         for event in engine.step():
-            assert event.finish is None or event.finish.error is None, event.finish.error
-            found += [token.logprob for token in event.tokens if token.logprob is not None]
+            assert event.error is None, event.error
+            found += [token.logprob for token in event.delta.tokens if token.logprob is not None]
     return found
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attn_core import installed, state_bytes
 from attn_core.stores import StoreSize
-from attn_engine import Engine, Request, Sampling, build_engine
+from attn_engine import Engine, EngineConfig, Request, SamplingParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from torch.nn import functional
@@ -35,8 +35,8 @@ def tokens(engine: Engine, asked: list[Request]) -> dict[str, list[int]]:
         if waiting:
             engine.submit(waiting.pop(0))
         for event in engine.step():
-            made[event.request] += [token.id for token in event.tokens]
-            assert event.finish is None or event.finish.error is None, event.finish.error
+            made[event.request_id] += [token.id for token in event.delta.tokens]
+            assert event.error is None, event.error
     return made
 
 
@@ -48,11 +48,14 @@ def test_a_request_in_a_crowd_gives_the_tokens_of_the_request_alone(form: str) -
     asked = []
     for number in range(5):
         tail = torch.randint(VOCABULARY, (1 + 3 * number,), generator=generator).tolist()
-        task = Sampling(max_new_tokens=5 + number % 3, ignore_end=True)
-        asked.append(Request(id=f"r{number}", token_ids=(*stem, *tail), task=task))
+        task = SamplingParams(max_new_tokens=5 + number % 3, ignore_eos=True)
+        asked.append(Request(id=f"r{number}", token_ids=(*stem, *tail), params=task))
     alone = {request.id: tokens(build_engine(model), [request])[request.id] for request in asked}
     # So little room that some must wait and some are thrown out and computed again.
-    assert tokens(build_engine(model, cache="shared", requests=3, tokens=96), asked) == alone
+    assert (
+        tokens(build_engine(model, config=EngineConfig(kv_cache="shared", max_num_seqs=3), kv_cache_tokens=96), asked)
+        == alone
+    )
 
 
 @EVERY_FORM

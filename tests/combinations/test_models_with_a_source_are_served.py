@@ -8,8 +8,9 @@ import pytest
 import torch
 from attn_cache.encoder_states import EncoderStates
 from attn_core import Source, installed
+from attn_core.errors import Unavailable
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineLimits, FinishReason, Request, Sampling
+from attn_engine import Engine, EngineConfig, Request, SamplingParams
 
 SIZES = {"vocabulary": 32, "context": 80, "source_context": 12, "width": 16}
 MODELS = {
@@ -33,10 +34,10 @@ def model(name):
     return built
 
 
-def engine(name, cache_name="contiguous", *, tokens=80 * 16, requests=16, step_tokens=512):
+def engine(name, cache_name="contiguous", *, tokens=80 * 16, requests=16, max_num_batched_tokens=512):
     size = StoreSize(tokens=tokens, requests=requests, dtype="float64")
     store = installed().caches.get(cache_name).create(model(name).state_specs(), size)
-    return Engine(model(name), store, limits=EngineLimits(step_tokens=step_tokens))
+    return Engine(model(name), store, config=EngineConfig(max_num_batched_tokens=max_num_batched_tokens))
 
 
 def asked(count=16):
@@ -50,8 +51,8 @@ def asked(count=16):
         Request(
             id=f"r{i}",
             token_ids=stem[: (1, 18, 36)[i % 3]] + ids(i % 5),
-            source_ids=sources[i % 4],
-            task=Sampling(max_new_tokens=3 + i % 6, ignore_end=True),
+            encoder_token_ids=sources[i % 4],
+            params=SamplingParams(max_new_tokens=3 + i % 6, ignore_eos=True),
         )
         for i in range(count)
     ]
@@ -68,9 +69,9 @@ def serve(running, requests, *, every=0, aborted=None):
         for id_ in (aborted or {}).get(step, ()):
             running.cancel(id_)
         for event in running.step():
-            made[event.request] += [token.id for token in event.tokens]
-            if event.finish is not None:
-                assert event.finish.reason in {FinishReason.LENGTH, FinishReason.CANCELLED}, event.finish.error
+            made[event.request_id] += [token.id for token in event.delta.tokens]
+            if event.ended:
+                assert event.delta.finish_reason or isinstance(event.error, Unavailable), event.error
         step += 1
     return made
 
@@ -98,7 +99,12 @@ def assert_nothing_is_left(running):
 @EVERY
 def test_the_answers_depend_on_the_source(name):
     one, other = (
-        Request(id=str(source), token_ids=(1,), source_ids=source, task=Sampling(max_new_tokens=8, ignore_end=True))
+        Request(
+            id=str(source),
+            token_ids=(1,),
+            encoder_token_ids=source,
+            params=SamplingParams(max_new_tokens=8, ignore_eos=True),
+        )
         for source in ((1, 2, 3), (4, 5, 6))
     )
     made = serve(engine(name), [one, other])
@@ -109,8 +115,8 @@ def test_the_answers_depend_on_the_source(name):
 def test_alone_is_the_greedy_choice_of_the_whole_sequences(name):
     for request in asked(2):
         tokens = list(request.token_ids)
-        for _ in range(request.new_tokens):
-            logits = model(name)(torch.tensor([tokens]), torch.tensor([request.source_ids]))
+        for _ in range(request.params.max_new_tokens):
+            logits = model(name)(torch.tensor([tokens]), torch.tensor([request.encoder_token_ids]))
             tokens.append(int(logits[0, -1].argmax()))
         assert tuple(tokens[len(request.token_ids) :]) == alone(name)[request.id]
 
@@ -118,16 +124,16 @@ def test_alone_is_the_greedy_choice_of_the_whole_sequences(name):
 @EVERY
 @EVERYWHERE
 def test_sixteen_staggered_requests_in_chunks_give_the_tokens_of_each_alone(name, cache_name):
-    running = engine(name, cache_name, step_tokens=11)
+    running = engine(name, cache_name, max_num_batched_tokens=11)
     assert_equal_alone(name, serve(running, asked(), every=2))
     if cache_name == "shared":
-        assert running.load().shared_tokens > 0
+        assert running.stats().cached_tokens > 0
     assert_nothing_is_left(running)
 
 
 @EVERY
 def test_aborts_and_few_places_change_nothing_for_the_others(name):
-    running = engine(name, "shared", requests=5, step_tokens=23)
+    running = engine(name, "shared", requests=5, max_num_batched_tokens=23)
     made = serve(running, asked(), aborted={1: ("r2", "r9"), 4: ("r0",), 6: ("r11", "r5")})
     assert_equal_alone(name, made, cut={"r2", "r9", "r0", "r11", "r5"})
     assert_nothing_is_left(running)
@@ -137,11 +143,16 @@ def test_aborts_and_few_places_change_nothing_for_the_others(name):
 def test_preempted_requests_read_their_source_again(cache_name):
     running = engine("transformer", cache_name, tokens=96)
     requests = [
-        Request(id=f"p{i}", token_ids=(i, 1), source_ids=(i + 1, 2), task=Sampling(max_new_tokens=36, ignore_end=True))
+        Request(
+            id=f"p{i}",
+            token_ids=(i, 1),
+            encoder_token_ids=(i + 1, 2),
+            params=SamplingParams(max_new_tokens=36, ignore_eos=True),
+        )
         for i in range(4)
     ]
     made = serve(running, requests)
-    assert running.load().preemptions > 0
+    assert running.stats().preemptions > 0
     assert made == {request.id: serve(engine("transformer"), [request])[request.id] for request in requests}
     assert_nothing_is_left(running)
 
@@ -151,11 +162,13 @@ def test_nothing_is_shared_between_sources(name):
     running = engine(name, "shared")
     stem = tuple(range(32)) + tuple(range(8))
     for number, source in enumerate(((1, 2, 3), (3, 2, 1), (1, 2, 3))):
-        request = Request(id=f"q{number}", token_ids=stem, source_ids=source, task=Sampling(max_new_tokens=6))
+        request = Request(
+            id=f"q{number}", token_ids=stem, encoder_token_ids=source, params=SamplingParams(max_new_tokens=6)
+        )
         fresh = serve(engine(name), [request])[request.id]
-        before = running.load().shared_tokens
+        before = running.stats().cached_tokens
         assert serve(running, [request])[request.id] == fresh
-        assert (running.load().shared_tokens > before) == (number == 2)
+        assert (running.stats().cached_tokens > before) == (number == 2)
 
 
 @EVERY
@@ -174,10 +187,10 @@ def test_a_source_that_cannot_be_encoded_fails_alone(name, monkeypatch):
     outcome, made = {}, {request.id: [] for request in requests}
     while not running.idle:
         for event in running.step():
-            made[event.request] += [token.id for token in event.tokens]
-            outcome[event.request] = event.finish
-    assert [outcome[f"r{i}"].reason for i in range(4)].count(FinishReason.FAILED) == 1
-    assert outcome["r1"].reason is FinishReason.FAILED
+            made[event.request_id] += [token.id for token in event.delta.tokens]
+            outcome[event.request_id] = event.error
+    assert [outcome[f"r{i}"] is not None for i in range(4)].count(True) == 1
+    assert outcome["r1"] is not None
     assert_equal_alone(name, {id_: tokens for id_, tokens in made.items() if id_ != "r1"})
     assert_nothing_is_left(running)
 

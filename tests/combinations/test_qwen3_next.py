@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import RaggedBatch, installed
 from attn_core.errors import Incompatible, InvalidValue, UnknownName
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.adapters.registry import decoder_adapter
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
@@ -174,8 +174,8 @@ def test_its_maps_are_those_of_transformers_in_the_layers_that_have_them_there(t
 def requests():
     generator = torch.Generator().manual_seed(1)
     stem = torch.randint(61, (20,), generator=generator).tolist()
-    task = Sampling(max_new_tokens=8, ignore_end=True)
-    return [Request(id=f"r{n}", token_ids=(*stem[: 5 * n + 1], n, 3), task=task) for n in range(5)]
+    task = SamplingParams(max_new_tokens=8, ignore_eos=True)
+    return [Request(id=f"r{n}", token_ids=(*stem[: 5 * n + 1], n, 3), params=task) for n in range(5)]
 
 
 def served(engine, asked):
@@ -184,8 +184,8 @@ def served(engine, asked):
         if waiting and steps % 2 == 0:
             engine.submit(waiting.pop(0))
         for event in engine.step():
-            assert event.finish is None or event.finish.error is None, event.finish.error
-            made[event.request] += [token.id for token in event.tokens]
+            assert event.error is None, event.error
+            made[event.request_id] += [token.id for token in event.delta.tokens]
         steps += 1
     return made
 
@@ -193,7 +193,9 @@ def served(engine, asked):
 def test_a_crowd_in_little_room_is_served_the_tokens_that_transformers_generates(tmp_path):
     torch.manual_seed(2)
     peer = shaken()
-    engine = build_engine(loaded(peer, tmp_path), cache="shared", requests=3, tokens=96)
+    engine = build_engine(
+        loaded(peer, tmp_path), config=EngineConfig(kv_cache="shared", max_num_seqs=3), kv_cache_tokens=96
+    )
     made = served(engine, requests())
     for request in requests():
         with torch.no_grad():
@@ -201,7 +203,7 @@ def test_a_crowd_in_little_room_is_served_the_tokens_that_transformers_generates
                 torch.tensor([request.token_ids]), max_new_tokens=8, do_sample=False, eos_token_id=None
             )
         assert made[request.id] == whole[0, len(request.token_ids) :].tolist(), request.id
-    assert (engine.load().running, engine.load().state_tokens_used) == (0, 0)
+    assert (engine.stats().running, engine.stats().kv_tokens_used) == (0, 0)
 
 
 @pytest.mark.parametrize(("name", "package"), [("gated", "attn-gated"), ("gated_deltanet", "attn-gated-deltanet")])

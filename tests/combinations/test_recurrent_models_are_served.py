@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from attn_core import installed
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
 MODELS = {
     "key_value_lm": {"embedding": 8, "num_lstm_layers": 2, "options": {"window": 3}},
@@ -31,8 +31,8 @@ def model(name):
 def requests():
     generator = torch.Generator().manual_seed(1)
     stem = torch.randint(32, (36,), generator=generator).tolist()
-    task = Sampling(max_new_tokens=6, ignore_end=True)
-    return [Request(id=f"r{n}", token_ids=(*stem[: (1, 18, 36)[n % 3]], n, 3), task=task) for n in range(8)]
+    task = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    return [Request(id=f"r{n}", token_ids=(*stem[: (1, 18, 36)[n % 3]], n, 3), params=task) for n in range(8)]
 
 
 def served(engine, asked, every=0):
@@ -41,8 +41,8 @@ def served(engine, asked, every=0):
         if waiting and (every == 0 or steps % every == 0):
             engine.submit(waiting.pop(0))
         for event in engine.step():
-            assert event.finish is None or event.finish.error is None, event.finish.error
-            made[event.request] += [token.id for token in event.tokens]
+            assert event.error is None, event.error
+            made[event.request_id] += [token.id for token in event.delta.tokens]
         steps += 1
     return made
 
@@ -52,7 +52,7 @@ def served(engine, asked, every=0):
 def test_a_crowd_gives_each_request_the_tokens_it_gets_alone(name, cache_name, room):
     alone = {request.id: served(build_engine(model(name)), [request])[request.id] for request in requests()}
     # So little room that some must wait and some are thrown out and computed again.
-    engine = build_engine(model(name), cache=cache_name, requests=4, tokens=room)
+    engine = build_engine(model(name), config=EngineConfig(kv_cache=cache_name, max_num_seqs=4), kv_cache_tokens=room)
     assert served(engine, requests(), every=2) == alone
-    assert (engine.load().running, engine.load().waiting, engine.load().state_tokens_used) == (0, 0, 0)
+    assert (engine.stats().running, engine.stats().waiting, engine.stats().kv_tokens_used) == (0, 0, 0)
     assert len({tuple(tokens) for tokens in alone.values()}) > 4, "the prompts do not matter"

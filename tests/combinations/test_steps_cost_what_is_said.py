@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from attn_core import Shape, configure, installed
-from attn_testing.case import Case
 from attn_testing.serving import Serving
+from attn_testing.subject import Case
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 

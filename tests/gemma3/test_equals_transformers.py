@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_engine import EngineLimits, Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
 NEW_TOKENS = 24
 ROOM = 64  # tokens of the longest prompt and its continuation
@@ -12,17 +12,17 @@ WINDOW = 512
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def generate(model, prompts, *, requests, room=ROOM, limits=None):
+def generate(model, prompts, *, room=ROOM, **config):
     """The greedy continuations of the prompts."""
-    settings = {} if limits is None else {"limits": limits}
-    engine = build_engine(model, requests=requests, tokens=room * requests, **settings)
-    task = Sampling(max_new_tokens=NEW_TOKENS, ignore_end=True)
+    config = EngineConfig(**config)
+    engine = build_engine(model, config=config, kv_cache_tokens=room * config.max_num_seqs)
+    task = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for number, prompt in enumerate(prompts):
-        engine.submit(Request(id=str(number), token_ids=prompt, task=task))
+        engine.submit(Request(id=str(number), token_ids=prompt, params=task))
     made: list[list[int]] = [[] for _ in prompts]
     while not engine.idle:
         for event in engine.step():
-            made[int(event.request)] += [token.id for token in event.tokens]
+            made[int(event.request_id)] += [token.id for token in event.delta.tokens]
     return made
 
 
@@ -48,12 +48,12 @@ def test_logits_are_those_of_transformers(gemma3, peer, prompts):
 
 
 def test_every_prompt_is_continued_as_by_transformers_in_a_batch_and_alone(gemma3, peer, prompts):
-    batched = generate(gemma3.model, prompts, requests=16)
+    batched = generate(gemma3.model, prompts, max_num_seqs=16)
     assert batched == [greedy(peer, prompt, guess) for prompt, guess in zip(prompts, batched, strict=True)]
-    assert [generate(gemma3.model, [prompt], requests=1)[0] for prompt in prompts[:4]] == batched[:4]
+    assert [generate(gemma3.model, [prompt], max_num_seqs=1)[0] for prompt in prompts[:4]] == batched[:4]
 
 
 def test_beyond_the_window_nothing_changes_whole_or_in_chunks(gemma3, peer, long_prompt):
     assert len(long_prompt) > WINDOW
-    (made,) = generate(gemma3.model, [long_prompt], requests=1, room=1024, limits=EngineLimits(step_tokens=100))
+    (made,) = generate(gemma3.model, [long_prompt], max_num_seqs=1, room=1024, max_num_batched_tokens=100)
     assert made == greedy(peer, long_prompt, made)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from attn_core import state_bytes
-from attn_engine import Request, Sampling
-from attn_engine.build import build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.loading import load_model
 
 transformers = pytest.importorskip("transformers")
@@ -58,14 +57,14 @@ def test_a_crowd_of_ragged_requests_gives_the_tokens_of_transformers(peer, cache
     peer.save_pretrained(tmp_path)
     model = load_model(tmp_path).model
     prompts = {f"r{n}": torch.randint(61, (length,)).tolist() for n, length in enumerate((13, 1, 20, 6, 9))}
-    engine = build_engine(model, cache=cache, requests=3)
+    engine = build_engine(model, config=EngineConfig(kv_cache=cache, max_num_seqs=3))
     for name, prompt in prompts.items():
-        task = Sampling(max_new_tokens=8, temperature=0, ignore_end=True)
-        engine.submit(Request(id=name, token_ids=tuple(prompt), task=task))
+        task = SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True)
+        engine.submit(Request(id=name, token_ids=tuple(prompt), params=task))
     said = {name: [] for name in prompts}
     while not engine.idle:
         for event in engine.step():
-            said[event.request] += [token.id for token in event.tokens]
+            said[event.request_id] += [token.id for token in event.delta.tokens]
     assert said == {name: greedy(peer, prompt, 8) for name, prompt in prompts.items()}
 
 

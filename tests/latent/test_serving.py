@@ -4,9 +4,7 @@ import random
 
 import pytest
 import torch
-from attn_engine import EngineLimits, Request, Sampling
-from attn_engine.build import build_engine
-from attn_engine.event import FinishReason
+from attn_engine import EngineConfig, FinishReason, Request, SamplingParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 
@@ -40,15 +38,20 @@ def test_requests_in_a_crowd_give_the_tokens_of_the_whole_sequence_run_again(cho
     model = Decoder(DecoderConfig.from_plain(PLAIN | CHOICES[choice])).double().eval()
     rng = random.Random(1)
     prompts = {f"r{i}": [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 20))] for i in range(5)}
-    engine = build_engine(model, cache=cache, requests=3, limits=EngineLimits(step_tokens=7))
+    engine = build_engine(model, config=EngineConfig(kv_cache=cache, max_num_seqs=3, max_num_batched_tokens=7))
     for name, prompt in prompts.items():
         engine.submit(
-            Request(id=name, token_ids=tuple(prompt), task=Sampling(max_new_tokens=8, temperature=0, ignore_end=True))
+            Request(
+                id=name,
+                token_ids=tuple(prompt),
+                params=SamplingParams(max_new_tokens=8, temperature=0, ignore_eos=True),
+            )
         )
     said, ended = {name: [] for name in prompts}, {}
     while not engine.idle:
         for event in engine.step():
-            said[event.request] += [token.id for token in event.tokens]
-            ended[event.request] = event.finish or ended.get(event.request)
+            said[event.request_id] += [token.id for token in event.delta.tokens]
+            if event.ended:
+                ended[event.request_id] = event.delta.finish_reason
     assert said == {name: greedy(model, prompt, 8) for name, prompt in prompts.items()}
-    assert {finish.reason for finish in ended.values()} == {FinishReason.LENGTH}
+    assert set(ended.values()) == {FinishReason.LENGTH}

@@ -6,23 +6,24 @@ import math
 
 import pytest
 import torch
-from attn_engine import EngineLimits, Request, Sampling, Scoring, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams, build_engine
 
 NEW_TOKENS = 64
 ROOM = 160  # tokens of the longest prompt and its continuation
 pytestmark = [pytest.mark.oracle, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def generate(model, prompts, **settings):
+def generate(model, prompts, tokens=None, **config):
     """The greedy continuations of the prompts, and the engine that made them."""
-    engine = build_engine(model, **{"tokens": ROOM * settings["requests"]} | settings)
-    task = Sampling(max_new_tokens=NEW_TOKENS, ignore_end=True)
+    config = EngineConfig(**config)
+    engine = build_engine(model, config=config, kv_cache_tokens=tokens or ROOM * config.max_num_seqs)
+    task = SamplingParams(max_new_tokens=NEW_TOKENS, ignore_eos=True)
     for number, prompt in enumerate(prompts):
-        engine.submit(Request(id=str(number), token_ids=prompt, task=task))
+        engine.submit(Request(id=str(number), token_ids=prompt, params=task))
     made: list[list[int]] = [[] for _ in prompts]
     while not engine.idle:
         for event in engine.step():
-            made[int(event.request)] += [token.id for token in event.tokens]
+            made[int(event.request_id)] += [token.id for token in event.delta.tokens]
     return made, engine
 
 
@@ -33,7 +34,7 @@ def expected(smollm2, peer, prompts):
     Found by asking it for the likeliest token at every position of our own continuation: where all agree, its greedy
     search makes the same tokens, by induction from the first. Where one differs, it goes on from its own.
     """
-    ours, _ = generate(smollm2.model, prompts, requests=16)
+    ours, _ = generate(smollm2.model, prompts, max_num_seqs=16)
     return [greedy(peer, prompt, guess) for prompt, guess in zip(prompts, ours, strict=True)]
 
 
@@ -60,21 +61,21 @@ def test_logits_are_those_of_transformers(smollm2, peer, prompts):
 
 def test_alone_every_prompt_is_continued_as_by_transformers(smollm2, prompts, expected):
     for prompt, tokens in zip(prompts, expected, strict=True):
-        assert generate(smollm2.model, [prompt], requests=1)[0] == [tokens]
+        assert generate(smollm2.model, [prompt], max_num_seqs=1)[0] == [tokens]
 
 
 def test_in_a_batch_of_sixteen_every_prompt_is_continued_as_by_transformers(smollm2, prompts, expected):
-    assert generate(smollm2.model, prompts, requests=16)[0] == expected
+    assert generate(smollm2.model, prompts, max_num_seqs=16)[0] == expected
 
 
 def test_with_prompts_computed_in_chunks_nothing_changes(smollm2, prompts, expected):
-    made, _ = generate(smollm2.model, prompts, requests=16, limits=EngineLimits(step_tokens=23))
+    made, _ = generate(smollm2.model, prompts, max_num_seqs=16, max_num_batched_tokens=23)
     assert made == expected
 
 
 def test_after_preemption_nothing_changes(smollm2, prompts, expected):
-    made, engine = generate(smollm2.model, prompts, requests=16, cache="paged", tokens=700)
-    assert engine.load().preemptions > 0
+    made, engine = generate(smollm2.model, prompts, max_num_seqs=16, kv_cache="paged", tokens=700)
+    assert engine.stats().preemptions > 0
     assert made == expected
 
 
@@ -92,12 +93,14 @@ def test_attention_maps_are_those_of_transformers(smollm2, peer, prompts):
 
 
 def test_a_text_has_the_perplexity_that_transformers_gives_it_to_four_digits(smollm2, peer, passage):
-    engine = build_engine(smollm2.model, requests=1, tokens=len(passage), limits=EngineLimits(step_tokens=100))
-    engine.submit(Request(id="text", token_ids=passage, task=Scoring()))
+    engine = build_engine(
+        smollm2.model, config=EngineConfig(max_num_seqs=1, max_num_batched_tokens=100), kv_cache_tokens=len(passage)
+    )
+    engine.submit(Request(id="text", token_ids=passage, params=ScoringParams()))
     said: list[float] = []
     while not engine.idle:
         for event in engine.step():
-            said += [token.logprob for token in event.tokens if token.logprob is not None]
+            said += [token.logprob for token in event.delta.tokens if token.logprob is not None]
     tokens = torch.tensor([passage])
     with torch.inference_mode():
         theirs = peer(tokens, labels=tokens).loss.exp().item()

@@ -26,8 +26,8 @@ def tokens_of(prompt: common_pb2.Prompt) -> list[str]:
     kind = prompt.WhichOneof("kind")
     if kind == "chat":
         return [f"{turn.role}:{turn.content}" for turn in prompt.chat.messages]
-    if kind == "tokens":
-        return [str(number) for number in prompt.tokens.ids]
+    if kind == "token_ids":
+        return [str(number) for number in prompt.token_ids.ids]
     return prompt.text.split()
 
 
@@ -45,7 +45,7 @@ class WordModel(InferenceServiceServicer):
 
     async def start(self) -> None: ...
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
     def check(self, request: Any) -> list[str]:
         self.requests.append(request)
@@ -58,14 +58,14 @@ class WordModel(InferenceServiceServicer):
         if len(words) > 5:
             raise errors.ContextLengthExceeded.of(len(words), 3, 8)
         try:
-            for choice in range(1, request.sampling.completions):
+            for choice in range(1, request.sampling.n):
                 text = f"{choice}: {words[0]}"
                 reason = inference_pb2.FINISH_REASON_STOP
-                yield inference_pb2.GenerateResponse(text=text, choice=choice, finish_reason=reason, stop="!")
+                yield inference_pb2.GenerateResponse(text=text, index=choice, finish_reason=reason, stop_reason="!")
             for number in range(request.sampling.max_new_tokens or 10_000):
                 text = words[number % len(words)]
                 token = common_pb2.Token(id=number, text=text, logprob=-0.5)
-                token.alternatives.add(id=number, text=text, logprob=-0.5)
+                token.top_logprobs.add(id=number, text=text, logprob=-0.5)
                 yield inference_pb2.GenerateResponse(tokens=[token], text=f"{text} ")
                 await asyncio.sleep(0.002)
             usage = common_pb2.Usage(prompt_tokens=len(words), cached_tokens=1, completion_tokens=number + 1)
@@ -88,7 +88,7 @@ class WordModel(InferenceServiceServicer):
         data = b"".join(struct.pack("<2f", *(1, 0) if len(text) % 2 else (0.6, 0.8)) for text in request.texts)
         shape = [len(request.texts), 2]
         tensor = common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=data)
-        return inference_pb2.EmbedResponse(embeddings=tensor)
+        return inference_pb2.EmbedResponse(embeddings=tensor, usage=common_pb2.Usage())
 
     async def Tokenize(self, request: Any, context: Any) -> inference_pb2.TokenizeResponse:
         words = self.check(request)
@@ -105,11 +105,16 @@ class WordModel(InferenceServiceServicer):
         tensor = common_pb2.Tensor(element_type=common_pb2.ELEMENT_TYPE_FLOAT32, shape=shape, data=data)
         for layer in request.layers or [0, 1]:
             yield inference_pb2.AttentionMapsResponse(
-                layer=layer, heads=heads, weights=tensor, query_tokens=words, key_tokens=words, mechanism="mean"
+                layer=layer,
+                heads=heads,
+                attention_weights=tensor,
+                query_tokens=words,
+                key_tokens=words,
+                mechanism="mean",
             )
 
-    async def GetLoad(self, request: Any, context: Any) -> inference_pb2.GetLoadResponse:
-        return inference_pb2.GetLoadResponse(running=1, waiting=2, state_tokens_used=3, state_tokens_total=4)
+    async def GetEngineStats(self, request: Any, context: Any) -> inference_pb2.GetEngineStatsResponse:
+        return inference_pb2.GetEngineStatsResponse(running=1, waiting=2, kv_tokens_used=3, kv_tokens_total=4)
 
 
 class Shelf(ModelServiceServicer):
@@ -118,14 +123,14 @@ class Shelf(ModelServiceServicer):
     names = ("attn.v1.ModelService",)
 
     def __init__(self) -> None:
-        self.models = {f"m{number:03}": model_pb2.Model(name=f"m{number:03}") for number in range(150)}
+        self.models = {f"m{number:03}": model_pb2.ModelInfo(name=f"m{number:03}") for number in range(150)}
 
     def add_to(self, server: grpc.aio.Server) -> None:
         add_ModelServiceServicer_to_server(self, server)
 
     async def start(self) -> None: ...
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
     async def ListModels(self, request: Any, context: Any) -> model_pb2.ListModelsResponse:
         page, following = page_of(list(self.models.values()), request)
@@ -134,7 +139,7 @@ class Shelf(ModelServiceServicer):
     async def LoadModel(self, request: Any, context: Any) -> model_pb2.LoadModelResponse:
         if request.name in self.models:
             raise errors.AlreadyExists(f"{request.name} is loaded from another source")
-        model = model_pb2.Model(name=request.name, source=request.source, state=model_pb2.MODEL_STATE_SERVING)
+        model = model_pb2.ModelInfo(name=request.name, source=request.source, state=model_pb2.MODEL_STATE_SERVING)
         model.dtype = request.engine.dtype
         self.models[request.name] = model
         return model_pb2.LoadModelResponse(model=model)
@@ -161,7 +166,7 @@ class JobBook(TrainingServiceServicer):
 
     async def start(self) -> None: ...
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
     def job(self) -> training_pb2.TrainingJob:
         job = training_pb2.TrainingJob(id="job-1", state=self.state, step=self.steps, spec=self.spec, attempt=1)
@@ -218,7 +223,7 @@ class Running:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=30)
 
     def open(self, settings: GatewaySettings | None = None) -> str:
-        self.context = serving([self.words, self.shelf, self.book, CatalogGrpc()], settings, grace=0.2)
+        self.context = serving([self.words, self.shelf, self.book, CatalogGrpc()], settings, shutdown_timeout=0.2)
         return str(self.run(self.context.__aenter__()).address)
 
     def shut(self) -> None:

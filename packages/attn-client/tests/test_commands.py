@@ -96,18 +96,18 @@ def test_generate_reads_standard_input_and_prints_json(shell: Shell) -> None:
 
 
 def test_generate_prints_each_of_several_completions_whole(shell: Shell, server: Any) -> None:
-    code, out, _ = shell.run("generate", "words", "one two", "-n", "3", "--completions", "2", "--typical-p", "0.5")
+    code, out, _ = shell.run("generate", "words", "one two", "-n", "3", "--n", "2", "--typical-p", "0.5")
     assert (code, out) == (0, "--- 1\n1: one\n--- 0\none two one \n")
     sampling = server.words.requests[-1].sampling
-    assert (sampling.completions, sampling.typical_p) == (2, 0.5)
+    assert (sampling.n, sampling.typical_p) == (2, 0.5)
 
 
 def test_generate_asks_for_a_beam_search(shell: Shell, server: Any) -> None:
-    options = ["--beams", "5", "--length-penalty", "0.5", "--completions", "2", "--guesses", "3"]
+    options = ["--num-beams", "5", "--length-penalty", "0.5", "--n", "2", "--num-speculative-tokens", "3"]
     assert shell.run("generate", "words", "hi", "-n", "1", *options)[0] == 0
-    beams = server.words.requests[-1].sampling.beams
-    assert (beams.width, beams.length_penalty) == (5, 0.5)
-    assert server.words.requests[-1].sampling.guesses == 3
+    sampling = server.words.requests[-1].sampling
+    assert (sampling.num_beams, sampling.length_penalty, sampling.n) == (5, 0.5, 2)
+    assert sampling.num_speculative_tokens == 3
 
 
 def test_generate_sends_every_option(shell: Shell, server: Any) -> None:
@@ -290,7 +290,7 @@ def test_a_map_is_a_picture(shell: Shell) -> None:
 def test_a_map_for_programs_is_its_weights(shell: Shell) -> None:
     code, out, _ = shell.run("map", "words", "a b", "--head", "2", "--json")
     assert code == 0
-    assert json.loads(out)["weights"] == [[[1.0, 0.0], [0.5, 0.5]]]
+    assert json.loads(out)["attention_weights"] == [[[1.0, 0.0], [0.5, 0.5]]]
 
 
 def test_what_was_measured_at_the_end_is_shown():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attn_client import Chunk, Sampling
 from attn_client.commands.conversation import Conversation
+from attn_schema import OutputDelta, SamplingParams
 
 
 def test_ctrl_c_while_a_piece_is_written_ends_the_answer_and_keeps_what_was_said(capsys):
@@ -13,7 +13,7 @@ def test_ctrl_c_while_a_piece_is_written_ends_the_answer_and_keeps_what_was_said
         def generate(self, model, prompt, sampling):
             try:
                 while True:
-                    yield Chunk(text="a", tokens=())
+                    yield OutputDelta(text="a")
             finally:
                 self.closed = True
 
@@ -21,7 +21,7 @@ def test_ctrl_c_while_a_piece_is_written_ends_the_answer_and_keeps_what_was_said
         raise KeyboardInterrupt
 
     talker = Talker()
-    conversation = Conversation(talker, "m", Sampling(), None)
+    conversation = Conversation(talker, "m", SamplingParams(), None)
     conversation.answer("hello", interrupted)
     assert [turn.content for turn in conversation.messages] == ["hello", "a"]
     assert talker.closed

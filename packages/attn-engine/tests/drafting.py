@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from attn_core import installed
 from attn_core.stores import StoreSize
-from attn_engine import Draft
+from attn_engine import DraftModel
 from small_models import KINDS, SmallModel
 
 DRAFTS = {name: layers for name, layers in KINDS.items() if name not in ("source", "hybrid")}
@@ -17,7 +17,7 @@ def draft_of(model, cache="contiguous", tokens=96 * 8, requests=8):
         .caches.get(cache)
         .create(model.state_specs(), StoreSize(tokens=tokens, requests=requests, dtype="float64"))
     )
-    return Draft(model, store, step_tokens=64)
+    return DraftModel(model, store, max_num_batched_tokens=64)
 
 
 def similar(model, layers):

@@ -6,8 +6,10 @@ import random
 from dataclasses import dataclass, field
 
 from attn_core import installed
+from attn_core.errors import AttnError
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineLimits, Event, Finish, Request, Sampling
+from attn_engine import Engine, EngineConfig, FinishReason, Request, RequestOutput, SamplingParams
+from attn_schema import Usage
 from small_models import LETTERS, VOCABULARY, SmallModel
 
 
@@ -16,23 +18,30 @@ class Outcome:
     ids: list[int] = field(default_factory=list)
     text: str = ""
     tokens: list = field(default_factory=list)
-    finish: Finish | None = None
+    ended: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: str | None = None
+    score: float | None = None
+    usage: Usage | None = None
+    error: AttnError | None = None
 
-    def take(self, event: Event) -> None:
-        assert self.finish is None, "news after the end"
-        self.tokens += event.tokens
-        self.ids += [token.id for token in event.tokens]
-        self.text += event.text
-        self.finish = event.finish
+    def take(self, output: RequestOutput) -> None:
+        delta = output.delta
+        assert not self.ended, "an output after the end"
+        self.tokens += delta.tokens
+        self.ids += [token.id for token in delta.tokens]
+        self.text += delta.text
+        self.ended, self.error, self.usage = output.ended, output.error, delta.usage
+        self.finish_reason, self.stop_reason, self.score = delta.finish_reason, delta.stop_reason, delta.score
 
 
 def make_engine(
-    model, cache="contiguous", *, tokens=96 * 8, requests=8, step_tokens=256, waiting=1024, branches=1, **options
+    model, cache="contiguous", *, tokens=96 * 8, requests=8, clock=None, draft_model=None, tokenizer=LETTERS, **config
 ):
     size = StoreSize(tokens=tokens, requests=requests, dtype="float64")
     store = installed().caches.get(cache).create(model.state_specs(), size)
-    limits = EngineLimits(step_tokens=step_tokens, waiting=waiting, branches=branches)
-    return Engine(model, store, options.pop("tokenizer", LETTERS), limits, **options)
+    options = {"draft_model": draft_model} | ({"clock": clock} if clock else {})
+    return Engine(model, store, tokenizer, EngineConfig(**config), **options)
 
 
 def run(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[str, Outcome]:
@@ -42,7 +51,7 @@ def run(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[str,
 
 def run_all(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[tuple[str, int], Outcome]:
     """The outcome of every completion, by its request and choice."""
-    outcomes = {(request.id, choice): Outcome() for request in requests for choice in range(request.completions)}
+    outcomes = {(request.id, choice): Outcome() for request in requests for choice in range(request.n)}
     ended: set[str] = set()
     queue = list(requests)
     for _ in range(5000):
@@ -50,10 +59,10 @@ def run_all(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[
             while queue:
                 engine.submit(queue.pop(0))
         for event in engine.step():
-            assert event.request not in ended, "news after the last"
-            outcomes[event.request, event.choice].take(event)
+            assert event.request_id not in ended, "an output after the last"
+            outcomes[event.request_id, event.delta.index].take(event)
             if event.last:
-                ended.add(event.request)
+                ended.add(event.request_id)
         if every and queue and _ % every == 0:
             engine.submit(queue.pop(0))
         if not queue and engine.idle:
@@ -65,7 +74,7 @@ def run_all(engine: Engine, requests: list[Request], *, every: int = 0) -> dict[
 def some_requests(model: SmallModel, count: int = 8, seed: int = 0, **sampling) -> list[Request]:
     rng = random.Random(seed)
     needs_source = any("source" in specs for specs in model.state_specs().values())
-    sampling.setdefault("ignore_end", True)
+    sampling.setdefault("ignore_eos", True)
 
     def ids(least: int, most: int) -> tuple[int, ...]:
         return tuple(rng.randrange(VOCABULARY) for _ in range(rng.randint(least, most)))
@@ -74,8 +83,8 @@ def some_requests(model: SmallModel, count: int = 8, seed: int = 0, **sampling) 
         Request(
             id=f"r{i}",
             token_ids=ids(1, 30),
-            task=Sampling(max_new_tokens=rng.randint(1, 25), **sampling),
-            source_ids=ids(1, 9) if needs_source else None,
+            params=SamplingParams(max_new_tokens=rng.randint(1, 25), **sampling),
+            encoder_token_ids=ids(1, 9) if needs_source else None,
         )
         for i in range(count)
     ]
@@ -84,4 +93,4 @@ def some_requests(model: SmallModel, count: int = 8, seed: int = 0, **sampling) 
 def assert_empty(engine: Engine) -> None:
     usage = engine._store.usage()
     assert (usage.tokens, usage.requests) == (0, 0)
-    assert engine.load().running == engine.load().waiting == 0
+    assert engine.stats().running == engine.stats().waiting == 0

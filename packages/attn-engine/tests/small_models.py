@@ -187,7 +187,7 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return [self._alphabet.index(byte) for byte in text.encode()]
 
-    def decode(self, ids) -> str:
+    def decode(self, ids, *, skip_special: bool = True) -> str:
         return bytes(self._alphabet[i] for i in ids).decode(errors="replace")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_engine import Sampling
-from attn_engine.adjust import Draw, adjust
+from attn_engine import SamplingParams
+from attn_engine.sampler import SamplingRow, process_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import make_engine, run, some_requests
@@ -27,8 +27,8 @@ def test_penalties_and_biases_are_those_of_the_definition(generated, frequency, 
     counts = torch.zeros(SIZE)
     for token in generated:
         counts[token] += 1
-    sampling = Sampling(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
-    found = adjust(logits, Draw(sampling, 0, 0, counts=counts if sampling.counted else None))
+    sampling = SamplingParams(frequency_penalty=frequency, presence_penalty=presence, logit_bias=bias)
+    found = process_logits(logits, SamplingRow(sampling, 0, 0, counts=counts if frequency or presence else None))
     for token in range(SIZE):
         times = generated.count(token)
         expected = logits[token].item() - frequency * times - presence * (times > 0) + bias.get(token, 0.0)
@@ -50,9 +50,9 @@ def test_penalties_give_the_same_tokens_in_a_crowd_and_after_preemption():
     model = small_model("paged")
     requests = some_requests(model, 12, 1, frequency_penalty=0.7, presence_penalty=0.4)
     alone = {request.id: run(make_engine(model), [request])[request.id].ids for request in requests}
-    engine = make_engine(model, "paged", tokens=96, step_tokens=40)
+    engine = make_engine(model, "paged", tokens=96, max_num_batched_tokens=40)
     assert {name: outcome.ids for name, outcome in run(engine, requests).items()} == alone
-    assert engine.load().preemptions > 0
+    assert engine.stats().preemptions > 0
 
 
 def test_a_bias_of_a_hundred_forces_a_token_and_of_minus_a_hundred_bans_it():
@@ -69,8 +69,8 @@ def test_no_end_token_comes_before_the_least_number_of_tokens():
     model = small_model("paged")
     end = 63
     (request,) = some_requests(model, 1, seed=2)
-    task = Sampling(max_new_tokens=20, min_new_tokens=7, logit_bias={end: 100.0})
-    outcome = run(make_engine(model), [type(request)(id="r", token_ids=request.token_ids, task=task)])["r"]
+    task = SamplingParams(max_new_tokens=20, min_new_tokens=7, logit_bias={end: 100.0})
+    outcome = run(make_engine(model), [type(request)(id="r", token_ids=request.token_ids, params=task)])["r"]
     assert len(outcome.ids) == 8
     assert outcome.ids[-1] == end
     assert end not in outcome.ids[:-1]

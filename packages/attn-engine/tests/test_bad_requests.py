@@ -4,7 +4,7 @@ import math
 
 import pytest
 from attn_core.errors import AlreadyExists, ContextLengthExceeded, InvalidValue, OutOfCapacity, Unavailable
-from attn_engine import EngineLimits, Request, Sampling, Scoring
+from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import CONTEXT, VOCABULARY, small_model
 
@@ -19,32 +19,32 @@ from small_models import CONTEXT, VOCABULARY, small_model
         *(("repetition_penalty", value) for value in (0, -1, math.nan, math.inf)),
         *(("seed", value) for value in (-1, 2**64, 2**200, 1.5)),
         *(("max_new_tokens", value) for value in (0, -1, 1.5)),
-        *(("alternatives", value) for value in (-1, 21)),
+        *(("top_logprobs", value) for value in (-1, 21)),
         *(("stop", ["x"] * count) for count in (17, 5000)),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_its_name(field, value):
     with pytest.raises(InvalidValue, match=f"^{field}: ") as caught:
-        Sampling(**{field: value})
+        SamplingParams(**{field: value})
     assert caught.value.metadata["field"] == field
 
 
 def test_an_empty_stop_string_is_refused_by_its_place():
     with pytest.raises(InvalidValue, match=r"^stop\[1\]"):
-        Sampling(stop=("a", ""))
+        SamplingParams(stop=("a", ""))
 
 
 @pytest.mark.parametrize("value", [-1, 21])
 def test_scoring_checks_its_alternatives(value):
-    with pytest.raises(InvalidValue, match=r"^alternatives"):
-        Scoring(alternatives=value)
+    with pytest.raises(InvalidValue, match=r"^top_logprobs"):
+        ScoringParams(top_logprobs=value)
 
 
 @pytest.mark.parametrize("bad", [-1, VOCABULARY, 2**31, 2**70, 1.5, True, "7"])
 def test_a_token_outside_the_vocabulary_is_refused_by_its_place(bad):
     engine = make_engine(small_model("paged"))
     with pytest.raises(InvalidValue, match=r"^token_ids\[2\]"):
-        engine.submit(Request(id="x", token_ids=(1, 2, bad, 3), task=Sampling(max_new_tokens=1)))
+        engine.submit(Request(id="x", token_ids=(1, 2, bad, 3), params=SamplingParams(max_new_tokens=1)))
     assert engine.idle
 
 
@@ -56,30 +56,30 @@ def test_an_empty_prompt_is_refused():
 def test_a_prompt_that_leaves_no_room_is_refused_with_the_three_numbers():
     engine = make_engine(small_model("paged"))
     with pytest.raises(ContextLengthExceeded) as caught:
-        engine.submit(Request(id="x", token_ids=(1,) * 90, task=Sampling(max_new_tokens=7)))
+        engine.submit(Request(id="x", token_ids=(1,) * 90, params=SamplingParams(max_new_tokens=7)))
     assert caught.value.metadata == {"prompt_tokens": "90", "max_new_tokens": "7", "context": str(CONTEXT)}
-    run(engine, [Request(id="x", token_ids=(1,) * 90, task=Sampling(max_new_tokens=6, ignore_end=True))])
+    run(engine, [Request(id="x", token_ids=(1,) * 90, params=SamplingParams(max_new_tokens=6, ignore_eos=True))])
 
 
 @pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 def test_a_request_that_the_store_could_never_hold_is_refused_at_once(cache):
     engine = make_engine(small_model("paged"), cache, tokens=32, requests=1)
     with pytest.raises(InvalidValue, match="33 tokens"):
-        engine.submit(Request(id="x", token_ids=(1,) * 30, task=Sampling(max_new_tokens=3)))
-    run(engine, [Request(id="x", token_ids=(1,) * 30, task=Sampling(max_new_tokens=2, ignore_end=True))])
+        engine.submit(Request(id="x", token_ids=(1,) * 30, params=SamplingParams(max_new_tokens=3)))
+    run(engine, [Request(id="x", token_ids=(1,) * 30, params=SamplingParams(max_new_tokens=2, ignore_eos=True))])
 
 
 def test_a_source_is_asked_for_where_the_model_has_one_and_only_there():
-    with pytest.raises(InvalidValue, match=r"^source_ids"):
+    with pytest.raises(InvalidValue, match=r"^encoder_token_ids"):
         make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,)))
-    with pytest.raises(InvalidValue, match=r"^source_ids\[0\]"):
-        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), source_ids=(999,)))
-    with pytest.raises(InvalidValue, match=r"^source_ids: '13 tokens'.*at most 12"):
-        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), source_ids=(1,) * 13))
-    with pytest.raises(InvalidValue, match=r"^source_ids: 'no tokens'"):
-        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), source_ids=()))
-    with pytest.raises(InvalidValue, match=r"^source_ids"):
-        make_engine(small_model("paged")).submit(Request(id="x", token_ids=(1,), source_ids=(1,)))
+    with pytest.raises(InvalidValue, match=r"^encoder_token_ids\[0\]"):
+        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), encoder_token_ids=(999,)))
+    with pytest.raises(InvalidValue, match=r"^encoder_token_ids: '13 tokens'.*at most 12"):
+        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), encoder_token_ids=(1,) * 13))
+    with pytest.raises(InvalidValue, match=r"^encoder_token_ids: 'no tokens'"):
+        make_engine(small_model("source")).submit(Request(id="x", token_ids=(1,), encoder_token_ids=()))
+    with pytest.raises(InvalidValue, match=r"^encoder_token_ids"):
+        make_engine(small_model("paged")).submit(Request(id="x", token_ids=(1,), encoder_token_ids=(1,)))
 
 
 def test_an_id_in_use_is_refused_until_its_request_has_ended():
@@ -95,7 +95,7 @@ def test_an_id_in_use_is_refused_until_its_request_has_ended():
 
 def test_more_waiting_requests_than_allowed_are_refused():
     model = small_model("paged")
-    engine = make_engine(model, requests=1, waiting=2)
+    engine = make_engine(model, requests=1, max_queued_requests=2)
     first, second, third, fourth = some_requests(model, 4)
     engine.submit(first)
     engine.step()
@@ -115,7 +115,7 @@ def test_a_draining_engine_finishes_what_it_has_and_takes_nothing_new():
         engine.submit(second)
     finishes = []
     while not engine.idle:
-        finishes += [event.finish.reason for event in engine.step() if event.finish]
+        finishes += [event.delta.finish_reason for event in engine.step() if event.ended]
     assert finishes == ["length"]
     assert_empty(engine)
 
@@ -123,10 +123,10 @@ def test_a_draining_engine_finishes_what_it_has_and_takes_nothing_new():
 def test_stop_strings_without_a_tokenizer_are_refused():
     engine = make_engine(small_model("paged"), tokenizer=None)
     with pytest.raises(InvalidValue, match=r"^stop"):
-        engine.submit(Request(id="x", token_ids=(1,), task=Sampling(max_new_tokens=9, stop=("a",))))
+        engine.submit(Request(id="x", token_ids=(1,), params=SamplingParams(max_new_tokens=9, stop=("a",))))
 
 
-@pytest.mark.parametrize("field", ["step_tokens", "waiting"])
+@pytest.mark.parametrize("field", ["max_num_batched_tokens", "max_queued_requests"])
 def test_limits_of_nothing_are_refused(field):
     with pytest.raises(InvalidValue, match=field):
-        EngineLimits(**{field: 0})
+        EngineConfig(**{field: 0})

@@ -33,7 +33,7 @@ def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
     model = small_model(kind)
     for request in some_requests(model, 2):
         tokens = list(request.token_ids)
-        for _ in range(request.new_tokens):
+        for _ in range(request.params.max_new_tokens):
             # The whole sequence from the start, as one prompt, for every single token.
             fresh = run(
                 make_engine(model),
@@ -41,8 +41,8 @@ def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
                     type(request)(
                         id="x",
                         token_ids=tuple(tokens),
-                        source_ids=request.source_ids,
-                        task=type(request.task)(max_new_tokens=1, ignore_end=True),
+                        encoder_token_ids=request.encoder_token_ids,
+                        params=type(request.params)(max_new_tokens=1, ignore_eos=True),
                     )
                 ],
             )
@@ -56,8 +56,8 @@ def test_a_request_alone_gives_the_tokens_of_plain_repeated_computation(kind):
     "setting",
     [
         pytest.param({}, id="in a crowd"),
-        pytest.param({"step_tokens": 3}, id="prompts in chunks of at most 3"),
-        pytest.param({"step_tokens": 11, "requests": 3}, id="waiting for places"),
+        pytest.param({"max_num_batched_tokens": 3}, id="prompts in chunks of at most 3"),
+        pytest.param({"max_num_batched_tokens": 11, "requests": 3}, id="waiting for places"),
     ],
 )
 def test_a_crowd_changes_nothing(kind, cache, setting):
@@ -71,7 +71,7 @@ def test_a_crowd_changes_nothing(kind, cache, setting):
 @pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 def test_joining_and_leaving_a_running_batch_changes_nothing(kind, cache):
     model, requests = model_and_requests(kind)
-    engine = make_engine(model, cache, step_tokens=20)
+    engine = make_engine(model, cache, max_num_batched_tokens=20)
     assert ids_of(run(engine, requests, every=3)) == alone(kind)
     assert_empty(engine)
 
@@ -79,9 +79,9 @@ def test_joining_and_leaving_a_running_batch_changes_nothing(kind, cache):
 @pytest.mark.parametrize("kind", ["paged", "window", "source", "replay", "hybrid"])
 def test_preemption_changes_nothing(kind):
     model, requests = model_and_requests(kind, 12, 1)
-    engine = make_engine(model, "paged", tokens=96, step_tokens=40)
+    engine = make_engine(model, "paged", tokens=96, max_num_batched_tokens=40)
     outcomes = run(engine, requests)
-    assert engine.load().preemptions > 0
+    assert engine.stats().preemptions > 0
     assert ids_of(outcomes) == alone(kind, 12, 1)
     assert_empty(engine)
 
@@ -90,19 +90,21 @@ def test_two_half_grown_requests_do_not_block_each_other():
     model = small_model("paged")
     requests = some_requests(model, count=2, seed=5)
     grown = [
-        type(r)(id=r.id, token_ids=tuple(range(30)), task=type(r.task)(max_new_tokens=60, ignore_end=True))
+        type(r)(id=r.id, token_ids=tuple(range(30)), params=type(r.params)(max_new_tokens=60, ignore_eos=True))
         for r in requests
     ]
     engine = make_engine(model, "paged", tokens=96)
     outcomes = run(engine, grown)
-    assert engine.load().preemptions > 0
+    assert engine.stats().preemptions > 0
     assert all(len(outcome.ids) == 60 for outcome in outcomes.values())
 
 
 def test_the_urgent_request_goes_first_and_is_never_thrown_out():
     model = small_model("paged")
     calm, urgent = (
-        type(r)(id=r.id, token_ids=tuple(range(30)), priority=p, task=type(r.task)(max_new_tokens=60, ignore_end=True))
+        type(r)(
+            id=r.id, token_ids=tuple(range(30)), priority=p, params=type(r.params)(max_new_tokens=60, ignore_eos=True)
+        )
         for r, p in zip(some_requests(model, count=2), (0, 1), strict=True)
     )
     engine = make_engine(model, "paged", tokens=96)
@@ -111,22 +113,24 @@ def test_the_urgent_request_goes_first_and_is_never_thrown_out():
     engine.submit(urgent)
     order = []
     while not engine.idle:
-        order += [event.request for event in engine.step() if event.finish]
+        order += [event.request_id for event in engine.step() if event.ended]
     assert order == [urgent.id, calm.id]
 
 
 def test_decoding_goes_on_while_a_long_prompt_is_read():
     model = small_model("paged")
     short, long = some_requests(model, count=2)
-    short = type(short)(id="short", token_ids=(1, 2), task=type(short.task)(max_new_tokens=20, ignore_end=True))
-    long = type(short)(id="long", token_ids=tuple(range(60)), task=type(short.task)(max_new_tokens=2, ignore_end=True))
-    engine = make_engine(model, step_tokens=8)
+    short = type(short)(id="short", token_ids=(1, 2), params=type(short.params)(max_new_tokens=20, ignore_eos=True))
+    long = type(short)(
+        id="long", token_ids=tuple(range(60)), params=type(short.params)(max_new_tokens=2, ignore_eos=True)
+    )
+    engine = make_engine(model, max_num_batched_tokens=8)
     engine.submit(short)
     engine.step()
     engine.submit(long)
     for _ in range(8):
-        assert [event.request for event in engine.step()] == ["short"]
-    assert {event.request for event in engine.step()} == {"short", "long"}
+        assert [event.request_id for event in engine.step()] == ["short"]
+    assert {event.request_id for event in engine.step()} == {"short", "long"}
 
 
 def test_no_gradient_is_recorded():
@@ -144,7 +148,7 @@ def test_logits_are_computed_only_for_rows_that_sample():
     model.logits_before, model.logits = model.logits, lambda h: rows.append(len(h)) or model.logits_before(h)
     request = some_requests(model, 1)[0]
     request = type(request)(
-        id="x", token_ids=tuple(range(50)), task=type(request.task)(max_new_tokens=3, ignore_end=True)
+        id="x", token_ids=tuple(range(50)), params=type(request.params)(max_new_tokens=3, ignore_eos=True)
     )
-    run(make_engine(model, step_tokens=20), [request])
+    run(make_engine(model, max_num_batched_tokens=20), [request])
     assert rows == [1, 1, 1]

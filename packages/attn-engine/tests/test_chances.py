@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_engine import Sampling
-from attn_engine.adjust import Draw, adjust
-from attn_engine.sampler import choose_tokens
+from attn_engine import SamplingParams
+from attn_engine.sampler import SamplingRow, choose_tokens, process_logits
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,12 +23,12 @@ def chi_square(tokens: list[int], expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     ("sampling", "warpers"),
     [
-        (Sampling(temperature=1.0), lambda t: []),
-        (Sampling(temperature=0.7), lambda t: [t.TemperatureLogitsWarper(0.7)]),
-        (Sampling(temperature=1.0, typical_p=0.6), lambda t: [t.TypicalLogitsWarper(0.6)]),
-        (Sampling(temperature=1.0, typical_p=0.2), lambda t: [t.TypicalLogitsWarper(0.2)]),
+        (SamplingParams(temperature=1.0), lambda t: []),
+        (SamplingParams(temperature=0.7), lambda t: [t.TemperatureLogitsWarper(0.7)]),
+        (SamplingParams(temperature=1.0, typical_p=0.6), lambda t: [t.TypicalLogitsWarper(0.6)]),
+        (SamplingParams(temperature=1.0, typical_p=0.2), lambda t: [t.TypicalLogitsWarper(0.2)]),
         (
-            Sampling(temperature=1.4, top_k=8, top_p=0.9, min_p=0.05, typical_p=0.8),
+            SamplingParams(temperature=1.4, top_k=8, top_p=0.9, min_p=0.05, typical_p=0.8),
             lambda t: [
                 t.TemperatureLogitsWarper(1.4),
                 t.TopKLogitsWarper(8),
@@ -47,13 +46,15 @@ def test_sampled_tokens_pass_a_chi_square_test(sampling, warpers):
     for warper in warpers(transformers.generation.logits_process):
         scores = warper(None, scores)
     draws = 6000
-    tokens = choose_tokens(logits.expand(draws, -1), [Draw(sampling, 5, i) for i in range(draws)])
+    tokens = choose_tokens(logits.expand(draws, -1), [SamplingRow(sampling, 5, i) for i in range(draws)])
     assert chi_square(tokens, scores.softmax(-1)[0]) < CHI_SQUARE_999
 
 
 def test_a_wrong_distribution_fails_the_chi_square_test():
     logits = 1.5 * torch.randn(1, 13, generator=torch.Generator().manual_seed(2))
-    tokens = choose_tokens(logits.expand(6000, -1), [Draw(Sampling(temperature=1.1), 5, i) for i in range(6000)])
+    tokens = choose_tokens(
+        logits.expand(6000, -1), [SamplingRow(SamplingParams(temperature=1.1), 5, i) for i in range(6000)]
+    )
     assert chi_square(tokens, logits.double().softmax(-1)[0]) > CHI_SQUARE_999
 
 
@@ -63,7 +64,7 @@ def test_typical_sampling_keeps_what_transformers_keeps(mass):
     for seed in range(8):
         logits = 2 * torch.randn(1, 700, generator=torch.Generator().manual_seed(seed))
         kept = warper(None, logits.double())[0].isfinite()
-        draws = [Draw(Sampling(temperature=1.0, typical_p=mass), seed, i) for i in range(60)]
+        draws = [SamplingRow(SamplingParams(temperature=1.0, typical_p=mass), seed, i) for i in range(60)]
         chosen = choose_tokens(logits.expand(60, -1), draws)
         assert all(kept[token] for token in chosen)
 
@@ -77,5 +78,7 @@ def test_repetition_penalties_and_the_least_length_are_those_of_transformers(pen
     seen[ids[0]], allowed[5] = True, False
     expected = process.RepetitionPenaltyLogitsProcessor(penalty)(ids, logits)
     expected = process.MinNewTokensLengthLogitsProcessor(4, 3, 5)(ids, expected)[0]
-    found = adjust(logits[0], Draw(Sampling(repetition_penalty=penalty), 0, 0, seen=seen, allowed=allowed))
+    found = process_logits(
+        logits[0], SamplingRow(SamplingParams(repetition_penalty=penalty), 0, 0, seen=seen, allowed=allowed)
+    )
     assert torch.allclose(found, expected)

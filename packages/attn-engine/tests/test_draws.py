@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from attn_engine import Sampling
-from attn_engine.draw import draw_token, first_largest
+from attn_engine import SamplingParams
+from attn_engine.sampler import argmax, sample_token
 
 
 def kept_by_the_definition(scores, sampling):
@@ -32,12 +32,12 @@ def kept_by_the_definition(scores, sampling):
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(temperature=1.0),
-        Sampling(temperature=0.6, min_p=0.03),
-        Sampling(temperature=0.8, top_k=40),
-        Sampling(temperature=1.0, top_p=0.9),
-        Sampling(temperature=2.0, top_p=0.999),
-        Sampling(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.6, min_p=0.03),
+        SamplingParams(temperature=0.8, top_k=40),
+        SamplingParams(temperature=1.0, top_p=0.9),
+        SamplingParams(temperature=2.0, top_p=0.999),
+        SamplingParams(temperature=1.5, top_k=900, top_p=0.97, min_p=0.001),
     ],
     ids=["plain", "min_p", "top_k", "top_p", "nearly all", "all filters"],
 )
@@ -46,7 +46,7 @@ def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
     ids, shares = kept_by_the_definition(scores, sampling)
     ends = np.cumsum(shares)
     for point in np.linspace(0, 1, 97, endpoint=False):
-        place = ids.index(draw_token(scores, sampling, float(point)))
+        place = ids.index(sample_token(scores, sampling, float(point)))
         # Weights are float32: a point this near to an end may fall to either side.
         assert ends[place] - shares[place] - 1e-5 <= point <= ends[place] + 1e-5
 
@@ -54,14 +54,14 @@ def test_a_point_falls_on_the_token_at_which_the_sum_passes_it(size, sampling):
 def test_what_has_no_weight_is_not_drawn_even_at_the_very_end():
     scores = np.full(1000, -np.inf, dtype=np.float32)
     scores[[3, 700]] = 1.0
-    drawn = {draw_token(scores, Sampling(temperature=1.0), point) for point in (0.0, 0.4, 0.6, 1 - 2**-53)}
+    drawn = {sample_token(scores, SamplingParams(temperature=1.0), point) for point in (0.0, 0.4, 0.6, 1 - 2**-53)}
     assert drawn == {3, 700}
 
 
 @pytest.mark.parametrize("sick", [np.nan, np.inf])
-@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=2)])
+@pytest.mark.parametrize("sampling", [SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_k=2)])
 def test_scores_that_are_no_numbers_give_no_token(sick, sampling):
     scores = np.array([0.0, sick, 1.0], dtype=np.float32)
-    assert draw_token(scores, sampling, 0.5) == -1
-    assert first_largest(scores) == -1
-    assert draw_token(np.full(3, -np.inf, dtype=np.float32), sampling, 0.5) == -1
+    assert sample_token(scores, sampling, 0.5) == -1
+    assert argmax(scores) == -1
+    assert sample_token(np.full(3, -np.inf, dtype=np.float32), sampling, 0.5) == -1

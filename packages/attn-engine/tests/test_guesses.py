@@ -11,8 +11,8 @@ import torch
 from attn_core import RaggedBatch, installed
 from attn_core.errors import InvalidValue
 from attn_core.stores import StoreSize
-from attn_engine import Beams, EngineLimits, Grammar, Request, Sampling, Scoring
-from attn_engine.lookup import Lookup
+from attn_engine import EngineConfig, Request, SamplingParams, ScoringParams, StructuredOutput
+from attn_engine.draft_tokens import PromptLookup
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import assert_empty, make_engine, run_all, some_requests
@@ -28,13 +28,13 @@ def repeating(kind: str):
 
 def wordy(model, count: int, seed: int = 0, **sampling) -> list[Request]:
     rng = random.Random(seed)
-    sampling = {"ignore_end": True, "guesses": 4} | sampling
+    sampling = {"ignore_eos": True, "num_speculative_tokens": 4} | sampling
     requests = []
     for number, request in enumerate(some_requests(model, count, seed)):
         words = [rng.randrange(VOCABULARY) for _ in range(rng.randint(2, 4))]
         given = sampling | ({"temperature": 0.3, "seed": number} if number % 2 else {})
-        task = Sampling(max_new_tokens=rng.randint(10, 24), **given)
-        requests.append(replace(request, token_ids=tuple(words * 5), task=task))
+        task = SamplingParams(max_new_tokens=rng.randint(10, 24), **given)
+        requests.append(replace(request, token_ids=tuple(words * 5), params=task))
     return requests
 
 
@@ -42,8 +42,8 @@ def plainly(model, requests, **engine):
     """The tokens of each request alone, without a guess."""
     found = {}
     for request in requests:
-        task = replace(request.task, guesses=0)
-        outcomes = run_all(make_engine(model, **engine), [replace(request, task=task)])
+        task = request.params.replace(num_speculative_tokens=0)
+        outcomes = run_all(make_engine(model, **engine), [replace(request, params=task)])
         found |= {key: outcome.ids for key, outcome in outcomes.items()}
     return found
 
@@ -59,20 +59,20 @@ def ids_of(outcomes):
 def test_guesses_change_no_token(kind, cache):
     model = repeating(kind)
     requests = wordy(model, 5)
-    engine = make_engine(model, cache, step_tokens=40)
+    engine = make_engine(model, cache, max_num_batched_tokens=40)
     assert ids_of(run_all(engine, requests, every=2)) == plainly(model, requests)
-    assert engine.load().guessed_tokens > engine.load().accepted_tokens > 0
+    assert engine.stats().draft_tokens > engine.stats().accepted_tokens > 0
     assert_empty(engine)
 
 
 def test_right_guesses_save_steps():
     model = repeating("paged")
     (request,) = wordy(model, 1, seed=2)
-    task = Sampling(max_new_tokens=60, ignore_end=True)
+    task = SamplingParams(max_new_tokens=60, ignore_eos=True)
     steps = {}
     for guesses in (0, 4):
         engine = make_engine(model)
-        engine.submit(replace(request, task=replace(task, guesses=guesses)))
+        engine.submit(replace(request, params=task.replace(num_speculative_tokens=guesses)))
         steps[guesses] = sum(1 for _ in iter(lambda e=engine: e.step() if not e.idle else None, None))
     assert steps[0] == 60
     assert steps[4] < 45
@@ -81,10 +81,10 @@ def test_right_guesses_save_steps():
 def test_preemption_and_little_room_change_nothing():
     model = repeating("window")
     requests = wordy(model, 8, seed=3)
-    engine = make_engine(model, "paged", tokens=112, step_tokens=30)
+    engine = make_engine(model, "paged", tokens=112, max_num_batched_tokens=30)
     assert ids_of(run_all(engine, requests)) == plainly(model, requests)
-    assert engine.load().preemptions > 0
-    assert engine.load().accepted_tokens > 0
+    assert engine.stats().preemptions > 0
+    assert engine.stats().accepted_tokens > 0
     assert_empty(engine)
 
 
@@ -92,33 +92,40 @@ def test_penalties_grammars_logprobs_and_ends_hold_for_guessed_tokens():
     model = repeating("hybrid")
     for options in (
         {"repetition_penalty": 1.1, "frequency_penalty": 0.3},
-        {"alternatives": 2},
-        {"ignore_end": False, "min_new_tokens": 6},
-        {"completions": 2, "temperature": 0.4, "seed": 9},
+        {"top_logprobs": 2},
+        {"ignore_eos": False, "min_new_tokens": 6},
+        {"n": 2, "temperature": 0.4, "seed": 9},
     ):
         requests = (
             wordy(model, 2, seed=6, **options)
             if "seed" not in options
-            else [replace(r, task=Sampling(max_new_tokens=14, guesses=5, **options)) for r in wordy(model, 2, seed=6)]
+            else [
+                replace(r, params=SamplingParams(max_new_tokens=14, num_speculative_tokens=5, **options))
+                for r in wordy(model, 2, seed=6)
+            ]
         )
         assert ids_of(run_all(make_engine(model), requests)) == plainly(model, requests)
-    pairs = Grammar("regex", "(ab){3,12}c")
-    request = Request(id="g", token_ids=(1, 2, 3), task=Sampling(max_new_tokens=30, grammar=pairs, guesses=6))
+    pairs = StructuredOutput(regex="(ab){3,12}c")
+    request = Request(
+        id="g",
+        token_ids=(1, 2, 3),
+        params=SamplingParams(max_new_tokens=30, structured_output=pairs, num_speculative_tokens=6),
+    )
     paged = repeating("paged")
     engine = make_engine(paged, tokenizer=JSON)
     assert ids_of(run_all(engine, [request])) == plainly(paged, [request], tokenizer=JSON)
-    assert engine.load().accepted_tokens > 0
+    assert engine.stats().accepted_tokens > 0
 
 
 def test_a_crowd_of_every_sort_of_request_gets_what_each_gets_alone():
     model = repeating("hybrid")
     guessing = wordy(model, 4, seed=4)
-    beams = replace(guessing[0], id="beams", task=Sampling(max_new_tokens=6, beams=Beams(width=3), ignore_end=True))
-    score = replace(guessing[1], id="score", task=Scoring())
+    beams = replace(guessing[0], id="beams", params=SamplingParams(max_new_tokens=6, num_beams=3, ignore_eos=True))
+    score = replace(guessing[1], id="score", params=ScoringParams())
     alone = {}
     for request in (*guessing, beams, score):
         alone |= ids_of(run_all(make_engine(model), [request]))
-    engine = make_engine(model, "shared", step_tokens=25)
+    engine = make_engine(model, "shared", max_num_batched_tokens=25)
     assert ids_of(run_all(engine, [*guessing, beams, score], every=1)) == alone
     assert_empty(engine)
 
@@ -126,14 +133,14 @@ def test_a_crowd_of_every_sort_of_request_gets_what_each_gets_alone():
 def test_a_stop_string_inside_a_guess_ends_the_text():
     model = repeating("paged")
     (request,) = wordy(model, 1, seed=2)
-    whole = run_all(make_engine(model), [replace(request, task=Sampling(max_new_tokens=30, ignore_end=True))])
+    whole = run_all(make_engine(model), [replace(request, params=SamplingParams(max_new_tokens=30, ignore_eos=True))])
     stop = whole[request.id, 0].text[12:15]
     texts = set()
     for guesses in (0, 6):
-        task = Sampling(max_new_tokens=30, ignore_end=True, stop=(stop,), guesses=guesses)
+        task = SamplingParams(max_new_tokens=30, ignore_eos=True, stop=(stop,), num_speculative_tokens=guesses)
         engine = make_engine(model)
-        outcome = run_all(engine, [replace(request, task=task)])[request.id, 0]
-        assert outcome.finish.stop == stop
+        outcome = run_all(engine, [replace(request, params=task)])[request.id, 0]
+        assert outcome.stop_reason == stop
         texts.add((outcome.text, tuple(outcome.ids)))
         assert_empty(engine)
     assert len(texts) == 1
@@ -173,11 +180,13 @@ def test_guessed_samples_pass_a_chi_square_test():
     model = repeating("paged")
     prompt, words = (1, 2, 3, 2, 1, 3, 1, 2), (1, 2, 3)
     only = {token: -100.0 for token in range(VOCABULARY) if token not in words} | dict.fromkeys(words, 50.0)
-    task = Sampling(max_new_tokens=3, temperature=1.0, logit_bias=only, guesses=2, ignore_end=True)
-    requests = [Request(id=str(i), token_ids=prompt, task=replace(task, seed=i)) for i in range(1500)]
-    engine = make_engine(model, "shared", requests=64, tokens=96 * 64, step_tokens=1024, waiting=2000)
+    task = SamplingParams(max_new_tokens=3, temperature=1.0, logit_bias=only, num_speculative_tokens=2, ignore_eos=True)
+    requests = [Request(id=str(i), token_ids=prompt, params=task.replace(seed=i)) for i in range(1500)]
+    engine = make_engine(
+        model, "shared", requests=64, tokens=96 * 64, max_num_batched_tokens=1024, max_queued_requests=2000
+    )
     found = [tuple(outcome.ids) for outcome in run_all(engine, requests).values()]
-    assert engine.load().accepted_tokens > 100
+    assert engine.stats().accepted_tokens > 100
     expected = exact(model, prompt, words, 3)
     likely = {key: share * len(found) for key, share in expected.items()}
     assert sum((found.count(key) - n) ** 2 / n for key, n in likely.items()) < CHI_SQUARE_999_OF_26
@@ -185,22 +194,22 @@ def test_guessed_samples_pass_a_chi_square_test():
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 5))
 def test_a_guess_is_what_followed_the_longest_match(tokens, most):
-    grown = Lookup()
+    grown = PromptLookup()
     for end in range(1, len(tokens) + 1):
-        found = grown.guess(tokens[:end], most).tokens
+        found = grown.draft(tokens[:end], most).tokens
     expected: list[int] = []
     for length in range(min(3, len(tokens)), 0, -1):
         starts = [i for i in range(len(tokens) - length) if tokens[i : i + length] == tokens[-length:]]
         if starts:
             expected = tokens[starts[-1] + length :][:most]
             break
-    assert found == tuple(expected) == Lookup().guess(tokens, most).tokens
+    assert found == tuple(expected) == PromptLookup().draft(tokens, most).tokens
 
 
 @pytest.mark.parametrize("value", [-1, 33, 1.5, True])
 def test_a_number_of_guesses_out_of_range_is_refused(value):
-    with pytest.raises(InvalidValue, match=r"^guesses: "):
-        Sampling(guesses=value)
+    with pytest.raises(InvalidValue, match=r"^num_speculative_tokens: "):
+        SamplingParams(num_speculative_tokens=value)
     if not isinstance(value, float | bool):
-        with pytest.raises(InvalidValue, match=r"^guesses: "):
-            EngineLimits(guesses=value)
+        with pytest.raises(InvalidValue, match=r"^num_speculative_tokens: "):
+            EngineConfig(num_speculative_tokens=value)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attn_core.errors import InvalidValue
-from attn_engine import FinishReason, Request, Sampling
+from attn_core.errors import DeadlineExceeded, InvalidValue, Unavailable
+from attn_engine import FinishReason, Request, SamplingParams
 from serving import Outcome, assert_empty, make_engine, run, some_requests
 from small_models import LETTERS, VOCABULARY, small_model
 
@@ -25,17 +25,22 @@ class Clock:
 
 @pytest.mark.parametrize("steps", [0, 1, 3], ids=["while waiting", "while its prompt is read", "while it decodes"])
 def test_cancelling_frees_everything_before_the_next_step(steps):
-    engine = make_engine(small_model("hybrid"), "paged", step_tokens=20)
+    engine = make_engine(small_model("hybrid"), "paged", max_num_batched_tokens=20)
     engine.submit(
-        Request(id="x", token_ids=prompt(30), source_ids=(1, 2), task=Sampling(max_new_tokens=40, ignore_end=True))
+        Request(
+            id="x",
+            token_ids=prompt(30),
+            encoder_token_ids=(1, 2),
+            params=SamplingParams(max_new_tokens=40, ignore_eos=True),
+        )
     )
     for _ in range(steps):
         engine.step()
     assert engine.cancel("x")
     assert_empty(engine)
     (event,) = engine.step()
-    assert event.finish.reason is FinishReason.CANCELLED
-    assert event.finish.usage.new_tokens == max(0, steps - 1)
+    assert isinstance(event.error, Unavailable)
+    assert event.delta.usage.completion_tokens == max(0, steps - 1)
     assert not engine.cancel("x")
     assert engine.idle
 
@@ -52,7 +57,7 @@ def test_cancelling_one_leaves_the_others_as_they_were():
         if step == 2:
             engine.cancel("r1")
         for event in engine.step():
-            outcomes[event.request].take(event)
+            outcomes[event.request_id].take(event)
     assert outcomes["r1"].ids == undisturbed["r1"].ids[: len(outcomes["r1"].ids)]
     for name in ("r0", "r2", "r3"):
         assert outcomes[name].ids == undisturbed[name].ids
@@ -61,10 +66,10 @@ def test_cancelling_one_leaves_the_others_as_they_were():
 def test_a_deadline_that_has_passed_in_the_queue_computes_nothing():
     clock = Clock()
     engine = make_engine(small_model("paged"), clock=clock)
-    engine.submit(Request(id="x", token_ids=prompt(5), deadline=clock.now - 1, task=Sampling(max_new_tokens=9)))
+    engine.submit(Request(id="x", token_ids=prompt(5), deadline=clock.now - 1, params=SamplingParams(max_new_tokens=9)))
     (event,) = engine.step()
-    assert event.finish.reason is FinishReason.DEADLINE
-    assert engine.load().computed_tokens == 0
+    assert isinstance(event.error, DeadlineExceeded)
+    assert engine.stats().computed_tokens == 0
     assert_empty(engine)
 
 
@@ -72,7 +77,12 @@ def test_a_deadline_ends_a_running_request_with_what_it_has():
     clock = Clock()
     engine = make_engine(small_model("paged"), clock=clock)
     engine.submit(
-        Request(id="x", token_ids=prompt(5), deadline=clock.now + 1, task=Sampling(max_new_tokens=40, ignore_end=True))
+        Request(
+            id="x",
+            token_ids=prompt(5),
+            deadline=clock.now + 1,
+            params=SamplingParams(max_new_tokens=40, ignore_eos=True),
+        )
     )
     outcome = Outcome()
     for _ in range(3):
@@ -81,8 +91,8 @@ def test_a_deadline_ends_a_running_request_with_what_it_has():
     clock.now += 1
     for event in engine.step():
         outcome.take(event)
-    assert outcome.finish.reason is FinishReason.DEADLINE
-    assert len(outcome.ids) == outcome.finish.usage.new_tokens == 3
+    assert isinstance(outcome.error, DeadlineExceeded)
+    assert len(outcome.ids) == outcome.usage.completion_tokens == 3
     assert outcome.text == LETTERS.decode(outcome.ids)
     assert_empty(engine)
 
@@ -104,10 +114,10 @@ def test_a_clock_that_jumps_ends_those_with_a_deadline_at_most(jump):
     for step in range(60):
         clock.now += jump if step == 1 else 0.1
         for event in engine.step():
-            outcomes[event.request].take(event)
+            outcomes[event.request_id].take(event)
     for place, request in enumerate(requests):
         late = jump > 0 and place % 2 and len(undisturbed[request.id].ids) > 1
-        assert (outcomes[request.id].finish.reason is FinishReason.DEADLINE) == bool(late)
+        assert (isinstance(outcomes[request.id].error, DeadlineExceeded)) == bool(late)
         if not late:
             assert outcomes[request.id].ids == undisturbed[request.id].ids
     assert_empty(engine)
@@ -120,13 +130,13 @@ def test_a_pool_smaller_than_a_block_serves_what_fits_and_refuses_the_rest(cache
     engine = make_engine(small_model("window"), cache, tokens=tokens, requests=1)
     ends, refused = [], 0
     for length in (1, 2, 4, 10, 40, 80):
-        task = Sampling(max_new_tokens=3, ignore_end=True)
+        task = SamplingParams(max_new_tokens=3, ignore_eos=True)
         try:
-            engine.submit(Request(id=str(length), token_ids=prompt(length), task=task))
+            engine.submit(Request(id=str(length), token_ids=prompt(length), params=task))
         except InvalidValue:
             refused += 1
     for _ in range(40):
-        ends += [event.finish.reason for event in engine.step() if event.finish]
+        ends += [event.delta.finish_reason for event in engine.step() if event.ended]
     assert refused + len(ends) == 6
     assert set(ends) <= {FinishReason.LENGTH}
     assert refused or cache == "kivi"
@@ -138,41 +148,42 @@ def test_an_end_token_ends_the_text_unless_it_is_ignored():
     (end,) = LETTERS.end_ids
     with torch.no_grad():
         model.head.bias[end] += 100
-    ended, ignoring = (Sampling(max_new_tokens=5, ignore_end=ignore) for ignore in (False, True))
+    ended, ignoring = (SamplingParams(max_new_tokens=5, ignore_eos=ignore) for ignore in (False, True))
     outcomes = run(
         make_engine(model),
-        [Request(id=n, token_ids=(1,), task=t) for n, t in (("ended", ended), ("ignoring", ignoring))],
+        [Request(id=n, token_ids=(1,), params=t) for n, t in (("ended", ended), ("ignoring", ignoring))],
     )
-    assert outcomes["ended"].finish.reason is FinishReason.END_OF_SEQUENCE
+    assert outcomes["ended"].finish_reason is FinishReason.END_OF_SEQUENCE
     assert (outcomes["ended"].ids, outcomes["ended"].text) == ([end], "")
-    assert outcomes["ignoring"].finish.reason is FinishReason.LENGTH
+    assert outcomes["ignoring"].finish_reason is FinishReason.LENGTH
     assert outcomes["ignoring"].ids == [end] * 5
 
 
-def test_usage_counts_prompt_new_and_computed_tokens():
-    outcome = run(
-        make_engine(small_model("paged")),
-        [Request(id="x", token_ids=prompt(7), task=Sampling(max_new_tokens=4, ignore_end=True))],
-    )
-    usage = outcome["x"].finish.usage
-    assert (usage.prompt_tokens, usage.new_tokens, usage.computed_tokens) == (7, 4, 10)
+def test_usage_counts_tokens_of_the_prompt_and_the_completion():
+    engine = make_engine(small_model("paged"))
+    params = SamplingParams(max_new_tokens=4, ignore_eos=True)
+    usage = run(engine, [Request(id="x", token_ids=prompt(7), params=params)])["x"].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (7, 4)
+    assert engine.stats().computed_tokens == 10
 
 
 @pytest.mark.parametrize("cache", ["contiguous", "paged", "shared"])
 def test_nothing_leaks_after_a_random_program_of_submits_and_cancels(cache):
     rng = random.Random(4)
     model = small_model("hybrid")
-    engine = make_engine(model, cache, tokens=192, requests=4, step_tokens=24)
+    engine = make_engine(model, cache, tokens=192, requests=4, max_num_batched_tokens=24)
     ended: list[str] = []
-    requests = [r for r in some_requests(model, 60, seed=4) if engine._store.fits(len(r.token_ids) + r.new_tokens)]
+    requests = [
+        r for r in some_requests(model, 60, seed=4) if engine._store.fits(len(r.token_ids) + r.params.max_new_tokens)
+    ]
     for step, request in enumerate(requests):
         engine.submit(request)
         for _ in range(rng.randrange(4)):
-            ended += [event.request for event in engine.step() if event.finish]
+            ended += [event.request_id for event in engine.step() if event.ended]
         if step % 3 == 0:
             engine.cancel(rng.choice(requests[: step + 1]).id)
     while not engine.idle:
-        ended += [event.request for event in engine.step() if event.finish]
+        ended += [event.request_id for event in engine.step() if event.ended]
     assert sorted(ended) == sorted(request.id for request in requests)
     assert_empty(engine)
 
@@ -183,14 +194,14 @@ def test_a_request_whose_logits_are_not_numbers_fails_alone():
     undisturbed = run(make_engine(model), requests)
     with torch.no_grad():
         model.embed.weight[VOCABULARY - 1] = torch.nan
-    sick = Request(id="sick", token_ids=(VOCABULARY - 1,), task=Sampling(max_new_tokens=3))
-    warm = Request(id="warm", token_ids=(VOCABULARY - 1,), task=Sampling(max_new_tokens=3, temperature=1.0))
+    sick = Request(id="sick", token_ids=(VOCABULARY - 1,), params=SamplingParams(max_new_tokens=3))
+    warm = Request(id="warm", token_ids=(VOCABULARY - 1,), params=SamplingParams(max_new_tokens=3, temperature=1.0))
     healthy = [r for r in requests if VOCABULARY - 1 not in (*r.token_ids, *undisturbed[r.id].ids)]
     assert healthy
     outcomes = run(make_engine(model), [*healthy, sick, warm])
     for name in ("sick", "warm"):
-        assert outcomes[name].finish.reason is FinishReason.FAILED
-        assert "not finite" in str(outcomes[name].finish.error)
+        assert outcomes[name].error is not None
+        assert "not finite" in str(outcomes[name].error)
     assert all(outcomes[r.id].ids == undisturbed[r.id].ids for r in healthy)
 
 
@@ -205,10 +216,10 @@ def test_a_source_that_cannot_be_encoded_fails_alone():
         return encode(source)
 
     model.encode = moody
-    bad = Request(id="bad", token_ids=(1,), source_ids=(1,) * 12, task=Sampling(max_new_tokens=9))
+    bad = Request(id="bad", token_ids=(1,), encoder_token_ids=(1,) * 12, params=SamplingParams(max_new_tokens=9))
     outcomes = run(make_engine(model), [bad, *requests])
-    assert outcomes["bad"].finish.reason is FinishReason.FAILED
-    assert all(outcomes[r.id].finish.reason is FinishReason.LENGTH for r in requests)
+    assert outcomes["bad"].error is not None
+    assert all(outcomes[r.id].finish_reason is FinishReason.LENGTH for r in requests)
 
 
 @pytest.mark.parametrize(("cache", "tokens"), [("contiguous", 96 * 8), ("shared", 96 * 3)])
@@ -230,10 +241,10 @@ def test_load_tells_what_runs_and_what_waits():
     engine = make_engine(model, requests=2)
     for request in some_requests(model, 5):
         engine.submit(request)
-    assert (engine.load().running, engine.load().waiting) == (0, 5)
+    assert (engine.stats().running, engine.stats().waiting) == (0, 5)
     engine.step()
-    load = engine.load()
+    load = engine.stats()
     assert load.running <= 2
     assert load.waiting == 3
-    assert 0 < load.state_tokens_used <= load.state_tokens_total
+    assert 0 < load.kv_tokens_used <= load.kv_tokens_total
     assert load.generated_tokens == 2

@@ -5,13 +5,13 @@ import time
 
 import pytest
 from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable
-from attn_engine import EngineLoop, FinishReason, Request, Sampling
+from attn_engine import EngineLoop, FinishReason, Request, SamplingParams
 from serving import assert_empty, make_engine, run, some_requests
 from small_models import small_model
 
 
 def endless(name: str, tokens: int = 90) -> Request:
-    return Request(id=name, token_ids=(1, 2), task=Sampling(max_new_tokens=tokens, ignore_end=True))
+    return Request(id=name, token_ids=(1, 2), params=SamplingParams(max_new_tokens=tokens, ignore_eos=True))
 
 
 def waits_until(condition, seconds: float = 20) -> bool:
@@ -29,7 +29,7 @@ def test_streams_from_many_threads_equal_a_quiet_run():
     texts: dict[str, str] = {}
     with EngineLoop(engine) as loop:
         threads = [
-            threading.Thread(target=lambda r=r: texts.update({r.id: "".join(e.text for e in loop.stream(r))}))
+            threading.Thread(target=lambda r=r: texts.update({r.id: "".join(e.delta.text for e in loop.stream(r))}))
             for r in requests
         ]
         for thread in threads:
@@ -62,19 +62,19 @@ def test_a_cancellation_from_another_thread_takes_effect_within_one_step():
                 canceller = threading.Thread(target=lambda: (loop.cancel("x"), cancelled_at.append(len(events))))
                 canceller.start()
                 canceller.join()
-            if event.finish:
+            if event.ended:
                 seen.set()
 
         loop.submit(endless("x"), deliver)
         assert seen.wait(20)
-    assert events[-1].finish.reason is FinishReason.CANCELLED
+    assert isinstance(events[-1].error, Unavailable)
     assert len(events) == cancelled_at[0] + 1
 
 
 def test_listeners_get_all_events_of_a_step_at_once():
     steps = []
     engine = make_engine(small_model("paged"))
-    with EngineLoop(engine, listen=lambda events: steps.append([event.request for event in events])) as loop:
+    with EngineLoop(engine, listen=lambda events: steps.append([event.request_id for event in events])) as loop:
         for name in ("a", "b", "c"):
             loop.submit(endless(name, 30))
         assert loop.drain(timeout=30)
@@ -83,14 +83,14 @@ def test_listeners_get_all_events_of_a_step_at_once():
 
 
 def test_what_an_engine_refuses_is_raised_to_the_caller():
-    engine = make_engine(small_model("paged"), requests=1, waiting=1)
+    engine = make_engine(small_model("paged"), requests=1, max_queued_requests=1)
     with EngineLoop(engine) as loop:
         with pytest.raises(InvalidValue):
             loop.submit(Request(id="x", token_ids=()))
         loop.submit(endless("a"))
         with pytest.raises(AlreadyExists):
             loop.submit(endless("a"))
-        assert waits_until(lambda: loop.load().running == 1)
+        assert waits_until(lambda: loop.stats().running == 1)
         loop.submit(endless("b"))
         with pytest.raises(OutOfCapacity):
             loop.submit(endless("c"))
@@ -98,12 +98,12 @@ def test_what_an_engine_refuses_is_raised_to_the_caller():
 
 def test_stopping_cancels_what_runs_and_tells_it():
     engine = make_engine(small_model("paged"))
-    finishes = {}
+    errors = {}
     loop = EngineLoop(engine)
     for name in ("a", "b"):
-        loop.submit(endless(name), lambda e: finishes.update({e.request: e.finish}) if e.finish else None)
+        loop.submit(endless(name), lambda e: errors.update({e.request_id: e.error}) if e.ended else None)
     loop.stop()
-    assert {name: finish.reason for name, finish in finishes.items()} == dict.fromkeys("ab", FinishReason.CANCELLED)
+    assert {name: type(error) for name, error in errors.items()} == dict.fromkeys("ab", Unavailable)
     with pytest.raises(Unavailable):
         loop.submit(endless("c"))
     assert_empty(engine)
@@ -113,9 +113,9 @@ def test_stopping_cancels_what_runs_and_tells_it():
 def test_draining_waits_for_the_end_and_takes_nothing_new():
     with EngineLoop(make_engine(small_model("paged"))) as loop:
         finished = []
-        loop.submit(endless("a", 20), lambda e: finished.append(e.finish) if e.finish else None)
+        loop.submit(endless("a", 20), lambda e: finished.append(e.delta.finish_reason) if e.ended else None)
         assert loop.drain(timeout=30)
-        assert [finish.reason for finish in finished] == [FinishReason.LENGTH]
+        assert finished == [FinishReason.LENGTH]
         with pytest.raises(Unavailable):
             loop.submit(endless("b"))
 
@@ -127,10 +127,10 @@ def test_a_step_that_fails_ends_its_requests_and_the_loop_goes_on():
     model.step = lambda *arguments: 1 / 0
     with EngineLoop(engine) as loop:
         (event,) = list(loop.stream(endless("a")))
-        assert event.finish.reason is FinishReason.FAILED
-        assert "ZeroDivisionError" in str(event.finish.error)
+        assert event.error is not None
+        assert "ZeroDivisionError" in str(event.error)
         model.step = step
-        assert list(loop.stream(endless("b", 5)))[-1].finish.reason is FinishReason.LENGTH
+        assert list(loop.stream(endless("b", 5)))[-1].delta.finish_reason is FinishReason.LENGTH
     assert_empty(engine)
 
 
@@ -145,9 +145,9 @@ def test_a_receiver_that_raises_loses_its_request_and_harms_nobody_else():
 
         loop.submit(endless("bad"), broken)
         events = list(loop.stream(endless("good", 20)))
-        assert events[-1].finish.reason is FinishReason.LENGTH
+        assert events[-1].delta.finish_reason is FinishReason.LENGTH
         assert loop.drain(timeout=20)
-    assert told[-1].finish.reason is FinishReason.CANCELLED
+    assert isinstance(told[-1].error, Unavailable)
     assert len(told) == 2
     assert_empty(engine)
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attn_engine import Beams, Request, Sampling
+from attn_engine import Request, SamplingParams
 from serving import assert_empty, make_engine, run, run_all, some_requests
 from small_models import KINDS, small_model
 
-GREEDY = Sampling(max_new_tokens=12, ignore_end=True)
+GREEDY = SamplingParams(max_new_tokens=12, ignore_eos=True)
 OTHERS = {
-    "drawn": Sampling(max_new_tokens=9, temperature=1.0, seed=5, ignore_end=True),
-    "scored": Sampling(max_new_tokens=9, alternatives=2, ignore_end=True),
-    "biased": Sampling(max_new_tokens=9, logit_bias={3: 4.0}, ignore_end=True),
-    "punished": Sampling(max_new_tokens=9, repetition_penalty=1.5, ignore_end=True),
-    "kept going": Sampling(max_new_tokens=9, min_new_tokens=5),
-    "searched": Sampling(max_new_tokens=9, beams=Beams(width=3)),
+    "drawn": SamplingParams(max_new_tokens=9, temperature=1.0, seed=5, ignore_eos=True),
+    "scored": SamplingParams(max_new_tokens=9, top_logprobs=2, ignore_eos=True),
+    "biased": SamplingParams(max_new_tokens=9, logit_bias={3: 4.0}, ignore_eos=True),
+    "punished": SamplingParams(max_new_tokens=9, repetition_penalty=1.5, ignore_eos=True),
+    "kept going": SamplingParams(max_new_tokens=9, min_new_tokens=5),
+    "searched": SamplingParams(max_new_tokens=9, num_beams=3),
 }
 
 
@@ -43,7 +43,7 @@ class Asked:
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_requests_ask_for_no_logits_and_get_the_same_tokens(kind):
     asked = Asked(kind)
-    requests = [replace(request, task=GREEDY) for request in some_requests(asked.model, 6, seed=2)]
+    requests = [replace(request, params=GREEDY) for request in some_requests(asked.model, 6, seed=2)]
     found = run(make_engine(asked.model), requests, every=2)
     expected = run(make_engine(small_model(kind)), requests, every=2)
     assert asked.rows == 0
@@ -51,12 +51,16 @@ def test_greedy_requests_ask_for_no_logits_and_get_the_same_tokens(kind):
 
 
 @pytest.mark.parametrize("finds", [True, False])
-@pytest.mark.parametrize("guesses", [0, 3])
-def test_requests_that_need_logits_get_theirs_beside_those_that_do_not(guesses, finds):
+@pytest.mark.parametrize("num_speculative_tokens", [0, 3])
+def test_requests_that_need_logits_get_theirs_beside_those_that_do_not(num_speculative_tokens, finds):
     asked = Asked("paged", finds=finds)
-    tasks = {"greedy": GREEDY, **OTHERS, "again": replace(GREEDY, completions=3)}
+    tasks = {"greedy": GREEDY, **OTHERS, "again": GREEDY.replace(n=3)}
     requests = [
-        Request(id=name, token_ids=(1, 2, 3, 1, 2), task=task if task.beams else replace(task, guesses=guesses))
+        Request(
+            id=name,
+            token_ids=(1, 2, 3, 1, 2),
+            params=task if task.num_beams > 1 else task.replace(num_speculative_tokens=num_speculative_tokens),
+        )
         for name, task in tasks.items()
     ]
     engine = make_engine(asked.model, "shared", requests=16)
@@ -72,8 +76,8 @@ def test_requests_that_need_logits_get_theirs_beside_those_that_do_not(guesses, 
 
 def test_a_model_that_cannot_tell_is_asked_for_logits():
     asked = Asked("paged", finds=False)
-    found = run(make_engine(asked.model), [Request(id="a", token_ids=(5, 6), task=GREEDY)])
-    expected = run(make_engine(small_model("paged")), [Request(id="a", token_ids=(5, 6), task=GREEDY)])
+    found = run(make_engine(asked.model), [Request(id="a", token_ids=(5, 6), params=GREEDY)])
+    expected = run(make_engine(small_model("paged")), [Request(id="a", token_ids=(5, 6), params=GREEDY)])
     assert asked.rows == GREEDY.max_new_tokens
     assert found["a"].ids == expected["a"].ids
 
@@ -82,7 +86,7 @@ def test_a_row_without_a_likeliest_token_fails_alone():
     asked = Asked("paged")
     kept = asked.model.greedy_tokens
     asked.model.greedy_tokens = lambda hidden: kept(hidden).where(torch.arange(len(hidden)) != 1, -1)
-    requests = [Request(id=name, token_ids=(4, 5), task=GREEDY) for name in "ab"]
+    requests = [Request(id=name, token_ids=(4, 5), params=GREEDY) for name in "ab"]
     found = run(make_engine(asked.model), requests)
-    assert [found[name].finish.reason.value for name in "ab"] == ["length", "failed"]
+    assert [found[name].finish_reason for name in "ab"] == ["length", None]
     assert [len(found[name].ids) for name in "ab"] == [12, 0]

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from attn_cache import Int4Cache, Int8Cache, KiviCache, KiviLayout
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineLimits, Request, Sampling
+from attn_engine import Engine, EngineConfig, Request, SamplingParams
 from serving import assert_empty, run
 from small_models import LETTERS, VOCABULARY, small_model
 
@@ -17,10 +17,10 @@ EVERY = pytest.mark.parametrize("family", FAMILIES)
 KINDS = pytest.mark.parametrize("kind", ["paged", "hybrid"])
 
 
-def engine_of(kind: str, family: str, *, tokens: int = 96 * 8, step_tokens: int = 256) -> Engine:
+def engine_of(kind: str, family: str, *, tokens: int = 96 * 8, max_num_batched_tokens: int = 256) -> Engine:
     model = small_model(kind)
     store = FAMILIES[family].create(model.state_specs(), StoreSize(tokens=tokens, requests=8, dtype="float64"))
-    return Engine(model, store, LETTERS, EngineLimits(step_tokens=step_tokens))
+    return Engine(model, store, LETTERS, EngineConfig(max_num_batched_tokens=max_num_batched_tokens))
 
 
 def asked(kind: str, scope: str | None = "") -> list[Request]:
@@ -30,8 +30,8 @@ def asked(kind: str, scope: str | None = "") -> list[Request]:
         Request(
             id=f"r{i}",
             token_ids=(*common[: rng.randint(1, 20)], *(rng.randrange(VOCABULARY) for _ in range(9))),
-            task=Sampling(max_new_tokens=rng.randint(5, 20), ignore_end=True),
-            source_ids=(3, 1, 4) if kind == "hybrid" else None,
+            params=SamplingParams(max_new_tokens=rng.randint(5, 20), ignore_eos=True),
+            encoder_token_ids=(3, 1, 4) if kind == "hybrid" else None,
             scope=scope,
         )
         for i in range(8)
@@ -47,18 +47,18 @@ def alone(kind: str, family: str) -> dict[str, list[int]]:
 @EVERY
 @pytest.mark.parametrize("scope", [None, ""])
 def test_a_crowd_with_prompts_in_chunks_and_common_beginnings_changes_nothing(kind, family, scope):
-    engine = engine_of(kind, family, step_tokens=11)
+    engine = engine_of(kind, family, max_num_batched_tokens=11)
     outcomes = run(engine, asked(kind, scope), every=2)
     assert {name: outcome.ids for name, outcome in outcomes.items()} == alone(kind, family)
-    assert (engine.load().shared_tokens > 0) == (scope is not None)
+    assert (engine.stats().cached_tokens > 0) == (scope is not None)
     assert_empty(engine)
 
 
 @KINDS
 @EVERY
 def test_preemption_changes_nothing_though_what_was_decoded_is_computed_again_as_a_prompt(kind, family):
-    engine = engine_of(kind, family, tokens=96, step_tokens=40)
+    engine = engine_of(kind, family, tokens=96, max_num_batched_tokens=40)
     outcomes = run(engine, asked(kind, None))
-    assert engine.load().preemptions > 0
+    assert engine.stats().preemptions > 0
     assert {name: outcome.ids for name, outcome in outcomes.items()} == alone(kind, family)
     assert_empty(engine)

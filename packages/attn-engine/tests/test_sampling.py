@@ -2,17 +2,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attn_engine import Request, Sampling
-from attn_engine.adjust import Draw
-from attn_engine.chance import uniform
-from attn_engine.sampler import choose_tokens
+from attn_engine import Request, SamplingParams
+from attn_engine.sampler import SamplingRow, choose_tokens, uniform
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import make_engine, run, some_requests
 from small_models import VOCABULARY, small_model
 
 SETTINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=st.floats(0.05, 3),
     top_k=st.integers(0, 70),
     top_p=st.floats(0.01, 1),
@@ -21,7 +19,7 @@ SETTINGS = st.builds(
 )
 
 
-def kept_by_the_definitions(logits, sampling: Sampling, seen) -> torch.Tensor:
+def kept_by_the_definitions(logits, sampling: SamplingParams, seen) -> torch.Tensor:
     """Probabilities [vocabulary] after each filter in turn, sorted and cut in plain Python."""
     scores = logits.double().clone()
     if sampling.repetition_penalty != 1:
@@ -58,12 +56,12 @@ def test_only_tokens_that_all_filters_keep_are_chosen(sampling, seed, draw_seed,
     seen = torch.rand(size, generator=generator) < 0.3
     expected = kept_by_the_definitions(logits[0], sampling, seen)
     for position in range(3):
-        (token,) = choose_tokens(logits, [Draw(sampling, seed, position, seen)])
+        (token,) = choose_tokens(logits, [SamplingRow(sampling, seed, position, seen)])
         # A token at the very edge of a filter may fall to either side by rounding.
         assert expected[token] > 0 or abs(float(expected.sum()) - 1) > 1e-9 or _at_an_edge(expected, sampling)
 
 
-def _at_an_edge(expected: torch.Tensor, sampling: Sampling) -> bool:
+def _at_an_edge(expected: torch.Tensor, sampling: SamplingParams) -> bool:
     ranked = expected.sort(descending=True).values.cumsum(0)
     return bool(((ranked - sampling.top_p).abs() < 1e-5).any())
 
@@ -71,11 +69,11 @@ def _at_an_edge(expected: torch.Tensor, sampling: Sampling) -> bool:
 @pytest.mark.parametrize(
     "sampling",
     [
-        Sampling(temperature=1.0),
-        Sampling(temperature=0.7, top_k=4),
-        Sampling(temperature=1.3, top_p=0.8),
-        Sampling(temperature=1.0, min_p=0.2),
-        Sampling(temperature=0.9, top_k=9, top_p=0.9, min_p=0.05),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.7, top_k=4),
+        SamplingParams(temperature=1.3, top_p=0.8),
+        SamplingParams(temperature=1.0, min_p=0.2),
+        SamplingParams(temperature=0.9, top_k=9, top_p=0.9, min_p=0.05),
     ],
     ids=["plain", "top_k", "top_p", "min_p", "all"],
 )
@@ -83,7 +81,7 @@ def test_tokens_come_as_often_as_their_probabilities_say(sampling):
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1)) * 1.5
     expected = kept_by_the_definitions(logits[0], sampling, torch.zeros(12, dtype=torch.bool))
     draws = 4000
-    tokens = choose_tokens(logits.expand(draws, -1), [Draw(sampling, 11, i) for i in range(draws)])
+    tokens = choose_tokens(logits.expand(draws, -1), [SamplingRow(sampling, 11, i) for i in range(draws)])
     counts = torch.bincount(torch.tensor(tokens), minlength=12) / draws
     # Five standard deviations of the most variable count.
     assert (counts - expected).abs().max() < 5 * (0.25 / draws) ** 0.5
@@ -94,15 +92,15 @@ def test_a_row_is_chosen_the_same_alone_and_beside_any_others():
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(40, 400, generator=generator)
     kinds = [
-        Sampling(),
-        Sampling(temperature=1.0),
-        Sampling(temperature=3.0, top_p=0.999),
-        Sampling(temperature=0.8, top_k=5),
-        Sampling(temperature=1.0, min_p=0.1),
-        Sampling(repetition_penalty=1.5),
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=3.0, top_p=0.999),
+        SamplingParams(temperature=0.8, top_k=5),
+        SamplingParams(temperature=1.0, min_p=0.1),
+        SamplingParams(repetition_penalty=1.5),
     ]
     seen = torch.rand(400, generator=generator) < 0.5
-    draws = [Draw(kinds[i % len(kinds)], i, 5, seen) for i in range(40)]
+    draws = [SamplingRow(kinds[i % len(kinds)], i, 5, seen) for i in range(40)]
     together = choose_tokens(logits, draws)
     assert together == [choose_tokens(logits[i : i + 1], [draws[i]])[0] for i in range(40)]
 
@@ -110,7 +108,7 @@ def test_a_row_is_chosen_the_same_alone_and_beside_any_others():
 @pytest.mark.parametrize("temperature", [5e-324, 1e-40, 1e9])
 def test_extreme_temperatures_choose_a_token(temperature):
     logits = torch.tensor([[1.0, 5.0, 3.0]])
-    (token,) = choose_tokens(logits, [Draw(Sampling(temperature=temperature), 1, 1)])
+    (token,) = choose_tokens(logits, [SamplingRow(SamplingParams(temperature=temperature), 1, 1)])
     assert token == 1 if temperature < 1 else token in {0, 1, 2}
 
 
@@ -118,29 +116,31 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_after_preemption():
     model = small_model("paged")
     requests = [
         Request(
-            id=r.id, token_ids=r.token_ids, task=Sampling(max_new_tokens=20, temperature=1.5, seed=i, ignore_end=True)
+            id=r.id,
+            token_ids=r.token_ids,
+            params=SamplingParams(max_new_tokens=20, temperature=1.5, seed=i, ignore_eos=True),
         )
         for i, r in enumerate(some_requests(model, 10, seed=6))
     ]
     alone = {r.id: run(make_engine(model), [r])[r.id].ids for r in requests}
-    crowded = make_engine(model, "paged", tokens=96, step_tokens=30)
+    crowded = make_engine(model, "paged", tokens=96, max_num_batched_tokens=30)
     outcomes = run(crowded, requests)
-    assert crowded.load().preemptions > 0
+    assert crowded.stats().preemptions > 0
     assert {name: outcome.ids for name, outcome in outcomes.items()} == alone
     assert len({tuple(ids) for ids in alone.values()}) == len(requests)
 
 
 def test_without_a_seed_two_runs_differ():
     model = small_model("paged")
-    task = Sampling(max_new_tokens=30, temperature=2.0, ignore_end=True)
-    outcomes = run(make_engine(model), [Request(id=name, token_ids=(1, 2), task=task) for name in ("a", "b")])
+    task = SamplingParams(max_new_tokens=30, temperature=2.0, ignore_eos=True)
+    outcomes = run(make_engine(model), [Request(id=name, token_ids=(1, 2), params=task) for name in ("a", "b")])
     assert outcomes["a"].ids != outcomes["b"].ids
 
 
 def test_a_large_repetition_penalty_never_repeats():
     model = small_model("paged")
     request = Request(
-        id="x", token_ids=(1, 2, 3), task=Sampling(max_new_tokens=50, repetition_penalty=1e9, ignore_end=True)
+        id="x", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=50, repetition_penalty=1e9, ignore_eos=True)
     )
     ids = run(make_engine(model), [request])["x"].ids
     # Logits that are negative for every unseen token would make a seen one win; these are not.
@@ -152,14 +152,14 @@ def test_log_probabilities_are_those_of_log_softmax():
     kept = []
     logits_of = model.logits
     model.logits = lambda hidden: kept.append(logits_of(hidden)) or kept[-1]
-    task = Sampling(max_new_tokens=8, temperature=1.2, top_k=20, seed=3, alternatives=4, ignore_end=True)
-    outcome = run(make_engine(model), [Request(id="x", token_ids=(5, 6), task=task)])["x"]
+    task = SamplingParams(max_new_tokens=8, temperature=1.2, top_k=20, seed=3, top_logprobs=4, ignore_eos=True)
+    outcome = run(make_engine(model), [Request(id="x", token_ids=(5, 6), params=task)])["x"]
     for token, logits in zip(outcome.tokens, kept, strict=True):
         expected = torch.log(logits[0].exp() / logits[0].exp().sum())
         assert token.logprob == pytest.approx(float(expected[token.id]), abs=1e-5)
         best = sorted(range(VOCABULARY), key=lambda i: -float(expected[i]))[:4]
-        assert [i for i, _ in token.alternatives] == best
-        assert [p for _, p in token.alternatives] == pytest.approx([float(expected[i]) for i in best], abs=1e-5)
+        assert [t.id for t in token.top_logprobs] == best
+        assert [t.logprob for t in token.top_logprobs] == pytest.approx([float(expected[i]) for i in best], abs=1e-5)
 
 
 def test_log_probabilities_come_only_where_asked_for():
@@ -168,13 +168,13 @@ def test_log_probabilities_come_only_where_asked_for():
     outcomes = run(
         make_engine(model),
         [
-            Request(id=n, token_ids=(1,), task=Sampling(max_new_tokens=2, alternatives=a, ignore_end=True))
+            Request(id=n, token_ids=(1,), params=SamplingParams(max_new_tokens=2, top_logprobs=a, ignore_eos=True))
             for n, a in tasks.items()
         ],
     )
     assert all(token.logprob is None for token in outcomes["none"].tokens)
-    assert all(token.logprob is not None and token.alternatives == () for token in outcomes["own"].tokens)
-    assert all(len(token.alternatives) == 2 for token in outcomes["two"].tokens)
+    assert all(token.logprob is not None and token.top_logprobs == () for token in outcomes["own"].tokens)
+    assert all(len(token.top_logprobs) == 2 for token in outcomes["two"].tokens)
 
 
 @given(seed=st.integers(0, 2**64 - 1), position=st.integers(0, 2**40))
@@ -195,21 +195,23 @@ def test_the_greedy_choice_is_the_first_of_the_likeliest(size, dtype):
     # Few different values, so that most rows have ties.
     logits = torch.randint(-2, 2, (30, size), generator=torch.Generator().manual_seed(size)).to(dtype)
     expected = [row.index(max(row)) for row in logits.tolist()]
-    assert choose_tokens(logits, [Draw(Sampling(), 0, 0)] * 30) == expected
+    assert choose_tokens(logits, [SamplingRow(SamplingParams(), 0, 0)] * 30) == expected
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(), SamplingParams(temperature=1.0), SamplingParams(temperature=1.0, top_p=0.5)]
+)
 def test_a_row_that_is_not_numbers_is_told_apart_from_its_neighbours(bad, sampling):
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
-    healthy = choose_tokens(logits, [Draw(sampling, 1, 1)] * 3)
+    healthy = choose_tokens(logits, [SamplingRow(sampling, 1, 1)] * 3)
     logits[1, 290] = bad
-    assert choose_tokens(logits, [Draw(sampling, 1, 1)] * 3) == [healthy[0], -1, healthy[2]]
+    assert choose_tokens(logits, [SamplingRow(sampling, 1, 1)] * 3) == [healthy[0], -1, healthy[2]]
 
 
 def test_every_position_has_its_own_chance():
     model = small_model("paged")
-    task = Sampling(max_new_tokens=60, temperature=1e9, seed=1, ignore_end=True)
-    ids = run(make_engine(model), [Request(id="x", token_ids=(1,), task=task)])["x"].ids
+    task = SamplingParams(max_new_tokens=60, temperature=1e9, seed=1, ignore_eos=True)
+    ids = run(make_engine(model), [Request(id="x", token_ids=(1,), params=task)])["x"].ids
     # 60 even draws of 64 tokens show 39 different ones on average, with a deviation of 3.
     assert 24 < len(set(ids)) < 54

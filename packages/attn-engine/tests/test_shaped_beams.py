@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from attn_core.errors import UserError
-from attn_engine import Beams, FinishReason, Grammar, Sampling
+from attn_engine import FinishReason, SamplingParams, StructuredOutput
 from serving import assert_empty, make_engine, run_all, some_requests
 from small_models import JSON, LETTERS, VOCABULARY, small_model
 from test_guesses import logits_of
@@ -18,7 +18,7 @@ WIDTH = 3
 
 def plain_search(model, request, spell, over, possible):
     """Beam search in plain words: `over(text)` says that a text has ended, `possible(text)` that it may begin one."""
-    most, penalty = request.task.max_new_tokens, request.task.beams.length_penalty
+    most, penalty = request.params.max_new_tokens, request.params.length_penalty
     running, finished = [((), 0.0)], []
     while running and len(finished) < WIDTH:
         found = []
@@ -48,7 +48,7 @@ def compare(model, tokenizer, request, over, possible, cache):
     engine = make_engine(model, cache, tokenizer=tokenizer)
     outcomes = [outcome for _, outcome in sorted(run_all(engine, [request]).items())]
     assert [tuple(outcome.ids) for outcome in outcomes] == [tokens for tokens, _ in expected]
-    assert [outcome.finish.score for outcome in outcomes] == pytest.approx([score for _, score in expected], abs=1e-5)
+    assert [outcome.score for outcome in outcomes] == pytest.approx([score for _, score in expected], abs=1e-5)
     assert_empty(engine)
     return outcomes
 
@@ -58,21 +58,21 @@ def compare(model, tokenizer, request, over, possible, cache):
 def test_a_beam_ends_where_its_text_holds_a_stop_string(kind, seed):
     model = small_model(kind)
     (request,) = some_requests(model, 1, seed)
-    free = Sampling(max_new_tokens=7, beams=Beams(width=WIDTH, stopping="full"), completions=WIDTH)
-    whole = run_all(make_engine(model), [replace(request, task=free)])
+    free = SamplingParams(max_new_tokens=7, num_beams=WIDTH, early_stopping=True, n=WIDTH)
+    whole = run_all(make_engine(model), [replace(request, params=free)])
     texts = [outcome.text for outcome in whole.values()]
     stops = (texts[0][2:4], texts[1][3:4], texts[2][4:6])
-    stopped = replace(request, task=replace(free, stop=stops))
+    stopped = replace(request, params=free.replace(stop=stops))
 
     def over(text):
         return any(stop in text for stop in stops)
 
     outcomes = compare(model, LETTERS, stopped, over, lambda text, ended: True, "shared")
-    assert FinishReason.STOP in {outcome.finish.reason for outcome in outcomes}
+    assert FinishReason.STOP in {outcome.finish_reason for outcome in outcomes}
     for outcome in outcomes:
         spelled = LETTERS.decode([token for token in outcome.ids if token != END])
-        if outcome.finish.reason is FinishReason.STOP:
-            assert outcome.text == spelled[: spelled.index(outcome.finish.stop)]
+        if outcome.finish_reason is FinishReason.STOP:
+            assert outcome.text == spelled[: spelled.index(outcome.stop_reason)]
         else:
             assert outcome.text == spelled
 
@@ -83,13 +83,15 @@ def test_a_beam_ends_where_its_text_holds_a_stop_string(kind, seed):
 )
 def test_beams_follow_a_grammar(pattern, beginning):
     model = small_model("window")
-    task = Sampling(
+    task = SamplingParams(
         max_new_tokens=9,
-        beams=Beams(width=WIDTH, stopping="full", length_penalty=0.5),
-        completions=WIDTH,
-        grammar=Grammar("regex", pattern),
+        num_beams=WIDTH,
+        early_stopping=True,
+        length_penalty=0.5,
+        n=WIDTH,
+        structured_output=StructuredOutput(regex=pattern),
     )
-    request = replace(some_requests(model, 1)[0], task=task)
+    request = replace(some_requests(model, 1)[0], params=task)
     can_grow = re.compile(pattern)
 
     def possible(text, ended):
@@ -100,18 +102,18 @@ def test_beams_follow_a_grammar(pattern, beginning):
 
     outcomes = compare(model, JSON, request, over, possible, "paged")
     assert all(can_grow.fullmatch(outcome.text) for outcome in outcomes)
-    assert {outcome.finish.reason for outcome in outcomes} == {FinishReason.END_OF_SEQUENCE}
+    assert {outcome.finish_reason for outcome in outcomes} == {FinishReason.END_OF_SEQUENCE}
 
 
 def test_a_grammar_of_fewer_texts_than_are_asked_for_is_an_error_that_says_so():
     model = small_model("paged")
-    task = Sampling(max_new_tokens=9, beams=Beams(width=4), completions=4, grammar=Grammar("regex", "yes|no"))
+    task = SamplingParams(max_new_tokens=9, num_beams=4, n=4, structured_output=StructuredOutput(regex="yes|no"))
     engine = make_engine(model, tokenizer=JSON)
-    outcomes = run_all(engine, [replace(some_requests(model, 1)[0], task=task)])
-    error = outcomes["r0", 0].finish.error
+    outcomes = run_all(engine, [replace(some_requests(model, 1)[0], params=task)])
+    error = outcomes["r0", 0].error
     assert isinstance(error, UserError)
     assert "found 2 completions of the 4" in str(error)
     assert_empty(engine)
-    several = replace(some_requests(model, 1)[0], task=replace(task, completions=2))
+    several = replace(some_requests(model, 1)[0], params=task.replace(n=2))
     both = run_all(make_engine(model, tokenizer=JSON), [several])
     assert {outcome.text for outcome in both.values()} == {"yes", "no"}

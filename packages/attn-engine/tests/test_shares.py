@@ -6,8 +6,8 @@ import pytest
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineLimits, Request, Sampling
-from attn_engine.shares import Shares
+from attn_engine import Engine, EngineConfig, Request, SamplingParams
+from attn_engine.scheduler import VirtualTokenCounter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import LETTERS, small_model
@@ -19,27 +19,27 @@ COSTS = st.lists(st.integers(1, 50), min_size=1, max_size=200)
 def engine_of(requests: int = 1, **shares: float) -> Engine:
     size = StoreSize(tokens=96 * requests, requests=requests, dtype="float64")
     store = installed().caches.get("paged").create(MODEL.state_specs(), size)
-    return Engine(MODEL, store, LETTERS, EngineLimits(shares=shares))
+    return Engine(MODEL, store, LETTERS, EngineConfig(tenant_weights=shares))
 
 
 def asked(name: str, tenant: str, priority: int = 0, new: int = 4) -> Request:
-    task = Sampling(max_new_tokens=new, ignore_end=True)
-    return Request(id=name, token_ids=(1, 2, 3), task=task, tenant=tenant, priority=priority, scope=None)
+    task = SamplingParams(max_new_tokens=new, ignore_eos=True)
+    return Request(id=name, token_ids=(1, 2, 3), params=task, tenant=tenant, priority=priority, scope=None)
 
 
 def ends(engine: Engine) -> list[str]:
     order = []
     while not engine.idle:
-        order += [event.request for event in engine.step() if event.finish]
+        order += [event.request_id for event in engine.step() if event.ended]
     return order
 
 
 @given(costs=COSTS, weights=st.dictionaries(st.sampled_from("abcd"), st.floats(0.1, 10), min_size=2))
 def test_tenants_who_always_wait_never_drift_apart_by_more_than_the_largest_request(costs, weights):
-    shares = Shares(weights)
+    shares = VirtualTokenCounter(weights)
     given_to = dict.fromkeys(weights, 0.0)
     for cost in costs:
-        shares.settle(weights)
+        shares.update_active(weights)
         next_ = min(weights, key=shares.served)
         shares.charge(next_, cost)
         given_to[next_] += cost / weights[next_]
@@ -48,16 +48,16 @@ def test_tenants_who_always_wait_never_drift_apart_by_more_than_the_largest_requ
 
 @given(costs=COSTS, later=COSTS)
 def test_who_was_idle_saves_nothing_up_and_who_was_greedy_owes_it_when_coming_back(costs, later):
-    shares = Shares({})
-    shares.settle(["busy"])
+    shares = VirtualTokenCounter({})
+    shares.update_active(["busy"])
     for cost in costs:
         shares.charge("busy", cost)
-    shares.settle(["busy", "idle"])
+    shares.update_active(["busy", "idle"])
     assert shares.served("idle") == shares.served("busy")
     for cost in later:
         shares.charge("busy", cost)
-    shares.settle(["idle"])
-    shares.settle(["idle", "busy"])
+    shares.update_active(["idle"])
+    shares.update_active(["idle", "busy"])
     assert shares.served("busy") - shares.served("idle") == sum(later)
 
 
@@ -69,9 +69,9 @@ def test_a_single_request_waits_for_no_more_than_one_of_a_flood_once_a_place_is_
         engine.submit(asked(f"flood{number}", "loud"))
     order = []
     for _ in range(before):
-        order += [event.request for event in engine.step() if event.finish]
+        order += [event.request_id for event in engine.step() if event.ended]
     engine.submit(asked("quiet", "calm"))
-    running = engine.load().running
+    running = engine.stats().running
     # However many come after it, those that run already and one that waited longer go first.
     for number in range(flood, 2 * flood):
         engine.submit(asked(f"flood{number}", "loud"))
@@ -100,5 +100,5 @@ def test_priority_goes_before_fairness():
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_share_that_is_none_is_refused(weight):
-    with pytest.raises(InvalidValue, match="shares"):
-        EngineLimits(shares={"ann": weight})
+    with pytest.raises(InvalidValue, match="tenant_weights"):
+        EngineConfig(tenant_weights={"ann": weight})

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from attn_engine import FinishReason, Request, Sampling
-from attn_engine.detokenize import Detokenizer, StopStrings
+from attn_engine import FinishReason, Request, SamplingParams
+from attn_engine.detokenizer import Detokenizer, StopStrings
 from hypothesis import example, given
 from hypothesis import strategies as st
 from serving import make_engine, run
@@ -70,23 +70,29 @@ def test_the_engine_stops_at_a_stop_string_across_token_borders(length):
     model = small_model("paged")
     free = run(
         make_engine(model),
-        [Request(id="x", token_ids=(3, 4), task=Sampling(max_new_tokens=40, temperature=1.5, seed=8, ignore_end=True))],
+        [
+            Request(
+                id="x",
+                token_ids=(3, 4),
+                params=SamplingParams(max_new_tokens=40, temperature=1.5, seed=8, ignore_eos=True),
+            )
+        ],
     )["x"]
     stop = free.text[10 : 10 + length]
     at = free.text.find(stop)
-    task = Sampling(max_new_tokens=40, temperature=1.5, seed=8, ignore_end=True, stop=("never", stop))
-    outcome = run(make_engine(model), [Request(id="x", token_ids=(3, 4), task=task)])["x"]
-    assert outcome.finish.reason is FinishReason.STOP
-    assert outcome.finish.stop == stop
+    task = SamplingParams(max_new_tokens=40, temperature=1.5, seed=8, ignore_eos=True, stop=("never", stop))
+    outcome = run(make_engine(model), [Request(id="x", token_ids=(3, 4), params=task)])["x"]
+    assert outcome.finish_reason is FinishReason.STOP
+    assert outcome.stop_reason == stop
     assert outcome.text == free.text[:at]
     assert outcome.ids == free.ids[: at + length]
 
 
 def test_text_that_only_looked_like_a_stop_string_comes_in_the_end():
     model = small_model("paged")
-    base = Sampling(max_new_tokens=12, temperature=1.5, seed=8, ignore_end=True)
-    free = run(make_engine(model), [Request(id="x", token_ids=(3, 4), task=base)])["x"]
-    task = Sampling(max_new_tokens=12, temperature=1.5, seed=8, ignore_end=True, stop=(free.text[-3:] + "#",))
-    outcome = run(make_engine(model), [Request(id="x", token_ids=(3, 4), task=task)])["x"]
+    base = SamplingParams(max_new_tokens=12, temperature=1.5, seed=8, ignore_eos=True)
+    free = run(make_engine(model), [Request(id="x", token_ids=(3, 4), params=base)])["x"]
+    task = SamplingParams(max_new_tokens=12, temperature=1.5, seed=8, ignore_eos=True, stop=(free.text[-3:] + "#",))
+    outcome = run(make_engine(model), [Request(id="x", token_ids=(3, 4), params=task)])["x"]
     assert outcome.text == free.text == LETTERS.decode(outcome.ids)
-    assert outcome.finish.reason is FinishReason.LENGTH
+    assert outcome.finish_reason is FinishReason.LENGTH

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-STOPPING = {"full": True, "hopeless": False, "never": "never"}
+EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 
 
 class Whole(PreTrainedModel, GenerationMixin):
@@ -41,23 +41,23 @@ class Whole(PreTrainedModel, GenerationMixin):
 
 def beam_search(model: SmallModel, request, end_ids) -> list[tuple[list[int], float]]:
     """Tokens and score of the best completions of an engine's request, as transformers finds them."""
-    task = request.task
+    task = request.params
     options = GenerationConfig(
-        num_beams=task.beams.width,
-        num_return_sequences=task.completions,
-        length_penalty=task.beams.length_penalty,
-        early_stopping=STOPPING[task.beams.stopping],
+        num_beams=task.num_beams,
+        num_return_sequences=task.n,
+        length_penalty=task.length_penalty,
+        early_stopping=EARLY_STOPPING[task.early_stopping],
         max_new_tokens=task.max_new_tokens,
         min_new_tokens=task.min_new_tokens or None,
         repetition_penalty=task.repetition_penalty,
-        eos_token_id=None if task.ignore_end else sorted(end_ids),
+        eos_token_id=None if task.ignore_eos else sorted(end_ids),
         pad_token_id=VOCABULARY,
         do_sample=False,
         use_cache=False,
         return_dict_in_generate=True,
         output_scores=True,
     )
-    whole = Whole(model, request.source_ids)
+    whole = Whole(model, request.encoder_token_ids)
     prompt = torch.tensor([request.token_ids])
     with torch.inference_mode():
         found = whole.generate(prompt, generation_config=options)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import RaggedBatch, installed
 from attn_core.stores import StoreSize
-from attn_engine import Engine, EngineLimits, Request, Sampling
+from attn_engine import Engine, EngineConfig, Request, SamplingParams
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
@@ -170,18 +170,18 @@ def test_a_prompt_beside_others_gets_the_bits_it_gets_alone():
 
 def completions(model, requests, **limits):
     store = store_of(model, "shared", tokens=limits.pop("tokens", 512))
-    engine = Engine(model, store, None, EngineLimits(**limits))
+    engine = Engine(model, store, None, EngineConfig(**limits))
     for request in requests:
         engine.submit(request)
     found = {request.id: [] for request in requests}
     while not engine.idle:
         for event in engine.step():
-            found[event.request] += [token.id for token in event.tokens]
+            found[event.request_id] += [token.id for token in event.delta.tokens]
     return found
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8", "int4"])
-@pytest.mark.parametrize("limits", [{}, {"step_tokens": 5}, {"step_tokens": 16, "tokens": 128}])
+@pytest.mark.parametrize("limits", [{}, {"max_num_batched_tokens": 5}, {"max_num_batched_tokens": 16, "tokens": 128}])
 def test_chunks_prefixes_and_preemption_change_no_token(weights, limits):
     model = packed({}, weights)
     torch.manual_seed(4)
@@ -190,7 +190,7 @@ def test_chunks_prefixes_and_preemption_change_no_token(weights, limits):
         Request(
             id=str(i),
             token_ids=(*start, *torch.randint(61, (1 + 3 * i,)).tolist()),
-            task=Sampling(max_new_tokens=12, ignore_end=True),
+            params=SamplingParams(max_new_tokens=12, ignore_eos=True),
             scope="all",
         )
         for i in range(6)
@@ -286,7 +286,7 @@ def test_an_engine_names_the_block_that_gives_no_numbers():
         model.blocks[2].feed_forward_norm.weight[5] = torch.nan
     quantize_model(model, "float32")
     engine = Engine(model, store_of(model, "paged"))
-    engine.submit(Request(id="x", token_ids=(1, 2, 3), task=Sampling(max_new_tokens=4)))
+    engine.submit(Request(id="x", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=4)))
     (event,) = engine.step()
-    assert event.finish.reason == "failed"
-    assert "blocks.2" in event.finish.error.message
+    assert event.delta.finish_reason is None
+    assert "blocks.2" in event.error.message

@@ -6,7 +6,7 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.models import GreedyHead
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.quantization.quantize import quantize_model
@@ -25,18 +25,18 @@ def packed(weights, **fields):
 
 
 def completions(model):
-    engine = build_engine(model, cache="paged", requests=8, tokens=512)
+    engine = build_engine(model, config=EngineConfig(kv_cache="paged", max_num_seqs=8), kv_cache_tokens=512)
     tasks = [
-        Sampling(max_new_tokens=10),
-        Sampling(max_new_tokens=10, temperature=0.7, seed=3),
-        Sampling(max_new_tokens=10, guesses=2),
+        SamplingParams(max_new_tokens=10),
+        SamplingParams(max_new_tokens=10, temperature=0.7, seed=3),
+        SamplingParams(max_new_tokens=10, num_speculative_tokens=2),
     ]
     for i in range(8):
-        engine.submit(Request(id=str(i), token_ids=(1 + i, 2, 3, 2), task=tasks[i % 3]))
+        engine.submit(Request(id=str(i), token_ids=(1 + i, 2, 3, 2), params=tasks[i % 3]))
     found = {str(i): [] for i in range(8)}
     while not engine.idle:
         for event in engine.step():
-            found[event.request] += [token.id for token in event.tokens]
+            found[event.request_id] += [token.id for token in event.delta.tokens]
     return found
 
 

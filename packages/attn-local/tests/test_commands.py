@@ -9,14 +9,14 @@ import sys
 
 import pytest
 from attn_cli.main import load
-from attn_client import ChatMessage, Sampling
 from attn_core import installed
-from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue, UnknownName, WrongState
+from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue, UnknownName
 from attn_local import LocalClient
 from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
+from attn_schema import ChatMessage, EngineConfig, SamplingParams
 from click.testing import CliRunner
 
 ATTN = "from attn_cli.main import main; main()"
@@ -37,23 +37,26 @@ def attn(home):
 
 def test_generate_runs_a_model_here(attn, client):
     done = attn("generate", "--model", "writer", "to be or ", "-n", "12")
-    assert done.stdout == client.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text + "\n"
+    assert done.stdout == client.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text + "\n"
     assert done.stderr == ""
 
 
-def test_weights_and_branches_are_chosen_where_no_server_is(attn, home):
+def test_the_engine_is_configured_where_no_server_is(attn, home):
     """Eight bits change what is written no more than they change in a model loaded so; branches change nothing."""
     words = ("--model", "writer", "to be or ", "-n", "12")
-    with LocalClient(home, weights="int8") as coded:
-        expected = coded.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text
-        assert coded._run("writer").weights == "int8"
-    assert attn("generate", *words, "--weights", "int8").stdout == expected + "\n"
+    with LocalClient(home, EngineConfig(quantization="int8")) as coded:
+        expected = coded.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text
+        assert coded.host("writer").info.quantization == "int8"
+    assert attn("generate", *words, "--quantization", "int8").stdout == expected + "\n"
     plain = attn("generate", *words)
-    assert attn("generate", *words, "--guesses", "3", "--branches", "3").stdout == plain.stdout
-    assert attn("chat", "-n", "6", "--weights", "int8", text="hello\n").exit_code == 0
+    assert (
+        attn("generate", *words, "--num-speculative-tokens", "3", "--speculative-tree-width", "3").stdout
+        == plain.stdout
+    )
+    assert attn("chat", "-n", "6", "--quantization", "int8", text="hello\n").exit_code == 0
     for command, given in (("generate", words), ("chat", ("-n", "6"))):
         with pytest.raises(InvalidValue, match=r"int3.*int8"):
-            attn(command, *given, "--weights", "int3", text="hello\n")
+            attn(command, *given, "--quantization", "int3", text="hello\n")
 
 
 def test_a_chat_remembers_what_was_said(attn, client):
@@ -61,8 +64,12 @@ def test_a_chat_remembers_what_was_said(attn, client):
     turns: list[ChatMessage] = []
     expected = ""
     for line in ("hello", "and again"):
-        turns.append(ChatMessage("user", line))
-        turns.append(ChatMessage("assistant", client.complete("talker", turns, Sampling(max_new_tokens=6)).text))
+        turns.append(ChatMessage(role="user", content=line))
+        turns.append(
+            ChatMessage(
+                role="assistant", content=client.complete("talker", turns, SamplingParams(max_new_tokens=6)).text
+            )
+        )
         expected += turns[-1].content + "\n"
     assert done.stdout == expected + turns[1].content + "\n"
     assert done.stderr == ""
@@ -107,13 +114,17 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(home):
     [
         (("generate", "only-one-word"), InvalidValue, "a server's model and a prompt"),
         (("generate", "--model", "writer", "a", "b"), InvalidValue, "only a prompt"),
-        (("generate", "served", "a", "--weights", "int8"), InvalidValue, "attn serve --weights"),
-        (("generate", "served", "a", "--branches", "2"), InvalidValue, "attn serve --branches"),
-        (("generate", "--model", "writer", "a", "--branches", "9"), InvalidValue, "1 to 8"),
+        (("generate", "served", "a", "--quantization", "int8"), InvalidValue, "attn serve --quantization"),
+        (
+            ("generate", "served", "a", "--speculative-tree-width", "2"),
+            InvalidValue,
+            "attn serve --speculative-tree-width",
+        ),
+        (("generate", "--model", "writer", "a", "--speculative-tree-width", "9"), InvalidValue, "1 to 8"),
         (("generate", "--model", "writer", "a", "--seed", str(2**64)), InvalidValue, "18446744073709551615"),
-        (("generate", "served", "a", "--seed", str(2**64)), InvalidValue, r"2\*\*64 - 1"),
+        (("generate", "served", "a", "--seed", str(2**64)), InvalidValue, "18446744073709551615"),
         (("chat", "--seed", "-1"), InvalidValue, "18446744073709551615"),
-        (("chat", "served", "--weights", "int8"), InvalidValue, "attn serve --weights"),
+        (("chat", "served", "--quantization", "int8"), InvalidValue, "attn serve --quantization"),
         (("chat", "served", "--model", "talker"), InvalidValue, "not both"),
         (("chat", "--model", "nobody"), UnknownName, "nobody"),
     ],
@@ -133,17 +144,15 @@ def test_without_the_package_that_runs_models_the_reason_is_said():
 
 
 def test_a_draft_writes_the_same_text_and_must_have_the_same_tokens(attn, client, home, tmp_path):
-    whole = client.complete("writer", "to be or ", Sampling(max_new_tokens=12)).text + "\n"
+    whole = client.complete("writer", "to be or ", SamplingParams(max_new_tokens=12)).text + "\n"
     for draft in ("writer", "talker", str(home / "models" / "talker")):
-        assert attn("generate", "--model", "writer", "to be or ", "-n", "12", "--draft", draft).stdout == whole
+        assert attn("generate", "--model", "writer", "to be or ", "-n", "12", "--draft-model", draft).stdout == whole
     other = character_tokenizer("abcdefgh")
     config = DecoderConfig(vocabulary=other.vocabulary, context=64, width=16, layers=1, heads=2)
     save_model(tmp_path / "other", Decoder(config), other)
     with pytest.raises(Incompatible, match="tokens"):
-        attn("generate", "--model", "writer", "to be", "--draft", str(tmp_path / "other"))
+        attn("generate", "--model", "writer", "to be", "--draft-model", str(tmp_path / "other"))
     with pytest.raises(UnknownName):
-        attn("generate", "--model", "writer", "to be", "--draft", "nobody")
-    with pytest.raises(InvalidValue, match="only with --model"):
-        attn("generate", "writer", "to be", "--draft", "talker")
-    with pytest.raises(WrongState, match="runs already"):
-        client.draft("writer", "talker")
+        attn("generate", "--model", "writer", "to be", "--draft-model", "nobody")
+    with pytest.raises(InvalidValue, match="only with a model here"):
+        attn("generate", "writer", "to be", "--draft-model", "talker")

@@ -7,7 +7,6 @@ import threading
 
 import pytest
 import torch
-from attn_client import Beams, ChatMessage, Grammar, Sampling
 from attn_core.errors import (
     CheckpointInvalid,
     ContextLengthExceeded,
@@ -18,6 +17,9 @@ from attn_core.errors import (
 )
 from attn_local import LocalClient
 from attn_models.loading import load_model
+from attn_schema import ChatMessage, SamplingParams, StructuredOutput
+
+UNBALANCED = SamplingParams(structured_output=StructuredOutput(regex="("))
 
 
 def greedy(folder, prompt: str, count: int) -> str:
@@ -32,7 +34,7 @@ def greedy(folder, prompt: str, count: int) -> str:
 
 
 def test_the_completion_is_what_the_model_finds_likeliest(client, home):
-    completion = client.complete("writer", "to be or ", Sampling(max_new_tokens=20))
+    completion = client.complete("writer", "to be or ", SamplingParams(max_new_tokens=20))
     assert completion.text == greedy(home / "models" / "writer", "to be or ", 20)
     assert completion.finish_reason == "length"
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (9, 20)
@@ -40,60 +42,70 @@ def test_the_completion_is_what_the_model_finds_likeliest(client, home):
 
 def test_a_folder_does_as_well_as_a_name(client, home):
     folder = str(home / "models" / "writer")
-    sampling = Sampling(max_new_tokens=5)
+    sampling = SamplingParams(max_new_tokens=5)
     assert client.complete(folder, "abc", sampling).text == client.complete("writer", "abc", sampling).text
 
 
 def test_completions_of_one_prompt_are_those_of_their_seeds(client):
-    both = client.complete_all("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=4, completions=2))
-    alone = [client.complete("writer", "to be", Sampling(max_new_tokens=6, temperature=2, seed=s)) for s in (4, 5)]
+    both = client.complete_all("writer", "to be", SamplingParams(max_new_tokens=6, temperature=2, seed=4, n=2))
+    alone = [
+        client.complete("writer", "to be", SamplingParams(max_new_tokens=6, temperature=2, seed=s)) for s in (4, 5)
+    ]
     assert [completion.tokens for completion in both] == [completion.tokens for completion in alone]
     assert {completion.usage.completion_tokens for completion in both} == {12}
 
 
 def test_a_beam_search_finds_nothing_less_likely_than_the_greedy_completion(client):
-    found = client.complete_all("writer", "to be", Sampling(max_new_tokens=8, completions=2, beams=Beams(width=3)))
-    likeliest = client.complete("writer", "to be", Sampling(max_new_tokens=8, top_logprobs=0, ignore_eos=True))
+    found = client.complete_all("writer", "to be", SamplingParams(max_new_tokens=8, n=2, num_beams=3))
+    likeliest = client.complete("writer", "to be", SamplingParams(max_new_tokens=8, top_logprobs=0, ignore_eos=True))
     assert found[0].score >= found[1].score
     assert found[0].score >= sum(token.logprob for token in likeliest.tokens) / 8 - 1e-5
 
 
 def test_a_conversation_is_rendered_by_the_models_template(client, home):
-    said = [ChatMessage("user", "hi"), ChatMessage("assistant", "ho"), ChatMessage("user", "what")]
-    answer = "".join(chunk.text for chunk in client.chat("talker", said, Sampling(max_new_tokens=8)))
+    said = [
+        ChatMessage(role="user", content="hi"),
+        ChatMessage(role="assistant", content="ho"),
+        ChatMessage(role="user", content="what"),
+    ]
+    answer = "".join(chunk.text for chunk in client.chat("talker", said, SamplingParams(max_new_tokens=8)))
     assert answer == greedy(home / "models" / "talker", "<user>hi\n<assistant>ho\n<user>what\n<assistant>", 8)
 
 
 def test_what_turns_have_in_common_is_computed_once(client):
-    turn = [ChatMessage("user", "the same words again and again")]
-    first = client.complete("talker", turn, Sampling(max_new_tokens=4))
-    second = client.complete("talker", [*turn, ChatMessage("assistant", first.text)], Sampling(max_new_tokens=4))
+    turn = [ChatMessage(role="user", content="the same words again and again")]
+    first = client.complete("talker", turn, SamplingParams(max_new_tokens=4))
+    second = client.complete(
+        "talker", [*turn, ChatMessage(role="assistant", content=first.text)], SamplingParams(max_new_tokens=4)
+    )
     assert first.usage.cached_tokens == 0
     assert second.usage.cached_tokens >= 32
 
 
 def test_sampling_is_as_asked(client):
-    told = Sampling(max_new_tokens=6, grammar=Grammar(regex="(yes|no)"))
+    told = SamplingParams(max_new_tokens=6, structured_output=StructuredOutput(regex="(yes|no)"))
     assert client.complete("writer", "is it", told).text in {"yes", "no"}
-    chosen = client.complete("writer", "is it", Sampling(max_new_tokens=3, top_logprobs=2))
-    assert all(len(token.alternatives) == 2 for token in chosen.tokens)
-    assert chosen.tokens[0].alternatives[0].id == chosen.tokens[0].id
-    warm = [client.complete("writer", "is", Sampling(max_new_tokens=9, temperature=2, seed=s)).text for s in (1, 1, 2)]
+    chosen = client.complete("writer", "is it", SamplingParams(max_new_tokens=3, top_logprobs=2))
+    assert all(len(token.top_logprobs) == 2 for token in chosen.tokens)
+    assert chosen.tokens[0].top_logprobs[0].id == chosen.tokens[0].id
+    warm = [
+        client.complete("writer", "is", SamplingParams(max_new_tokens=9, temperature=2, seed=s)).text for s in (1, 1, 2)
+    ]
     assert warm[0] == warm[1] != warm[2]
 
 
 def test_leaving_early_frees_the_engine(client):
-    chunks = client.generate("writer", "abc", Sampling(max_new_tokens=100, ignore_eos=True))
+    chunks = client.generate("writer", "abc", SamplingParams(max_new_tokens=100, ignore_eos=True))
     assert len(list(itertools.islice(chunks, 2))) == 2
     chunks.close()
-    assert client.complete("writer", "abc", Sampling(max_new_tokens=2)).finish_reason == "length"
+    assert client.complete("writer", "abc", SamplingParams(max_new_tokens=2)).finish_reason == "length"
 
 
 def test_threads_share_a_client(client):
     answers: dict[int, str] = {}
 
     def ask(number: int) -> None:
-        answers[number] = client.complete("writer", "same", Sampling(max_new_tokens=12)).text
+        answers[number] = client.complete("writer", "same", SamplingParams(max_new_tokens=12)).text
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -107,16 +119,21 @@ def test_threads_share_a_client(client):
 @pytest.mark.parametrize(
     ("model", "prompt", "sampling", "error", "said"),
     [
-        ("writter", "a", Sampling(), UnknownName, "writer"),
-        ("/", "a", Sampling(), CheckpointInvalid, "config.json"),
-        ("writer", "", Sampling(), InvalidValue, "at least one token"),
-        ("writer", "ä", Sampling(), InvalidValue, "text"),
-        ("writer", [999], Sampling(), InvalidValue, "token_ids"),
-        ("writer", "a", Sampling(temperature=-1), InvalidValue, "temperature"),
-        ("writer", "a", Sampling(grammar=Grammar(regex="a", lark="b")), InvalidValue, "exactly one"),
-        ("writer", "a", Sampling(max_new_tokens=128), ContextLengthExceeded, "128"),
-        ("writer", [ChatMessage("user", "a")], Sampling(), UserError, "chat template"),
-        ("talker", [ChatMessage("user", "a"), 3], Sampling(), InvalidValue, "ChatMessages"),
+        ("writter", "a", SamplingParams(), UnknownName, "writer"),
+        ("/", "a", SamplingParams(), CheckpointInvalid, "config.json"),
+        ("writer", "", SamplingParams(), InvalidValue, "at least one token"),
+        ("writer", "ä", SamplingParams(), InvalidValue, "text"),
+        ("writer", [999], SamplingParams(), InvalidValue, "token_ids"),
+        (
+            "writer",
+            "a",
+            SamplingParams(structured_output=StructuredOutput(regex="(")),
+            InvalidValue,
+            "structured_output",
+        ),
+        ("writer", "a", SamplingParams(max_new_tokens=128), ContextLengthExceeded, "128"),
+        ("writer", [ChatMessage(role="user", content="a")], SamplingParams(), UserError, "chat template"),
+        ("talker", [ChatMessage(role="user", content="a"), 3], SamplingParams(), InvalidValue, "ChatMessages"),
     ],
 )
 def test_what_cannot_be_done_is_said(client, model, prompt, sampling, error, said):
@@ -126,7 +143,7 @@ def test_what_cannot_be_done_is_said(client, model, prompt, sampling, error, sai
 
 def test_no_time_is_no_answer(client):
     with pytest.raises(DeadlineExceeded):
-        client.complete("writer", "abc", Sampling(max_new_tokens=100, ignore_eos=True), timeout=0.0)
+        client.complete("writer", "abc", SamplingParams(max_new_tokens=100, ignore_eos=True), timeout=0.0)
 
 
 def test_the_one_model_that_can_chat_is_found(client, home, tmp_path):

@@ -1,21 +1,25 @@
-"""`attn translate` and `attn generate --source` with a model that runs here."""
+"""`attn translate` and `attn generate --encoder-prompt` with a model that runs here."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import product
 
 import pytest
 import torch
 from attn_cli.main import load
-from attn_client import Beams, Sampling, Sourced
 from attn_core import installed
 from attn_core.errors import InvalidValue
 from attn_local import LocalClient
 from attn_models.loading import save_model
 from attn_models.tokenizers.learned import word_tokenizer
+from attn_schema import Prompt, SamplingParams
 from click.testing import CliRunner
+
+
+def sourced(line):
+    return Prompt.of("", encoder_prompt=line)
+
 
 LINES = ["the dog sees the cat", "a cat runs", "the dog runs"]
 
@@ -46,28 +50,28 @@ def attn(shelf):
 
 def test_each_line_is_translated_in_order_whatever_runs_beside_it(attn, shelf):
     with LocalClient(shelf) as client:
-        greedy = Sampling(temperature=0, max_new_tokens=6)
-        alone = [client.complete("searcher", Sourced(line), greedy).text.strip() for line in LINES]
+        greedy = SamplingParams(temperature=0, max_new_tokens=6)
+        alone = [client.complete("searcher", sourced(line), greedy).text.strip() for line in LINES]
     assert len(set(alone)) == len(LINES)
     lines = [LINES[0], "", *LINES[1:]]
     done = attn("translate", "--model", "searcher", "-", "-n", "6", text="\n".join(lines))
     assert done.stdout.splitlines() == [alone[0], "", *alone[1:]]
-    begun = attn("generate", "--model", "searcher", "--source", LINES[0], "--temperature", "0", "-n", "6")
+    begun = attn("generate", "--model", "searcher", "--encoder-prompt", LINES[0], "--temperature", "0", "-n", "6")
     assert begun.stdout.strip() == alone[0]
 
 
 def test_beams_find_what_is_likelier_than_the_likeliest_words(attn, shelf):
     lines = [" ".join(words) for words in product(["a", "dog", "cat", "runs", "sees"], repeat=2)]
     words = ("translate", "--model", "searcher", "-", "-n", "5")
-    found = attn(*words, "--beams", "5", "--length-penalty", "0", text="\n".join(lines)).stdout.splitlines()
+    found = attn(*words, "--num-beams", "5", "--length-penalty", "0", text="\n".join(lines)).stdout.splitlines()
     assert found != attn(*words, text="\n".join(lines)).stdout.splitlines()
     with LocalClient(shelf) as client:
         scores = []
-        for chosen in (Sampling(beams=Beams(width=5, length_penalty=0)), Sampling(temperature=0)):
-            sampling = replace(chosen, max_new_tokens=5, top_logprobs=0)
-            written = [client.complete("searcher", Sourced(line), sampling) for line in lines]
+        for chosen in (SamplingParams(num_beams=5, length_penalty=0), SamplingParams(temperature=0)):
+            sampling = chosen.replace(max_new_tokens=5, top_logprobs=0)
+            written = [client.complete("searcher", sourced(line), sampling) for line in lines]
             scores.append([sum(token.logprob for token in each.tokens) for each in written])
-            if chosen.beams:
+            if chosen.num_beams > 1:
                 assert [each.text.strip() for each in written] == found
     assert sum(scores[0]) > sum(scores[1])
 
@@ -99,12 +103,12 @@ def test_bad_input_is_named(attn, tmp_path):
         (("--model", "searcher", "the dog", "--references", str(tmp_path / "none")), "can be read"),
         (("the dog",), "a server's model and a text"),
         (("--model", "searcher", "the " * 40), "at most 12 tokens"),
-        (("--model", "searcher", "the dog", "--beams", "0"), "a whole number from 2 to 64"),
-        (("--model", "searcher", "the dog", "--beams", "2", "--length-penalty", "nan"), "a number from -10 to 10"),
+        (("--model", "searcher", "the dog", "--num-beams", "0"), "a whole number from 1 to 64"),
+        (("--model", "searcher", "the dog", "--num-beams", "2", "--length-penalty", "nan"), "-10 to 10"),
     ):
         with pytest.raises(InvalidValue, match=said):
             attn("translate", *words)
     with pytest.raises(InvalidValue, match="without --chat"):
-        attn("generate", "--model", "searcher", "--source", "the dog", "--chat")
+        attn("generate", "--model", "searcher", "--encoder-prompt", "the dog", "--chat")
     with pytest.raises(InvalidValue, match="at least one token"):
-        attn("generate", "--model", "searcher", "--source", " ")
+        attn("generate", "--model", "searcher", "--encoder-prompt", " ")

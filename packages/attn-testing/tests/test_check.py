@@ -42,6 +42,6 @@ def test_a_mechanism_that_raises_breaks_the_law_and_not_the_check():
         def cost(self, config, shape):
             raise ZeroDivisionError("no price")
 
-    result = judge(laws.DeclaredCost, Subject(Raises(), settings=ONE))
+    result = judge(laws.Cost, Subject(Raises(), settings=ONE))
     assert not result.passed
     assert "ZeroDivisionError: no price" in result.detail

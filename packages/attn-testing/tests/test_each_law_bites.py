@@ -3,11 +3,9 @@
 import pytest
 
 from attn_testing.broken import BROKEN
-from attn_testing.broken.borrowing import Borrower
-from attn_testing.broken.dropping import Dropper
-from attn_testing.broken.sound import Sound
+from attn_testing.broken.sound import Borrower, Dropper, Sound
 from attn_testing.check import judge
-from attn_testing.laws import MECHANISM_LAWS, Borrowing, Compiles, DroppedWeights
+from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, KVSharing
 from attn_testing.subject import Subject
 
 SETTINGS = ({"width": 16, "heads": 4}, {"width": 16, "heads": 4, "key_value_heads": 2, "bias": True})
@@ -29,7 +27,7 @@ def test_a_mechanism_that_breaks_one_law_is_found_by_that_law_alone(law):
 
 
 def test_the_sound_mechanism_breaks_no_law():
-    further = {Borrowing: Borrower(), DroppedWeights: Dropper()}
+    further = {KVSharing: Borrower(), DroppedWeights: Dropper()}
     results = [judge(law, Subject(Sound(), settings=SETTINGS)) for law in MECHANISM_LAWS if law not in further]
     for able in further.values():
         judged = [law for law in MECHANISM_LAWS if law is not Compiles and (law not in further or further[law] is able)]

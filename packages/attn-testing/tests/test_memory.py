@@ -4,7 +4,7 @@ import pytest
 import torch
 from attn_core import Field, Paged, Slot
 
-from attn_testing.expect import LawBroken, require_same
+from attn_testing.law import LawBroken, require_same
 from attn_testing.memory import RUBBISH, DictionaryStore
 from attn_testing.serving import ragged
 

@@ -8,9 +8,9 @@ from attn_testing.broken.stores import BROKEN_STORES, SoundStore, StoreFamily
 from attn_testing.cache_subject import CacheSubject
 from attn_testing.check import judge
 from attn_testing.kernel_subject import KernelSubject
-from attn_testing.laws.cache import CACHE_LAWS
+from attn_testing.laws.caches import CACHE_LAWS
 from attn_testing.laws.kernel import KERNEL_LAWS
-from attn_testing.laws.model import MODEL_LAWS
+from attn_testing.laws.models import MODEL_LAWS
 from attn_testing.model_subject import ModelSubject
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from attn_testing import MechanismLaws, MechanismSuite, laws
 from attn_testing.broken.sound import Sound
-from attn_testing.mechanism_laws import MechanismLaws as Laws
-from attn_testing.suite import tampering
+from attn_testing.suites import MechanismLaws as Laws
+from attn_testing.suites import tampering
 
 
 def run_pytest(folder, body):

@@ -4,8 +4,8 @@ import torch
 from attn_core import Shape, configure, installed, state_bytes
 from attn_core.errors import InvalidValue, UnknownName
 from attn_core.rotary import Rotary
-from attn_dsa import chosen
-from attn_dsa.choice import choose
+from attn_dsa import selection
+from attn_dsa.selection import choose
 from attn_testing import Agreement
 from attn_testing.memory import DictionaryStore
 from attn_testing.serving import ragged
@@ -179,7 +179,7 @@ def test_pieces_change_nothing(monkeypatch):
         return out, *torch.autograd.grad((out * probe).sum(), wanted)
 
     whole = run()
-    monkeypatch.setattr(chosen, "PIECE", 5 * 2 * 2 * 14)
+    monkeypatch.setattr(selection, "PIECE", 5 * 2 * 2 * 14)
     for piece, one in zip(run(), whole, strict=True):
         assert torch.allclose(piece, one, rtol=0, atol=1e-13)
     with torch.no_grad():

@@ -3,7 +3,7 @@ import pytest
 import torch
 from attn_core import Shape, configure, installed
 from attn_core.errors import InvalidValue
-from attn_nsa import selection
+from attn_nsa import branches as selection
 from attn_nsa.options import NsaConfig
 from attn_testing import Agreement
 

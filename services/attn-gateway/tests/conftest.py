@@ -60,8 +60,8 @@ class Words(InferenceServiceServicer):
         self.asked_to_start.set()
         await self.let_start.wait()
 
-    async def stop(self, grace: float) -> None:
-        self.stopped_with = grace
+    async def stop(self, shutdown_timeout: float) -> None:
+        self.stopped_with = shutdown_timeout
 
     @staticmethod
     def tokenize(model: str = "words", text: str = "one two three") -> pb.TokenizeRequest:

@@ -32,7 +32,7 @@ class OnRay:
         self.actor = Sleeper.remote()
         await self.actor.ping.remote()
 
-    async def stop(self, grace: float) -> None: ...
+    async def stop(self, shutdown_timeout: float) -> None: ...
 
 
 def announce(gateway: Gateway) -> None:
@@ -40,7 +40,7 @@ def announce(gateway: Gateway) -> None:
 
 
 settings = ServeSettings(
-    gateway=GatewaySettings(port=0), cluster=ClusterSettings(cpus=1), ready_file=Path(sys.argv[1]), grace=1.0
+    gateway=GatewaySettings(port=0), cluster=ClusterSettings(cpus=1), ready_file=Path(sys.argv[1]), shutdown_timeout=1.0
 )
 received = asyncio.run(serve(settings, announce, lambda cluster: [OnRay(cluster)]))
 sys.exit(130 if received == signal.SIGINT else 0)

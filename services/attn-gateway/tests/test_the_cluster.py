@@ -78,13 +78,6 @@ def test_a_model_option_is_a_name_or_a_name_and_a_source() -> None:
             ModelToLoad.parse(bad)
 
 
-def test_weights_are_kept_as_something_that_exists() -> None:
-    for weights in ("int8", "auto", "unpacked", None):
-        assert ClusterSettings(weights=weights).weights == weights
-    with pytest.raises(InvalidValue, match=r"int7.*auto, unpacked, float32, bfloat16, int8, int4"):
-        ClusterSettings(weights="int7")
-
-
 def test_home_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTN_HOME", str(tmp_path))
     assert ClusterSettings().home == tmp_path

@@ -59,7 +59,7 @@ async def test_reflection_describes_the_services(gateway: Gateway) -> None:
     services, methods = await asyncio.to_thread(ask)
     assert NAME in services
     assert "grpc.health.v1.Health" in services
-    assert methods == ["Generate", "Score", "Embed", "Tokenize", "AttentionMaps", "GetLoad"]
+    assert methods == ["Generate", "Score", "Embed", "Tokenize", "AttentionMaps", "GetEngineStats"]
 
 
 async def test_while_a_service_starts_the_door_says_so(words: Any) -> None:
@@ -94,7 +94,7 @@ async def test_stopping_lets_running_calls_end(words: Any) -> None:
     assert words.stopped_with == 10
 
 
-async def test_stopping_cuts_what_outlives_the_grace(words: Any) -> None:
+async def test_stopping_cuts_what_outlives_the_shutdown_timeout(words: Any) -> None:
     gateway = Gateway(GatewaySettings(port=0), [words])
     await gateway.start()
     async with grpc.aio.insecure_channel(gateway.address) as channel:
@@ -168,7 +168,7 @@ async def test_an_error_of_a_starting_service_is_raised_as_it_is_and_the_port_is
         async def start(self) -> None:
             raise UserError("no such model")
 
-        async def stop(self, grace: float) -> None:
+        async def stop(self, shutdown_timeout: float) -> None:
             self.stopped = True
 
     broken = Broken()

@@ -76,7 +76,7 @@ async def test_a_method_that_does_not_exist_is_unimplemented(channel: grpc.aio.C
 
 
 async def test_a_call_that_a_service_does_not_have_is_unimplemented(channel: grpc.aio.Channel) -> None:
-    failure = await refusal(InferenceServiceStub(channel).GetLoad(pb.GetLoadRequest()))
+    failure = await refusal(InferenceServiceStub(channel).GetEngineStats(pb.GetEngineStatsRequest()))
     assert failure.code() is grpc.StatusCode.UNIMPLEMENTED
     failure = await refusal(InferenceServiceStub(channel).AttentionMaps(pb.AttentionMapsRequest()).read())
     assert failure.code() is grpc.StatusCode.UNIMPLEMENTED

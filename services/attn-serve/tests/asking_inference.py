@@ -17,7 +17,7 @@ from attn.v1.inference_pb2_grpc import InferenceServiceStub
 
 def ask(text: str = "To be", model: str = "tiny", **sampling: Any) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
-        model=model, prompt=common_pb2.Prompt(text=text), sampling=inference_pb2.Sampling(**sampling)
+        model=model, prompt=common_pb2.Prompt(text=text), sampling=inference_pb2.SamplingParams(**sampling)
     )
 
 
@@ -25,12 +25,14 @@ async def complete(stub: InferenceServiceStub, request: inference_pb2.GenerateRe
     return [token.id async for message in stub.Generate(request) for token in message.tokens]
 
 
-async def drained(stub: InferenceServiceStub, model: str = "tiny", seconds: float = 5) -> inference_pb2.GetLoadResponse:
+async def drained(
+    stub: InferenceServiceStub, model: str = "tiny", seconds: float = 5
+) -> inference_pb2.GetEngineStatsResponse:
     """The load once nothing runs and nothing is held, or as it is after `seconds`."""
     end = time.monotonic() + seconds
     while True:
-        load = await stub.GetLoad(inference_pb2.GetLoadRequest(model=model))
-        if (load.running + load.waiting + load.state_tokens_used == 0) or time.monotonic() > end:
+        load = await stub.GetEngineStats(inference_pb2.GetEngineStatsRequest(model=model))
+        if (load.running + load.waiting + load.kv_tokens_used == 0) or time.monotonic() > end:
             return load
         await asyncio.sleep(0.02)
 
@@ -38,7 +40,7 @@ async def drained(stub: InferenceServiceStub, model: str = "tiny", seconds: floa
 async def begun(stub: InferenceServiceStub, model: str) -> None:
     """Return once the model has computed something."""
     while True:
-        if (await stub.GetLoad(inference_pb2.GetLoadRequest(model=model))).computed_tokens:
+        if (await stub.GetEngineStats(inference_pb2.GetEngineStatsRequest(model=model))).computed_tokens:
             return
         await asyncio.sleep(0.001)
 

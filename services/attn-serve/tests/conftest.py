@@ -21,11 +21,11 @@ from attn_models.encoder.encoder import Encoder
 from attn_models.loading import save_model
 from attn_models.tokenizers import character_tokenizer
 from attn_models.weights import write_folder
-from attn_serve.engines import EngineClient, InProcessEngine
+from attn_schema import EngineConfig
+from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
-from attn_serve.requests import EngineSettings
-from attn_serve.servicers.inference import InferenceServicer
-from attn_serve.servicers.model import ModelServicer
+from attn_serve.in_process import InProcessBackend
+from attn_serve.servicers import InferenceServicer, ModelServicer
 
 # With importlib mode a test file cannot import its neighbour.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -89,14 +89,14 @@ class LocalInference:
         add_ModelServiceServicer_to_server(ModelServicer(self.fleet), server)
 
     async def start(self) -> None:
-        await self.fleet.load("tiny", "", EngineSettings(threads=1))
+        await self.fleet.load("tiny", "", EngineConfig(num_threads=1))
 
-    async def stop(self, grace: float) -> None:
-        await self.fleet.stop(grace)
+    async def stop(self, shutdown_timeout: float) -> None:
+        await self.fleet.stop(shutdown_timeout)
 
     @staticmethod
-    def _make(name: str, folder: Path, settings: EngineSettings) -> EngineClient:
-        return InProcessEngine(folder, settings)
+    def _make(name: str, folder: Path, config: EngineConfig) -> EngineClient:
+        return EngineClient(InProcessBackend(folder, config))
 
 
 @pytest.fixture

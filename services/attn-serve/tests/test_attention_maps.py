@@ -21,8 +21,8 @@ async def test_every_layer_comes_in_order_with_rows_that_sum_to_one_and_look_bac
     maps = [message async for message in stub.AttentionMaps(wanted())]
     assert [message.layer for message in maps] == [0, 1]
     for message in maps:
-        assert list(message.weights.shape) == [4, len(TEXT), len(TEXT)]
-        weights = np.frombuffer(message.weights.data, "<f4").reshape(list(message.weights.shape))
+        assert list(message.attention_weights.shape) == [4, len(TEXT), len(TEXT)]
+        weights = np.frombuffer(message.attention_weights.data, "<f4").reshape(list(message.attention_weights.shape))
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
         assert np.triu(weights, 1).max() == 0
         assert "".join(message.key_tokens) == TEXT
@@ -34,8 +34,8 @@ async def test_only_the_layers_and_heads_asked_for_come(stub: InferenceServiceSt
     (message,) = [message async for message in stub.AttentionMaps(wanted(layers=[1], heads=[2]))]
     assert (message.layer, list(message.heads)) == (1, [2])
     side = len(TEXT)
-    whole = np.frombuffer(everything[1].weights.data, "<f4").reshape(4, side, side)
-    np.testing.assert_array_equal(np.frombuffer(message.weights.data, "<f4").reshape(side, side), whole[2])
+    whole = np.frombuffer(everything[1].attention_weights.data, "<f4").reshape(4, side, side)
+    np.testing.assert_array_equal(np.frombuffer(message.attention_weights.data, "<f4").reshape(side, side), whole[2])
 
 
 async def test_a_layer_or_head_that_does_not_exist_is_named(stub: InferenceServiceStub) -> None:

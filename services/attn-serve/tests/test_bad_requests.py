@@ -32,24 +32,24 @@ BAD_SAMPLING: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": NAN}, "repetition_penalty"),
     ({"max_new_tokens": 0}, "max_new_tokens"),
     ({"max_new_tokens": -1}, "max_new_tokens"),
-    ({"top_logprobs": 21}, "alternatives"),
+    ({"top_logprobs": 21}, "top_logprobs"),
     ({"stop": [""]}, "stop"),
     ({"stop": ["x"] * 17}, "stop"),
-    ({"stop": [f"stop {number}" for number in range(5000)]}, "5000 strings"),
+    ({"stop": [f"stop {number}" for number in range(5000)]}, "5000 items"),
     ({"frequency_penalty": 3}, "frequency_penalty"),
     ({"presence_penalty": NAN}, "presence_penalty"),
     ({"logit_bias": {0: 101.0}}, "logit_bias"),
     ({"logit_bias": {-1: 1.0}}, "logit_bias"),
     ({"logit_bias": {99999: 1.0}}, "logit_bias"),
     ({"min_new_tokens": 10, "max_new_tokens": 5}, "min_new_tokens"),
-    ({"grammar": inference_pb2.Grammar()}, "grammar"),
-    ({"grammar": inference_pb2.Grammar(regex="(")}, "grammar"),
-    ({"grammar": inference_pb2.Grammar(json_schema="{")}, "grammar"),
-    ({"grammar": inference_pb2.Grammar(regex="a"), "ignore_eos": True}, "ignore_end"),
-    ({"grammar": inference_pb2.Grammar(json_schema=NESTED)}, "recursion"),
-    ({"grammar": inference_pb2.Grammar(json_schema=EXPLODING)}, "too large"),
-    ({"grammar": inference_pb2.Grammar(json_schema=LONG)}, "262144 characters"),
-    ({"grammar": inference_pb2.Grammar(regex="(" * 5000 + "a" + ")" * 5000)}, "grammar"),
+    ({"structured_output": inference_pb2.StructuredOutput()}, "structured_output"),
+    ({"structured_output": inference_pb2.StructuredOutput(regex="(")}, "structured_output"),
+    ({"structured_output": inference_pb2.StructuredOutput(json_schema="{")}, "structured_output"),
+    ({"structured_output": inference_pb2.StructuredOutput(regex="a"), "ignore_eos": True}, "ignore_eos"),
+    ({"structured_output": inference_pb2.StructuredOutput(json_schema=NESTED)}, "recursion"),
+    ({"structured_output": inference_pb2.StructuredOutput(json_schema=EXPLODING)}, "too large"),
+    ({"structured_output": inference_pb2.StructuredOutput(json_schema=LONG)}, "262144 characters"),
+    ({"structured_output": inference_pb2.StructuredOutput(regex="(" * 5000 + "a" + ")" * 5000)}, "structured_output"),
 ]
 
 
@@ -76,7 +76,7 @@ async def test_an_unknown_model_is_answered_with_the_nearest_one(stub: Inference
 
 @pytest.mark.parametrize(
     "prompt",
-    [common_pb2.Prompt(), common_pb2.Prompt(text=""), common_pb2.Prompt(tokens=common_pb2.TokenIds())],
+    [common_pb2.Prompt(), common_pb2.Prompt(text=""), common_pb2.Prompt(token_ids=common_pb2.TokenIds())],
     ids=["none", "empty text", "no tokens"],
 )
 async def test_an_empty_prompt_is_refused(stub: InferenceServiceStub, prompt: common_pb2.Prompt) -> None:
@@ -86,7 +86,7 @@ async def test_an_empty_prompt_is_refused(stub: InferenceServiceStub, prompt: co
 
 @pytest.mark.parametrize("token", [-1, 10**6, 2**31 - 1])
 async def test_a_token_outside_the_vocabulary_is_refused_with_its_place(stub: InferenceServiceStub, token: int) -> None:
-    prompt = common_pb2.Prompt(tokens=common_pb2.TokenIds(ids=[1, 2, token]))
+    prompt = common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=[1, 2, token]))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "[2]", str(token)):
         await complete(stub, inference_pb2.GenerateRequest(model="tiny", prompt=prompt))
 
@@ -108,10 +108,10 @@ async def test_scoring_nothing_is_refused(stub: InferenceServiceStub) -> None:
 
 
 async def test_one_bad_sequence_among_good_ones_is_refused_and_nothing_stays_behind(stub: InferenceServiceStub) -> None:
-    prompts = [common_pb2.Prompt(text="fine"), common_pb2.Prompt(tokens=common_pb2.TokenIds(ids=[999]))]
+    prompts = [common_pb2.Prompt(text="fine"), common_pb2.Prompt(token_ids=common_pb2.TokenIds(ids=[999]))]
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "999"):
         await stub.Score(inference_pb2.ScoreRequest(model="tiny", prompts=prompts))
-    assert (await drained(stub)).state_tokens_used == 0
+    assert (await drained(stub)).kv_tokens_used == 0
 
 
 async def test_refusals_do_not_disturb_a_completion_that_runs(stub: InferenceServiceStub) -> None:

@@ -38,7 +38,7 @@ async def test_a_prompt_asked_again_is_read_from_memory_and_answered_the_same(st
         answers.append([token.id for message in messages for token in message.tokens])
     assert answers[0] == answers[1]
     assert messages[-1].usage.cached_tokens == 32
-    assert (await stub.GetLoad(inference_pb2.GetLoadRequest(model="tiny"))).cached_tokens >= 32
+    assert (await stub.GetEngineStats(inference_pb2.GetEngineStatsRequest(model="tiny"))).cached_tokens >= 32
 
 
 async def test_a_seed_repeats_a_sampled_completion(stub: InferenceServiceStub) -> None:
@@ -47,8 +47,8 @@ async def test_a_seed_repeats_a_sampled_completion(stub: InferenceServiceStub) -
 
 
 async def test_a_completion_matches_the_regular_expression_that_is_asked_for(stub: InferenceServiceStub) -> None:
-    grammar = inference_pb2.Grammar(regex="(yes|no) (to|or) be")
-    request = ask(max_new_tokens=40, temperature=2, grammar=grammar)
+    grammar = inference_pb2.StructuredOutput(regex="(yes|no) (to|or) be")
+    request = ask(max_new_tokens=40, temperature=2, structured_output=grammar)
     messages = [message async for message in stub.Generate(request)]
     text = "".join(message.text for message in messages)
     assert text in {f"{word} {other} be" for word in ("yes", "no") for other in ("to", "or")}
@@ -68,15 +68,15 @@ async def test_a_stop_string_ends_the_text_before_it_appears(stub: InferenceServ
     messages = [message async for message in stub.Generate(ask(max_new_tokens=40, stop=[stop]))]
     assert "".join(message.text for message in messages) == whole[: whole.index(stop)]
     assert messages[-1].finish_reason == inference_pb2.FINISH_REASON_STOP
-    assert messages[-1].stop == stop
+    assert messages[-1].stop_reason == stop
 
 
 async def test_the_likeliest_alternative_of_a_greedy_token_is_the_token(stub: InferenceServiceStub) -> None:
     async for message in stub.Generate(ask(max_new_tokens=5, top_logprobs=3)):
         for token in message.tokens:
-            assert token.alternatives[0].id == token.id
-            assert abs(token.alternatives[0].logprob - token.logprob) < 1e-6
-            assert len(token.alternatives) == 3
+            assert token.top_logprobs[0].id == token.id
+            assert abs(token.top_logprobs[0].logprob - token.logprob) < 1e-6
+            assert len(token.top_logprobs) == 3
 
 
 async def test_scores_of_a_completion_are_the_log_probabilities_it_was_made_with(stub: InferenceServiceStub) -> None:
@@ -101,7 +101,7 @@ async def test_a_dropped_call_frees_all_it_held(stub: InferenceServiceStub) -> N
             await call.read()
         call.cancel()
         load = await drained(stub)
-        assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+        assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
 
 
 async def test_a_deadline_ends_the_work(stub: InferenceServiceStub) -> None:
@@ -113,7 +113,7 @@ async def test_a_deadline_ends_the_work(stub: InferenceServiceStub) -> None:
     for call in calls:
         call.cancel()
     load = await drained(stub)
-    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+    assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
 
 
 async def test_a_model_of_another_mechanism_is_served_beside_the_first(
@@ -142,11 +142,11 @@ async def test_a_completion_goes_on_while_another_model_is_loaded(stub: Inferenc
 
 async def test_completions_of_one_prompt_are_those_of_requests_alone(stub: InferenceServiceStub) -> None:
     options = {"max_new_tokens": 9, "temperature": 1.5, "typical_p": 0.9}
-    messages = [m async for m in stub.Generate(ask(seed=40, completions=3, **options))]
+    messages = [m async for m in stub.Generate(ask(seed=40, n=3, **options))]
     for choice in range(3):
-        made = [token.id for m in messages if m.choice == choice for token in m.tokens]
+        made = [token.id for m in messages if m.index == choice for token in m.tokens]
         assert made == await complete(stub, ask(seed=40 + choice, **options))
-        assert [m.finish_reason for m in messages if m.choice == choice and m.finish_reason] == [
+        assert [m.finish_reason for m in messages if m.index == choice and m.finish_reason] == [
             inference_pb2.FINISH_REASON_LENGTH
         ]
     assert [m.HasField("usage") for m in messages] == [False] * (len(messages) - 1) + [True]
@@ -154,17 +154,17 @@ async def test_completions_of_one_prompt_are_those_of_requests_alone(stub: Infer
 
 
 async def test_too_many_completions_and_an_impossible_share_are_refused(stub: InferenceServiceStub) -> None:
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "completions", "65"):
-        await complete(stub, ask(completions=65))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "n: 65", "64"):
+        await complete(stub, ask(n=65))
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "typical_p"):
         await complete(stub, ask(typical_p=0.0))
 
 
 async def test_a_beam_search_tells_its_completions_the_best_first(stub: InferenceServiceStub) -> None:
-    beams = inference_pb2.BeamSearch(width=4, length_penalty=0.5, stopping=inference_pb2.BEAM_STOPPING_FULL)
-    request = ask(max_new_tokens=6, completions=3, beams=beams, top_logprobs=0)
+    beams = {"num_beams": 4, "length_penalty": 0.5, "early_stopping": inference_pb2.EARLY_STOPPING_TRUE}
+    request = ask(max_new_tokens=6, n=3, top_logprobs=0, **beams)
     messages = [message async for message in stub.Generate(request)]
-    assert [message.choice for message in messages] == [0, 1, 2]
+    assert [message.index for message in messages] == [0, 1, 2]
     scores = [message.score for message in messages]
     assert scores == sorted(scores, reverse=True)
     for message in messages:
@@ -172,36 +172,35 @@ async def test_a_beam_search_tells_its_completions_the_best_first(stub: Inferenc
         assert abs(message.score - total / len(message.tokens) ** 0.5) < 1e-4
     assert messages[-1].usage.completion_tokens == sum(len(message.tokens) for message in messages)
     load = await drained(stub)
-    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+    assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
 
 
 async def test_beams_with_what_conflicts_are_refused(stub: InferenceServiceStub) -> None:
-    for given in ({"temperature": 0.5}, {"seed": 1}, {"completions": 5}):
+    for given in ({"temperature": 0.5}, {"seed": 1}, {"n": 5}):
         async with refused(grpc.StatusCode.INVALID_ARGUMENT, *given):
-            await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4), **given))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "beams.width"):
-        await complete(stub, ask(beams=inference_pb2.BeamSearch()))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "stopping", "9"):
-        await complete(stub, ask(beams=inference_pb2.BeamSearch(width=4, stopping=9)))
+            await complete(stub, ask(num_beams=4, **given))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_beams", "1 to 64"):
+        await complete(stub, ask(num_beams=65))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "early_stopping", "9"):
+        await complete(stub, ask(num_beams=4, early_stopping=9))
 
 
 async def test_guesses_change_no_token_and_are_counted(stub: InferenceServiceStub) -> None:
     text = "to be or not to be or not to be"
-    plain, guessed = [await complete(stub, ask(text, max_new_tokens=60, guesses=n)) for n in (0, 6)]
+    plain, guessed = [await complete(stub, ask(text, max_new_tokens=60, num_speculative_tokens=n)) for n in (0, 6)]
     assert plain == guessed
-    load = await stub.GetLoad(inference_pb2.GetLoadRequest(model="tiny"))
-    assert load.guessed_tokens >= load.accepted_tokens
-    assert load.guessed_tokens > 0
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "99"):
-        await complete(stub, ask(guesses=99))
+    load = await stub.GetEngineStats(inference_pb2.GetEngineStatsRequest(model="tiny"))
+    assert load.draft_tokens >= load.accepted_tokens
+    assert load.draft_tokens > 0
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_speculative_tokens", "99"):
+        await complete(stub, ask(num_speculative_tokens=99))
 
 
 async def test_beams_end_at_stop_strings_and_follow_a_grammar(stub: InferenceServiceStub) -> None:
-    beams = inference_pb2.BeamSearch(width=3)
-    grammar = inference_pb2.Grammar(regex="(yes|no|never) to be")
-    messages = [m async for m in stub.Generate(ask(max_new_tokens=20, beams=beams, grammar=grammar, completions=3))]
+    grammar = inference_pb2.StructuredOutput(regex="(yes|no|never) to be")
+    messages = [m async for m in stub.Generate(ask(max_new_tokens=20, num_beams=3, structured_output=grammar, n=3))]
     assert {message.text for message in messages} == {"yes to be", "no to be", "never to be"}
-    request = ask(max_new_tokens=20, beams=beams, grammar=grammar, stop=[" t"])
+    request = ask(max_new_tokens=20, num_beams=3, structured_output=grammar, stop=[" t"])
     (message,) = [message async for message in stub.Generate(request)]
-    assert (message.finish_reason, message.stop) == (inference_pb2.FINISH_REASON_STOP, " t")
+    assert (message.finish_reason, message.stop_reason) == (inference_pb2.FINISH_REASON_STOP, " t")
     assert message.text in {"yes", "no", "never"}

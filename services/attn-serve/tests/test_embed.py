@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-import uuid
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,16 @@ import numpy as np
 import pytest
 import torch
 from asking_inference import ask, begun, complete, drained, refused
-from attn.v1 import common_pb2
+from attn.v1 import common_pb2, model_pb2
 from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn.v1.model_pb2 import EngineOptions, GetModelRequest, LoadModelRequest, UnloadModelRequest
+from attn.v1.model_pb2 import GetModelRequest, LoadModelRequest, UnloadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core.errors import DeadlineExceeded, Unavailable
+from attn_host import EmbedTask
+from attn_host.encoder import Embedding, EncoderHost
 from attn_models.loading.sentences import BATCH, load_sentence_encoder
-from attn_serve.answers import EmbeddingsAnswer
-from attn_serve.embedding import Embedding
-from attn_serve.encoder_host import EncoderHost
-from attn_serve.requests import EngineSettings, TextsWanted
+from attn_schema import Embeddings, EngineConfig
 
 NAME = "tiny-bert"
 TEXTS = ["abc", "d", "bad cab", "abc"]
@@ -35,8 +33,8 @@ def texts(*given: str, model: str = NAME) -> wire.EmbedRequest:
     return wire.EmbedRequest(model=model, texts=given)
 
 
-def wanted(*given: str, seconds: float | None = None) -> TextsWanted:
-    return TextsWanted(id=uuid.uuid4().hex, texts=given, seconds=seconds)
+def wanted(*given: str, timeout: float | None = None) -> EmbedTask:
+    return EmbedTask(texts=given, timeout=timeout)
 
 
 def rows(answer: wire.EmbedResponse) -> np.ndarray[Any, Any]:
@@ -51,7 +49,7 @@ async def encoder(stub: InferenceServiceStub, models: ModelServiceStub) -> Infer
 
 @pytest.fixture
 def host(home: Path) -> EncoderHost:
-    return EncoderHost(home / "models" / NAME, EngineSettings(threads=1))
+    return EncoderHost(home / "models" / NAME, EngineConfig(num_threads=1))
 
 
 async def test_texts_become_the_vectors_of_the_encoder_in_their_order(
@@ -63,7 +61,7 @@ async def test_texts_become_the_vectors_of_the_encoder_in_their_order(
     np.testing.assert_array_equal(found, load_sentence_encoder(home / "models" / NAME).embed(TEXTS).numpy())
     tokens = [await encoder.Tokenize(wire.TokenizeRequest(model=NAME, prompt=common_pb2.Prompt(text=t))) for t in TEXTS]
     assert answer.usage.prompt_tokens == sum(len(each.tokens) for each in tokens)
-    load = await encoder.GetLoad(wire.GetLoadRequest(model=NAME))
+    load = await encoder.GetEngineStats(wire.GetEngineStatsRequest(model=NAME))
     assert (load.running, load.computed_tokens) == (0, answer.usage.prompt_tokens)
 
 
@@ -77,8 +75,8 @@ async def test_the_most_texts_of_one_request_come_back_whole(encoder: InferenceS
 BAD: list[tuple[wire.EmbedRequest, grpc.StatusCode, tuple[str, ...]]] = [
     (texts("a", model="tiny-brt"), grpc.StatusCode.NOT_FOUND, ("'tiny-brt'", "'tiny-bert'")),
     (texts("a", model="tiny"), grpc.StatusCode.INVALID_ARGUMENT, ("no encoder",)),
-    (texts(), grpc.StatusCode.INVALID_ARGUMENT, ("texts", "0 texts", "1 to 1024")),
-    (texts(*["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, ("1025 texts", "1 to 1024")),
+    (texts(), grpc.StatusCode.INVALID_ARGUMENT, ("texts", "1 to 1024")),
+    (texts(*["a"] * 1025), grpc.StatusCode.INVALID_ARGUMENT, ("1025 items", "1 to 1024")),
     (texts("a", "a" * 13), grpc.StatusCode.INVALID_ARGUMENT, ("texts[1]", "13 tokens", "1 to 12")),
     (texts("a", ""), grpc.StatusCode.INVALID_ARGUMENT, ("texts[1]", "0 tokens")),
     (texts("a", "xyz"), grpc.StatusCode.INVALID_ARGUMENT, ("x",)),
@@ -98,7 +96,7 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
     encoder: InferenceServiceStub, models: ModelServiceStub
 ) -> None:
     model = (await models.GetModel(GetModelRequest(name=NAME))).model
-    assert (model.architecture, model.context_length, model.layers, model.chat) == ("encoder", 12, 1, False)
+    assert (model.architecture, model.max_seq_len, model.num_layers, model.chat) == ("encoder", 12, 1, False)
     prompt = common_pb2.Prompt(text="abc")
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "encoder"):
         await complete(encoder, ask("abc", model=NAME))
@@ -108,12 +106,12 @@ async def test_an_encoder_refuses_what_only_a_writer_can_do(
         [message async for message in encoder.AttentionMaps(wire.AttentionMapsRequest(model=NAME, prompt=prompt))]
 
 
-@pytest.mark.parametrize(("field", "value"), [("weights", "int3"), ("draft", "tiny"), ("device", "tpu")])
+@pytest.mark.parametrize(("field", "value"), [("quantization", "int3"), ("draft_model", "tiny"), ("device", "tpu")])
 async def test_an_encoder_refuses_settings_that_it_cannot_keep(
     models: ModelServiceStub, field: str, value: str
 ) -> None:
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "int8" if field == "weights" else "encoder"):
-        await models.LoadModel(LoadModelRequest(name=NAME, engine=EngineOptions(**{field: value})))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, field, "int8" if field == "quantization" else "encoder"):
+        await models.LoadModel(LoadModelRequest(name=NAME, engine=model_pb2.EngineConfig(**{field: value})))
 
 
 async def test_an_unloaded_encoder_is_gone(encoder: InferenceServiceStub, models: ModelServiceStub) -> None:
@@ -123,38 +121,38 @@ async def test_an_unloaded_encoder_is_gone(encoder: InferenceServiceStub, models
 
 
 def test_vectors_of_sixteen_bit_weights_have_length_one_too(home: Path) -> None:
-    host = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, dtype="bfloat16"))
+    host = EncoderHost(home / "models" / NAME, EngineConfig(num_threads=1, dtype="bfloat16"))
     answer = host.embed(wanted(*TEXTS)).result()
-    found = torch.from_numpy(np.frombuffer(answer.vectors, "<f4").reshape(answer.shape).copy())
+    found = torch.from_numpy(np.array(answer.rows(), "<f4"))
     torch.testing.assert_close(found.norm(dim=-1), torch.ones(len(TEXTS)), rtol=0, atol=1e-6)
 
 
 def test_an_encoder_is_served_with_the_weights_that_are_asked_for(home: Path, host: EncoderHost) -> None:
-    packed = EncoderHost(home / "models" / NAME, EngineSettings(threads=1, weights="int8"))
-    assert (packed.info.weights, host.info.weights) == ("int8", "unpacked")
-    assert packed.info.parameters == host.info.parameters
-    near, exact = (np.frombuffer(each.embed(wanted(*TEXTS)).result().vectors, "<f4") for each in (packed, host))
+    packed = EncoderHost(home / "models" / NAME, EngineConfig(num_threads=1, quantization="int8"))
+    assert (packed.info.quantization, host.info.quantization) == ("int8", "none")
+    assert packed.info.num_parameters == host.info.num_parameters
+    near, exact = (np.array(each.embed(wanted(*TEXTS)).result().rows()) for each in (packed, host))
     assert 0 < np.abs(near - exact).max() < 0.05
 
 
-def started(host: EncoderHost, call: Future[EmbeddingsAnswer]) -> None:
+def started(host: EncoderHost, call: Future[Embeddings]) -> None:
     """Return once something was computed, and not all."""
-    while host.load().computed_tokens == 0:
+    while host.stats().computed_tokens == 0:
         assert not call.done()
         time.sleep(0.001)
 
 
 def test_a_deadline_that_has_passed_ends_the_work(host: EncoderHost) -> None:
     with pytest.raises(DeadlineExceeded):
-        host.embed(wanted(*["a"] * 1000, seconds=0)).result()
-    assert host.load().running == 0
-    assert host.embed(wanted("a", seconds=60)).result().shape == (1, 8)
+        host.embed(wanted(*["a"] * 1000, timeout=0)).result()
+    assert host.stats().running == 0
+    assert host.embed(wanted("a", timeout=60)).result().embeddings.shape == (1, 8)
 
 
 def test_a_short_call_does_not_wait_for_a_long_one_and_stopping_ends_both(host: EncoderHost) -> None:
     running = host.embed(wanted(*["abcd abcd"] * 20_000))
     started(host, running)
-    assert host.embed(wanted("a")).result().shape == (1, 8)
+    assert host.embed(wanted("a")).result().embeddings.shape == (1, 8)
     assert not running.done()
     host.stop(0)
     with pytest.raises(Unavailable):
@@ -169,12 +167,12 @@ def test_a_cancelled_call_computes_one_batch_more_at_most(host: EncoderHost) -> 
     started(host, running)
     host.cancel(long.id)
     host.cancel("never begun")
-    computed, load = host.load().computed_tokens, host.load()
+    computed, load = host.stats().computed_tokens, host.stats()
     assert (load.running, load.waiting) == (0, 0)
     with pytest.raises(CancelledError):
         running.result()
-    assert host.embed(wanted("a")).result().shape == (1, 8)  # whatever was left would have had its turn
-    assert host.load().computed_tokens <= computed + BATCH * len("abcd abcd") + 1
+    assert host.embed(wanted("a")).result().embeddings.shape == (1, 8)  # whatever was left would have had its turn
+    assert host.stats().computed_tokens <= computed + BATCH * len("abcd abcd") + 1
 
 
 def test_a_cancelled_call_that_waits_for_its_turn_holds_no_vectors(home: Path) -> None:

@@ -17,7 +17,7 @@ async def test_a_failing_layer_is_named_and_others_are_served(
 ) -> None:
     alone = await complete(stub, ask("To be", max_new_tokens=30))
     engine: Any = inference.fleet.engine("tiny")
-    layer = engine._host._loaded.model.blocks[1].attention
+    layer = engine.backend.host._loaded.model.blocks[1].attention
     step = layer.step
 
     def fails(query: Any, batch: Any, state: Any) -> Any:
@@ -34,4 +34,4 @@ async def test_a_failing_layer_is_named_and_others_are_served(
     async with refused(grpc.StatusCode.INTERNAL, "blocks.1", "'mha'"):
         await complete(stub, ask("x" * 55, max_new_tokens=30))
     assert await healthy == [alone] * 3
-    assert (await drained(stub)).state_tokens_used == 0
+    assert (await drained(stub)).kv_tokens_used == 0

@@ -6,12 +6,12 @@ import pytest
 import torch
 from attn_core import installed
 from attn_core.errors import UserError
+from attn_host import PromptTokenizer
+from attn_host.attention_maps import compute_maps
+from attn_host.loading import use_kernel
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
-from attn_serve.kernels import use_kernel
-from attn_serve.maps import compute_maps
-from attn_serve.reader import Reader
-from attn_serve.requests import MapsWanted, PromptInput, SourceInput
+from attn_schema import AttentionMapsRequest, EncoderPrompt, Prompt
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def test_a_model_of_images_passes_the_trial_of_its_kernels_before_requests_come(
 
 
 def test_each_word_has_a_weight_for_every_cell_and_the_cells_have_their_names(loaded):
-    prompt = PromptInput(text="a line", source=SourceInput(text="0 1 2 3 2 1"))
-    (answer,) = compute_maps(loaded, MapsWanted(prompt=prompt), Reader(loaded.tokenizer))
-    assert answer.shape == (1, 3, 6)
-    assert [label.strip() for label in answer.key_labels] == ["0", "1", "2", "3", "2", "1"]
-    weights = torch.frombuffer(bytearray(answer.weights), dtype=torch.float32).view(answer.shape)
+    prompt = Prompt(text="a line", encoder_prompt=EncoderPrompt(text="0 1 2 3 2 1"))
+    (answer,) = compute_maps(loaded, AttentionMapsRequest(model="", prompt=prompt), PromptTokenizer(loaded.tokenizer))
+    assert answer.attention_weights.shape == (1, 3, 6)
+    assert [label.strip() for label in answer.key_tokens] == ["0", "1", "2", "3", "2", "1"]
+    weights = torch.tensor(answer.attention_weights.view().tolist())
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 3))

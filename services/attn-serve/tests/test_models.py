@@ -11,21 +11,21 @@ import grpc
 import pytest
 from asking_inference import ask, complete, refused
 from attn.v1 import model_pb2 as wire
-from attn.v1.inference_pb2 import GetLoadRequest
+from attn.v1.inference_pb2 import GetEngineStatsRequest
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn.v1.model_pb2_grpc import ModelServiceStub
 from attn_core import installed
 
 
 def load(name: str, source: str = "", **engine: object) -> wire.LoadModelRequest:
-    return wire.LoadModelRequest(name=name, source=source, engine=wire.EngineOptions(**engine))  # type: ignore[arg-type]
+    return wire.LoadModelRequest(name=name, source=source, engine=wire.EngineConfig(**engine))  # type: ignore[arg-type]
 
 
 async def test_a_model_says_what_it_is(models: ModelServiceStub) -> None:
     model = (await models.GetModel(wire.GetModelRequest(name="tiny"))).model
-    assert (model.context_length, model.layers, model.heads, model.dtype) == (256, 2, 4, "float32")
+    assert (model.max_seq_len, model.num_layers, model.num_heads, model.dtype) == (256, 2, 4, "float32")
     assert model.state == wire.MODEL_STATE_SERVING
-    assert model.parameters > 10_000
+    assert model.num_parameters > 10_000
     assert not model.chat
 
 
@@ -45,7 +45,7 @@ async def test_a_completion_that_runs_is_finished_before_its_model_goes(
 ) -> None:
     messages = aiter(stub.Generate(ask(max_new_tokens=200)))
     first = await anext(messages)
-    unloading = asyncio.ensure_future(models.UnloadModel(wire.UnloadModelRequest(name="tiny", grace_seconds=30)))
+    unloading = asyncio.ensure_future(models.UnloadModel(wire.UnloadModelRequest(name="tiny", shutdown_timeout=30)))
     rest = [token async for message in messages for token in message.tokens]
     assert len(first.tokens) + len(rest) == 200
     await unloading
@@ -61,27 +61,27 @@ async def test_loading_the_same_source_twice_is_one_model_and_another_source_is_
     assert [model.name for model in (await models.ListModels(wire.ListModelsRequest())).models] == ["tiny"]
 
 
-@pytest.mark.parametrize("weights", ["unpacked", "float32", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("quantization", ["none", "float32", "bfloat16", "int8", "int4"])
 async def test_a_model_is_served_with_its_weights_kept_as_asked(
-    models: ModelServiceStub, stub: InferenceServiceStub, weights: str
+    models: ModelServiceStub, stub: InferenceServiceStub, quantization: str
 ) -> None:
-    loaded = (await models.LoadModel(load("packed", "tiny", weights=weights))).model
-    assert loaded.parameters == (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.parameters
-    assert (loaded.dtype, loaded.weights) == ("float32", weights)
+    loaded = (await models.LoadModel(load("packed", "tiny", quantization=quantization))).model
+    assert loaded.num_parameters == (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.num_parameters
+    assert (loaded.dtype, loaded.quantization) == ("float32", quantization)
     messages = await complete(stub, ask(max_new_tokens=5, model="packed"))
     assert messages
 
 
 async def test_unasked_weights_are_packed_as_they_are_stored_where_that_loses_nothing(models: ModelServiceStub) -> None:
     lossless = [kernel for kernel in installed().linears if kernel.weights == "float32" and kernel.exact]
-    kept = "float32" if any(kernel.available() is None for kernel in lossless) else "unpacked"
-    assert (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.weights == kept
-    assert (await models.LoadModel(load("same", "tiny", weights="auto"))).model.weights == kept
+    kept = "float32" if any(kernel.available() is None for kernel in lossless) else "none"
+    assert (await models.GetModel(wire.GetModelRequest(name="tiny"))).model.quantization == kept
+    assert (await models.LoadModel(load("same", "tiny", quantization="auto"))).model.quantization == kept
 
 
 async def test_weights_that_nobody_can_keep_are_refused_with_those_that_can_be(models: ModelServiceStub) -> None:
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "int8"):
-        await models.LoadModel(load("packed", "tiny", weights="int3"))
+        await models.LoadModel(load("packed", "tiny", quantization="int3"))
 
 
 async def test_an_unknown_model_is_refused_with_the_names_there_are(models: ModelServiceStub) -> None:
@@ -129,25 +129,25 @@ async def test_engine_options_that_cannot_be_are_refused_by_name(models: ModelSe
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "device"):
         await models.LoadModel(load("other", "tiny", device="tpu"))
     async with refused(grpc.StatusCode.NOT_FOUND, "int7", "int8"):
-        await models.LoadModel(load("other", "tiny", cache="int7"))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "state_bytes"):
-        await models.LoadModel(load("other", "tiny", state_bytes=10))
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "grace_seconds"):
-        await models.UnloadModel(wire.UnloadModelRequest(name="tiny", grace_seconds=float("nan")))
+        await models.LoadModel(load("other", "tiny", kv_cache="int7"))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "kv_cache_memory_bytes"):
+        await models.LoadModel(load("other", "tiny", kv_cache_memory_bytes=10))
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "shutdown_timeout"):
+        await models.UnloadModel(wire.UnloadModelRequest(name="tiny", shutdown_timeout=float("nan")))
 
 
 async def test_a_model_that_guesses_ahead_does_so_for_requests_that_do_not_say(
     stub: InferenceServiceStub, models: ModelServiceStub
 ) -> None:
-    await models.LoadModel(load("guessing", "tiny", guesses=5))
+    await models.LoadModel(load("guessing", "tiny", num_speculative_tokens=5))
     text = "to be or not to be or not to be"
-    before = (await stub.GetLoad(GetLoadRequest(model="tiny"))).guessed_tokens
+    before = (await stub.GetEngineStats(GetEngineStatsRequest(model="tiny"))).draft_tokens
     guessed = await complete(stub, ask(text, model="guessing", max_new_tokens=40))
     assert guessed == await complete(stub, ask(text, max_new_tokens=40))
-    assert (await stub.GetLoad(GetLoadRequest(model="guessing"))).guessed_tokens > 0
-    assert (await stub.GetLoad(GetLoadRequest(model="tiny"))).guessed_tokens == before
-    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "guesses", "33"):
-        await models.LoadModel(load("more", "tiny", guesses=33))
+    assert (await stub.GetEngineStats(GetEngineStatsRequest(model="guessing"))).draft_tokens > 0
+    assert (await stub.GetEngineStats(GetEngineStatsRequest(model="tiny"))).draft_tokens == before
+    async with refused(grpc.StatusCode.INVALID_ARGUMENT, "num_speculative_tokens", "33"):
+        await models.LoadModel(load("more", "tiny", num_speculative_tokens=33))
     await models.UnloadModel(wire.UnloadModelRequest(name="guessing"))
 
 
@@ -156,9 +156,9 @@ async def test_a_cache_of_fewer_bits_holds_more_tokens_in_the_same_memory_and_an
 ) -> None:
     totals = {}
     for cache in ("shared", "int8"):
-        await models.LoadModel(load(cache, "tiny", cache=cache, state_bytes=2**16, max_sequences=2))
+        await models.LoadModel(load(cache, "tiny", kv_cache=cache, kv_cache_memory_bytes=2**16, max_num_seqs=2))
         assert await complete(stub, ask(model=cache, max_new_tokens=20))
-        totals[cache] = (await stub.GetLoad(GetLoadRequest(model=cache))).state_tokens_total
+        totals[cache] = (await stub.GetEngineStats(GetEngineStatsRequest(model=cache))).kv_tokens_total
     assert totals["int8"] > 2 * totals["shared"]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,10 +12,13 @@ import pytest
 import pytest_asyncio
 from attn_core.errors import InvalidValue, Unavailable
 from attn_gateway import Cluster, ClusterSettings
-from attn_serve.engines import EngineClient, InProcessEngine, RayEngine
-from attn_serve.requests import EngineSettings, Generation, MapsWanted, PromptInput, Scored, TextsWanted
+from attn_host import EmbedTask, TextTask
+from attn_schema import AttentionMapsRequest, EngineConfig, Prompt, SamplingParams, ScoringParams
+from attn_serve.engine_client import EngineClient
+from attn_serve.in_process import InProcessBackend
+from attn_serve.ray_backend import RayBackend
 
-ONE_THREAD = EngineSettings(threads=1)
+ONE_THREAD = EngineConfig(num_threads=1)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -27,13 +29,20 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clu
     await made.stop()
 
 
-def generation(tokens: int = 24, **sampling: object) -> Generation:
-    prompt = PromptInput(text="To be")
-    return Generation(id=uuid.uuid4().hex, prompt=prompt, sampling={"max_new_tokens": tokens, **sampling})
+def near_engine(folder: Path) -> EngineClient:
+    return EngineClient(InProcessBackend(folder, ONE_THREAD))
 
 
-async def text_of(engine: EngineClient, wanted: Generation) -> str:
-    return "".join([chunk.text async for chunk in engine.generate(wanted)])
+def far_engine(folder: Path) -> EngineClient:
+    return EngineClient(RayBackend(folder.name, folder, ONE_THREAD))
+
+
+def generation(tokens: int = 24) -> TextTask:
+    return TextTask(prompt=Prompt(text="To be"), params=SamplingParams(max_new_tokens=tokens))
+
+
+async def text_of(engine: EngineClient, wanted: TextTask) -> str:
+    return "".join([delta.text async for delta in engine.generate(wanted)])
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -42,50 +51,49 @@ class TestRayEngine:
 
     async def test_it_answers_as_the_engine_in_this_process(self, cluster: Cluster, home: Path) -> None:
         folder = home / "models" / "tiny"
-        near, far = InProcessEngine(folder, ONE_THREAD), RayEngine("tiny", folder, ONE_THREAD)
+        near, far = near_engine(folder), far_engine(folder)
         assert await near.start() == await far.start()
-        prompt = PromptInput(text="To be or not")
+        prompt = Prompt(text="To be or not")
         assert await text_of(near, generation()) == await text_of(far, generation())
         assert await near.tokenize(prompt) == await far.tokenize(prompt)
-        scored = [Scored(id=uuid.uuid4().hex, prompt=prompt, alternatives=2)]
+        scored = [TextTask(prompt=prompt, params=ScoringParams(top_logprobs=2))]
         assert await near.score(scored) == await far.score(scored)
-        assert await near.attention_maps(MapsWanted(prompt=prompt)) == await far.attention_maps(
-            MapsWanted(prompt=prompt)
-        )
+        maps = AttentionMapsRequest(model="tiny", prompt=prompt)
+        assert await near.attention_maps(maps) == await far.attention_maps(maps)
         await near.stop(0)
         await far.stop(0)
 
     async def test_an_encoder_in_an_actor_embeds_as_in_this_process(self, cluster: Cluster, home: Path) -> None:
         folder = home / "models" / "tiny-bert"
-        near, far = InProcessEngine(folder, ONE_THREAD), RayEngine("tiny-bert", folder, ONE_THREAD)
+        near, far = near_engine(folder), far_engine(folder)
         assert await near.start() == await far.start()
-        wanted = TextsWanted(id="two", texts=("abc", "d"), seconds=60)
+        wanted = EmbedTask(texts=("abc", "d"), timeout=60)
         assert await near.embed(wanted) == await far.embed(wanted)
-        assert await near.tokenize(PromptInput(text="abc")) == await far.tokenize(PromptInput(text="abc"))
+        assert await near.tokenize(Prompt(text="abc")) == await far.tokenize(Prompt(text="abc"))
         with pytest.raises(InvalidValue, match=r"texts\[1\]"):
-            await far.embed(TextsWanted(id="long", texts=("a", "a" * 13)))
+            await far.embed(EmbedTask(texts=("a", "a" * 13)))
         await near.stop(0)
         await far.stop(0)
 
     async def test_leaving_ends_scores_and_embeddings_in_the_actor(self, cluster: Cluster, home: Path) -> None:
         """Whoever is cancelled while the actor computes for it leaves nothing running there."""
-        writer = RayEngine("tiny", home / "models" / "tiny", ONE_THREAD)
-        encoder = RayEngine("tiny-bert", home / "models" / "tiny-bert", ONE_THREAD)
+        writer = far_engine(home / "models" / "tiny")
+        encoder = far_engine(home / "models" / "tiny-bert")
         await writer.start()
         await encoder.start()
-        prompt = PromptInput(text="x" * 200)
-        scored = [Scored(id=uuid.uuid4().hex, prompt=prompt, tenant="ann") for _ in range(200)]
-        embedded = TextsWanted(id="many", texts=("abcd abcd",) * 50_000)
+        prompt = Prompt(text="x" * 200)
+        scored = [TextTask(prompt=prompt, params=ScoringParams(), tenant="ann") for _ in range(200)]
+        embedded = EmbedTask(texts=("abcd abcd",) * 50_000)
         for engine, work in ((writer, writer.score(scored)), (encoder, encoder.embed(embedded))):
             task = asyncio.create_task(work)
-            while (await engine.load()).computed_tokens == 0:
+            while (await engine.stats()).computed_tokens == 0:
                 assert not task.done()
                 await asyncio.sleep(0.005)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             while True:
-                load = await engine.load()
+                load = await engine.stats()
                 if load.running + load.waiting == 0:
                     break
                 await asyncio.sleep(0.005)
@@ -93,36 +101,36 @@ class TestRayEngine:
             await engine.stop(0)
 
     async def test_a_users_error_crosses_the_actor_as_itself(self, cluster: Cluster, home: Path) -> None:
-        engine = RayEngine("tiny", home / "models" / "tiny", ONE_THREAD)
+        engine = far_engine(home / "models" / "tiny")
         await engine.start()
-        with pytest.raises(InvalidValue, match="temperature"):
-            await text_of(engine, generation(temperature=-1.0))
+        with pytest.raises(InvalidValue, match="at least one token"):
+            await text_of(engine, TextTask(prompt=Prompt(text=""), params=SamplingParams()))
         await engine.stop(0)
         with pytest.raises(Unavailable):
-            await engine.tokenize(PromptInput(text="x"))
+            await engine.tokenize(Prompt(text="x"))
 
     async def test_a_completion_left_early_frees_what_it_held(self, cluster: Cluster, home: Path) -> None:
-        engine = RayEngine("tiny", home / "models" / "tiny", ONE_THREAD)
+        engine = far_engine(home / "models" / "tiny")
         await engine.start()
         chunks = engine.generate(generation(240))
         await anext(chunks)
-        await chunks.aclose()  # type: ignore[attr-defined]
+        await chunks.aclose()
         for _ in range(100):
-            load = await engine.load()
-            if load.running == load.state_tokens_used == 0:
+            load = await engine.stats()
+            if load.running == load.kv_tokens_used == 0:
                 break
             await asyncio.sleep(0.02)
-        assert (load.running, load.state_tokens_used) == (0, 0)
+        assert (load.running, load.kv_tokens_used) == (0, 0)
         assert load.generated_tokens < 240
         await engine.stop(0)
 
     async def test_a_killed_engine_ends_its_streams_and_comes_back(self, cluster: Cluster, home: Path) -> None:
-        engine = RayEngine("tiny", home / "models" / "tiny", ONE_THREAD)
+        engine = far_engine(home / "models" / "tiny")
         await engine.start()
         before = await text_of(engine, generation())
         running = asyncio.ensure_future(text_of(engine, generation(250)))
         await asyncio.sleep(0.05)
-        os.kill(await engine.pid(), signal.SIGKILL)
+        os.kill(await engine.backend.pid(), signal.SIGKILL)
         with pytest.raises(Unavailable):
             await asyncio.wait_for(running, timeout=30)
         for _ in range(300):

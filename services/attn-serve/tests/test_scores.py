@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from asking_inference import begun, drained, refused
-from attn.v1 import common_pb2
+from attn.v1 import common_pb2, model_pb2
 from attn.v1 import inference_pb2 as wire
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
-from attn.v1.model_pb2 import EngineOptions, LoadModelRequest
+from attn.v1.model_pb2 import LoadModelRequest
 from attn.v1.model_pb2_grpc import ModelServiceStub
-from attn_serve.answers import Chunk
-from attn_serve.host import EngineHost
-from attn_serve.requests import EngineSettings, PromptInput, Scored
+from attn_host import TextTask
+from attn_host.engine import EngineHost
+from attn_schema import EngineConfig, Prompt, ScoringParams
 
 NAME = "narrow"
 LENGTH = 200
 MANY = 60
-LOAD = wire.GetLoadRequest(model=NAME)
+LOAD = wire.GetEngineStatsRequest(model=NAME)
 
 
 def prompts(count: int, length: int = LENGTH) -> wire.ScoreRequest:
@@ -34,7 +35,9 @@ def token(of: str) -> tuple[tuple[str, str]]:
 @pytest.fixture
 async def narrow(stub: InferenceServiceStub, models: ModelServiceStub) -> InferenceServiceStub:
     """A model that reads 32 tokens a step, so that many prompts take many steps."""
-    await models.LoadModel(LoadModelRequest(name=NAME, source="tiny", engine=EngineOptions(max_batch_tokens=32)))
+    await models.LoadModel(
+        LoadModelRequest(name=NAME, source="tiny", engine=model_pb2.EngineConfig(max_num_batched_tokens=32))
+    )
     return stub
 
 
@@ -42,11 +45,11 @@ async def narrow(stub: InferenceServiceStub, models: ModelServiceStub) -> Infere
 async def test_a_tenant_with_one_prompt_does_not_wait_for_the_many_of_another(
     narrow: InferenceServiceStub, second: str, overtakes: bool
 ) -> None:
-    """The shares are of the token that the caller gave: one's own work is done in its order."""
+    """The weights are of the token that the caller gave: one's own work is done in its order."""
     many = asyncio.ensure_future(narrow.Score(prompts(MANY), metadata=token("ann")))
     await begun(narrow, NAME)
     (score,) = (await narrow.Score(prompts(1, 20), metadata=token(second))).scores
-    waiting = (await narrow.GetLoad(LOAD)).waiting
+    waiting = (await narrow.GetEngineStats(LOAD)).waiting
     assert len(score.tokens) == 20
     assert (waiting > MANY // 2) == overtakes
     many.cancel()
@@ -66,7 +69,7 @@ async def test_scores_end_with_their_caller(narrow: InferenceServiceStub, cancel
         async with refused(grpc.StatusCode.DEADLINE_EXCEEDED):
             await call
     load = await drained(narrow, NAME)
-    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+    assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
     assert load.computed_tokens < MANY * LENGTH
     assert len((await narrow.Score(prompts(1))).scores[0].tokens) == LENGTH
 
@@ -78,19 +81,19 @@ async def test_one_prompt_that_is_refused_ends_the_others(narrow: InferenceServi
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "1000"):
         await narrow.Score(request)
     load = await drained(narrow, NAME)
-    assert (load.running, load.waiting, load.state_tokens_used) == (0, 0, 0)
+    assert (load.running, load.waiting, load.kv_tokens_used) == (0, 0, 0)
     assert load.computed_tokens < MANY * LENGTH
 
 
 async def test_the_engine_itself_keeps_the_deadline_of_a_score(home: Path) -> None:
     """Time that is over when the engine begins ends the score, whether or not the caller is still there."""
-    loop, told = asyncio.get_running_loop(), asyncio.Queue[list[Chunk]]()
+    loop, told = asyncio.get_running_loop(), asyncio.Queue[Any]()
     host = EngineHost(
         home / "models" / "tiny",
-        EngineSettings(threads=1),
-        lambda chunks: loop.call_soon_threadsafe(told.put_nowait, chunks) and None,
+        EngineConfig(num_threads=1),
+        lambda outputs: loop.call_soon_threadsafe(told.put_nowait, outputs) and None,
     )
-    host.submit(Scored(id="late", prompt=PromptInput(text="x"), seconds=0))
-    (chunk,) = await told.get()
-    assert (chunk.error and chunk.error.reason, chunk.tokens) == ("DEADLINE_EXCEEDED", ())
+    host.submit(TextTask(prompt=Prompt(text="x"), params=ScoringParams(), timeout=0))
+    (output,) = await told.get()
+    assert (output.error and output.error.reason, output.delta.tokens) == ("DEADLINE_EXCEEDED", ())
     host.stop(0)

@@ -15,7 +15,7 @@ from attn_core import installed
 from attn_models.loading import load_model, save_model
 from attn_models.tokenizers.learned import word_tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
-from attn_serve.requests import EngineSettings
+from attn_schema import EngineConfig
 
 WORDS = "the a dog cat runs sees der die hund katze rennt sieht"
 SOURCE = "the dog sees the cat"
@@ -32,16 +32,16 @@ async def sourced(stub: InferenceServiceStub, inference, home: Path) -> Inferenc
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.7)
         save_model(home / "models" / f"tiny-{name}", model, tokenizer)
-        await inference.fleet.load(f"tiny-{name}", "", EngineSettings(threads=1))
+        await inference.fleet.load(f"tiny-{name}", "", EngineConfig(num_threads=1))
     return stub
 
 
 def ask(source=SOURCE, model="tiny-rnnsearch", text=None, **sampling) -> inference_pb2.GenerateRequest:
-    prompt = common_pb2.Prompt(source=common_pb2.Source(text=source))
+    prompt = common_pb2.Prompt(encoder_prompt=common_pb2.EncoderPrompt(text=source))
     if text is not None:
         prompt.text = text
     sampling = {"temperature": 0.0, "max_new_tokens": 6} | sampling
-    return inference_pb2.GenerateRequest(model=model, prompt=prompt, sampling=inference_pb2.Sampling(**sampling))
+    return inference_pb2.GenerateRequest(model=model, prompt=prompt, sampling=inference_pb2.SamplingParams(**sampling))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -63,7 +63,7 @@ async def test_the_beginning_of_the_answer_can_be_given(sourced) -> None:
 
 async def test_scores_are_those_under_the_source(sourced) -> None:
     def prompt(source):
-        return common_pb2.Prompt(text="der hund sieht", source=common_pb2.Source(text=source))
+        return common_pb2.Prompt(text="der hund sieht", encoder_prompt=common_pb2.EncoderPrompt(text=source))
 
     request = inference_pb2.ScoreRequest(model="tiny-rnnsearch", prompts=[prompt(SOURCE), prompt("a cat runs")])
     one, other = (await sourced.Score(request)).scores
@@ -72,12 +72,12 @@ async def test_scores_are_those_under_the_source(sourced) -> None:
 
 
 async def test_the_map_of_a_translation_has_its_words_down_and_the_source_across(sourced) -> None:
-    prompt = common_pb2.Prompt(text="der hund", source=common_pb2.Source(text=SOURCE))
+    prompt = common_pb2.Prompt(text="der hund", encoder_prompt=common_pb2.EncoderPrompt(text=SOURCE))
     request = inference_pb2.AttentionMapsRequest(model="tiny-rnnsearch", prompt=prompt)
     (found,) = [message async for message in sourced.AttentionMaps(request)]
     assert [text.strip() for text in found.query_tokens] == ["<s>", "der", "hund"]
     assert [text.strip() for text in found.key_tokens] == [*SOURCE.split(), "</s>"]
-    weights = np.frombuffer(found.weights.data, "<f4").reshape(list(found.weights.shape))
+    weights = np.frombuffer(found.attention_weights.data, "<f4").reshape(list(found.attention_weights.shape))
     assert weights.shape == (1, 3, 6)
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert found.mechanism == "alignment"
@@ -92,9 +92,9 @@ async def test_the_map_of_a_translation_has_its_words_down_and_the_source_across
 
 async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
     bad = grpc.StatusCode.INVALID_ARGUMENT
-    async with refused(bad, "prompt.source", "no source"):
+    async with refused(bad, "prompt.encoder_prompt", "no encoder"):
         await complete(sourced, ask(model="tiny", text="To be"))
-    async with refused(bad, "source_ids", "at least one token"):
+    async with refused(bad, "encoder_token_ids", "at least one token"):
         plain = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(text="der"))
         await complete(sourced, plain)
     async with refused(bad, "'21 tokens'", "at most 12"):
@@ -102,15 +102,15 @@ async def test_a_source_that_does_not_fit_the_model_is_named(sourced) -> None:
     for empty in ("", "   "):
         async with refused(bad, "source", "at least one token"):
             await complete(sourced, ask(source=empty))
-    async with refused(bad, "source_ids[1]", "0 to 15"):
-        ids = common_pb2.Source(tokens=common_pb2.TokenIds(ids=[1, 99]))
-        request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(source=ids))
+    async with refused(bad, "encoder_token_ids[1]", "0 to 15"):
+        ids = common_pb2.EncoderPrompt(token_ids=common_pb2.TokenIds(ids=[1, 99]))
+        request = inference_pb2.GenerateRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(encoder_prompt=ids))
         await complete(sourced, request)
-    async with refused(bad, "prompt.source"):
+    async with refused(bad, "encoder_prompt", "text or token_ids"):
         request = inference_pb2.GenerateRequest(
-            model="tiny-rnnsearch", prompt=common_pb2.Prompt(source=common_pb2.Source())
+            model="tiny-rnnsearch", prompt=common_pb2.Prompt(encoder_prompt=common_pb2.EncoderPrompt())
         )
         await complete(sourced, request)
-    async with refused(bad, "prompt.source"):
+    async with refused(bad, "prompt.encoder_prompt"):
         maps = inference_pb2.AttentionMapsRequest(model="tiny-rnnsearch", prompt=common_pb2.Prompt(text="der"))
         [message async for message in sourced.AttentionMaps(maps)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import queue
 from pathlib import Path
+from typing import Any
 
 from asking_inference import ask
 from attn.v1.inference_pb2_grpc import InferenceServiceStub
 from attn_gateway.call import tenant_named, tenant_of
-from attn_serve.answers import Chunk
-from attn_serve.host import EngineHost
-from attn_serve.requests import EngineSettings, Generation, PromptInput
+from attn_host import TextTask
+from attn_host.engine import EngineHost
+from attn_schema import EngineConfig, Prompt, SamplingParams
 
 
 async def cached(stub: InferenceServiceStub, text: str, token: str | None) -> int:
@@ -31,22 +32,26 @@ async def test_beginnings_are_remembered_for_the_caller_of_a_token_alone(stub: I
     ]
 
 
-async def test_tenants_are_served_by_their_shares(home: Path) -> None:
-    """Who has three shares gets about three times the tokens of who has one, while both wait."""
-    told: queue.SimpleQueue[list[Chunk]] = queue.SimpleQueue()
+async def test_tenants_are_served_by_their_weights(home: Path) -> None:
+    """A tenant of weight 3 gets about three times the tokens of one of weight 1, while both wait."""
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
     names = {word: tenant_named(word) for word in ("ann", "bob")}
-    shares = {names["ann"]: 3.0}
-    settings = EngineSettings(threads=1, max_sequences=1, max_batch_tokens=16, cache="paged", shares=shares)
-    host = EngineHost(home / "models" / "tiny", settings, told.put)
-    host.submit(Generation(id="first", prompt=PromptInput(text="x"), sampling={"max_new_tokens": 200}))
+    config = EngineConfig(
+        num_threads=1,
+        max_num_seqs=1,
+        max_num_batched_tokens=16,
+        kv_cache="paged",
+        tenant_weights={names["ann"]: 3.0},
+    )
+    host = EngineHost(home / "models" / "tiny", config, told.put)
+    host.submit(TextTask(id="first", prompt=Prompt(text="x"), params=SamplingParams(max_new_tokens=200)))
     for number in range(24):
         for word, tenant in names.items():
-            sampling = {"max_new_tokens": 8, "ignore_end": True}
-            asked = Generation(id=f"{word}{number}", prompt=PromptInput(text="To be"), sampling=sampling, tenant=tenant)
-            host.submit(asked)
+            params = SamplingParams(max_new_tokens=8, ignore_eos=True)
+            host.submit(TextTask(id=f"{word}{number}", prompt=Prompt(text="To be"), params=params, tenant=tenant))
     ended: list[str] = []
     while len(ended) < 33:
-        ended += [chunk.request for chunk in told.get() if chunk.last]
+        ended += [output.request_id for output in told.get() if output.last]
     host.stop(0)
     first = ended[1:]
     assert 22 <= sum(name.startswith("ann") for name in first) <= 26

@@ -1,20 +1,23 @@
-"""The Python client of attn, sync and asyncio. No torch."""
+"""The Python client of attn, sync and asyncio, and the nouns of attn-schema that its calls need most. No torch."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from attn_schema import (
+    ChatMessage,
+    Completion,
+    EngineConfig,
+    OutputDelta,
+    Prompt,
+    SamplingParams,
+    StructuredOutput,
+)
+
 if TYPE_CHECKING:
     from attn_client.async_client import AsyncClient as AsyncClient
     from attn_client.client import Client as Client
-    from attn_client.results.inference import AttentionMap as AttentionMap
-    from attn_client.results.inference import Chunk as Chunk
-    from attn_client.results.inference import Completion as Completion
-    from attn_client.results.inference import FinishReason as FinishReason
-    from attn_client.results.inference import Score as Score
-    from attn_client.results.inference import Token as Token
-    from attn_client.results.inference import Usage as Usage
     from attn_client.results.jobs import Checkpoint as Checkpoint
     from attn_client.results.jobs import Job as Job
     from attn_client.results.jobs import JobEvent as JobEvent
@@ -22,24 +25,23 @@ if TYPE_CHECKING:
     from attn_client.results.jobs import LogLine as LogLine
     from attn_client.results.jobs import Metrics as Metrics
     from attn_client.results.jobs import StateChange as StateChange
-    from attn_client.results.models import Mechanism as Mechanism
-    from attn_client.results.models import Model as Model
-    from attn_client.results.models import ModelState as ModelState
-    from attn_client.sampling import Beams as Beams
-    from attn_client.sampling import ChatMessage as ChatMessage
-    from attn_client.sampling import Grammar as Grammar
-    from attn_client.sampling import Sampling as Sampling
-    from attn_client.sampling import Sourced as Sourced
     from attn_client.settings import ClientSettings as ClientSettings
+
+__all__ = [
+    "ChatMessage",
+    "Completion",
+    "EngineConfig",
+    "OutputDelta",
+    "Prompt",
+    "SamplingParams",
+    "StructuredOutput",
+]
 
 # Listing plugins imports this package, and must not import gRPC with it.
 _HOMES = {
     "async_client": ("AsyncClient",),
     "client": ("Client",),
-    "results.inference": ("AttentionMap", "Chunk", "Completion", "FinishReason", "Score", "Token", "Usage"),
     "results.jobs": ("Checkpoint", "Job", "JobEvent", "JobState", "LogLine", "Metrics", "StateChange"),
-    "results.models": ("Mechanism", "Model", "ModelState"),
-    "sampling": ("Beams", "ChatMessage", "Grammar", "Sampling", "Sourced"),
     "settings": ("ClientSettings",),
 }
 
@@ -52,4 +54,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(name for names in _HOMES.values() for name in names)
+    return sorted([*__all__, *(name for names in _HOMES.values() for name in names)])

@@ -8,17 +8,27 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 
-from attn.v1.model_pb2 import EngineOptions
 from attn.v1.training_pb2 import TrainingSpec
 from attn_core.errors import AttnError
+from attn_schema import (
+    AttentionMap,
+    ChatMessage,
+    Completion,
+    EngineConfig,
+    EngineStats,
+    Mechanism,
+    ModelInfo,
+    OutputDelta,
+    PromptLike,
+    SamplingParams,
+    SequenceScore,
+    Tokenization,
+)
 
 from attn_client.async_connection import AsyncConnection
 from attn_client.operations import inference, jobs, models
-from attn_client.results.inference import AttentionMap, Chunk, Completion, Load, Score, Tokenization
 from attn_client.results.jobs import Job, JobEvent
-from attn_client.results.models import Mechanism, Model
 from attn_client.resuming import WatchState
-from attn_client.sampling import ChatMessage, Prompt, Sampling
 from attn_client.settings import ClientSettings
 
 
@@ -48,52 +58,52 @@ class AsyncClient:
         await self._connection.close()
 
     def generate(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
-    ) -> AsyncGenerator[Chunk, None]:
-        """The completion of a prompt, piece by piece; closing the iterator cancels it on the server."""
+        self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server."""
         return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
 
     async def complete(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
+        self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
     ) -> Completion:
         """The whole completion of a prompt."""
-        return Completion.of([chunk async for chunk in self.generate(model, prompt, sampling, timeout=timeout)])
+        return Completion.of([delta async for delta in self.generate(model, prompt, sampling, timeout=timeout)])
 
     async def complete_all(
-        self, model: str, prompt: Prompt, sampling: Sampling, *, timeout: float | None = None
+        self, model: str, prompt: PromptLike, sampling: SamplingParams, *, timeout: float | None = None
     ) -> list[Completion]:
-        """Every completion of a prompt, as many as `sampling.completions`."""
-        return Completion.all_of([chunk async for chunk in self.generate(model, prompt, sampling, timeout=timeout)])
+        """Every completion of a prompt, as many as `sampling.n`."""
+        return Completion.all_of([delta async for delta in self.generate(model, prompt, sampling, timeout=timeout)])
 
     def chat(
         self,
         model: str,
         messages: Sequence[ChatMessage],
-        sampling: Sampling | None = None,
+        sampling: SamplingParams | None = None,
         *,
         timeout: float | None = None,
-    ) -> AsyncGenerator[Chunk, None]:
-        """The next turn of a conversation, piece by piece, by the model's chat template."""
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """The next message of a conversation, delta by delta, by the model's chat template."""
         return self.generate(model, messages, sampling, timeout=timeout)
 
     async def score(
-        self, model: str, prompts: Sequence[Prompt], *, top_logprobs: int = 0, timeout: float | None = None
-    ) -> list[Score]:
+        self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0, timeout: float | None = None
+    ) -> list[SequenceScore]:
         """The log probabilities of the tokens of each sequence."""
         return await self._connection.unary(inference.score(model, prompts, top_logprobs), timeout)
 
     async def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[tuple[float, ...]]:
-        """A vector of length 1 for each text, from an encoder; near vectors are near in meaning."""
+        """A vector of length 1 for each text, from an encoder; similar texts have a high cosine similarity."""
         return await self._connection.unary(inference.embed(model, texts), timeout)
 
-    async def tokenize(self, model: str, prompt: Prompt, *, timeout: float | None = None) -> Tokenization:
+    async def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
         """The tokens that the model would read."""
         return await self._connection.unary(inference.tokenize(model, prompt), timeout)
 
     async def attention_maps(
         self,
         model: str,
-        prompt: Prompt,
+        prompt: PromptLike,
         *,
         layers: Sequence[int] = (),
         heads: Sequence[int] = (),
@@ -103,9 +113,9 @@ class AsyncClient:
         stream = self._connection.stream(inference.attention_maps(model, prompt, layers, heads), timeout)
         return [layer async for layer in stream]
 
-    async def load(self, model: str, *, timeout: float | None = None) -> Load:
+    async def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """How busy a model's engine is."""
-        return await self._connection.unary(inference.get_load(model), timeout)
+        return await self._connection.unary(inference.engine_stats(model), timeout)
 
 
 class AsyncModels:
@@ -114,23 +124,23 @@ class AsyncModels:
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
-    async def list(self, *, timeout: float | None = None) -> list[Model]:
+    async def list(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """All models, by name."""
         return await self._connection.pages(models.list_models, timeout)
 
-    async def get(self, name: str, *, timeout: float | None = None) -> Model:
+    async def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """One model."""
         return await self._connection.unary(models.get_model(name), timeout)
 
     async def load(
-        self, name: str, source: str = "", *, engine: EngineOptions | None = None, timeout: float | None = None
-    ) -> Model:
+        self, name: str, source: str = "", *, engine: EngineConfig | None = None, timeout: float | None = None
+    ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
         return await self._connection.unary(models.load_model(name, source, engine), timeout)
 
-    async def unload(self, name: str, *, grace_seconds: float | None = None, timeout: float | None = None) -> None:
-        """Take a model out of service, once its running requests have ended or `grace_seconds` are over."""
-        await self._connection.unary(models.unload_model(name, grace_seconds), timeout)
+    async def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
+        """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""
+        await self._connection.unary(models.unload_model(name, shutdown_timeout), timeout)
 
 
 class AsyncMechanisms:

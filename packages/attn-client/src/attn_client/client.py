@@ -7,17 +7,25 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from types import TracebackType
 
-from attn.v1.model_pb2 import EngineOptions
 from attn.v1.training_pb2 import TrainingSpec
 from attn_core.errors import AttnError
+from attn_schema import (
+    AttentionMap,
+    EngineConfig,
+    EngineStats,
+    Mechanism,
+    ModelInfo,
+    OutputDelta,
+    PromptLike,
+    SamplingParams,
+    SequenceScore,
+    Tokenization,
+)
 
 from attn_client.connection import Connection
 from attn_client.operations import inference, jobs, models
-from attn_client.results.inference import AttentionMap, Chunk, Load, Score, Tokenization
 from attn_client.results.jobs import Job, JobEvent
-from attn_client.results.models import Mechanism, Model
 from attn_client.resuming import WatchState
-from attn_client.sampling import Prompt, Sampling
 from attn_client.settings import ClientSettings
 from attn_client.writer import Writer
 
@@ -48,29 +56,29 @@ class Client(Writer):
         self._connection.close()
 
     def generate(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
-    ) -> Generator[Chunk, None, None]:
-        """The completion of a prompt, piece by piece; closing the iterator cancels it on the server."""
+        self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> Generator[OutputDelta, None, None]:
+        """The completion of a prompt, delta by delta; closing the iterator cancels it on the server."""
         return self._connection.stream(inference.generate(model, prompt, sampling), timeout)
 
     def score(
-        self, model: str, prompts: Sequence[Prompt], *, top_logprobs: int = 0, timeout: float | None = None
-    ) -> list[Score]:
+        self, model: str, prompts: Sequence[PromptLike], *, top_logprobs: int = 0, timeout: float | None = None
+    ) -> list[SequenceScore]:
         """The log probabilities of the tokens of each sequence."""
         return self._connection.unary(inference.score(model, prompts, top_logprobs), timeout)
 
     def embed(self, model: str, texts: Sequence[str], *, timeout: float | None = None) -> list[tuple[float, ...]]:
-        """A vector of length 1 for each text, from an encoder; near vectors are near in meaning."""
+        """A vector of length 1 for each text, from an encoder; similar texts have a high cosine similarity."""
         return self._connection.unary(inference.embed(model, texts), timeout)
 
-    def tokenize(self, model: str, prompt: Prompt, *, timeout: float | None = None) -> Tokenization:
+    def tokenize(self, model: str, prompt: PromptLike, *, timeout: float | None = None) -> Tokenization:
         """The tokens that the model would read."""
         return self._connection.unary(inference.tokenize(model, prompt), timeout)
 
     def attention_maps(
         self,
         model: str,
-        prompt: Prompt,
+        prompt: PromptLike,
         *,
         layers: Sequence[int] = (),
         heads: Sequence[int] = (),
@@ -79,9 +87,9 @@ class Client(Writer):
         """The attention weights of a prompt, one map a layer; without `layers` or `heads`, all of them."""
         return list(self._connection.stream(inference.attention_maps(model, prompt, layers, heads), timeout))
 
-    def load(self, model: str, *, timeout: float | None = None) -> Load:
+    def engine_stats(self, model: str, *, timeout: float | None = None) -> EngineStats:
         """How busy a model's engine is."""
-        return self._connection.unary(inference.get_load(model), timeout)
+        return self._connection.unary(inference.engine_stats(model), timeout)
 
 
 class Models:
@@ -90,23 +98,23 @@ class Models:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def list(self, *, timeout: float | None = None) -> list[Model]:
+    def list(self, *, timeout: float | None = None) -> list[ModelInfo]:
         """All models, by name."""
         return self._connection.pages(models.list_models, timeout)
 
-    def get(self, name: str, *, timeout: float | None = None) -> Model:
+    def get(self, name: str, *, timeout: float | None = None) -> ModelInfo:
         """One model."""
         return self._connection.unary(models.get_model(name), timeout)
 
     def load(
-        self, name: str, source: str = "", *, engine: EngineOptions | None = None, timeout: float | None = None
-    ) -> Model:
+        self, name: str, source: str = "", *, engine: EngineConfig | None = None, timeout: float | None = None
+    ) -> ModelInfo:
         """Load a model from a folder on the server, a registered name or a finished job; returns when it serves."""
         return self._connection.unary(models.load_model(name, source, engine), timeout)
 
-    def unload(self, name: str, *, grace_seconds: float | None = None, timeout: float | None = None) -> None:
-        """Take a model out of service, once its running requests have ended or `grace_seconds` are over."""
-        self._connection.unary(models.unload_model(name, grace_seconds), timeout)
+    def unload(self, name: str, *, shutdown_timeout: float | None = None, timeout: float | None = None) -> None:
+        """Take a model out of service, once its running requests have ended or `shutdown_timeout` are over."""
+        self._connection.unary(models.unload_model(name, shutdown_timeout), timeout)
 
 
 class Mechanisms:

@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, MissingPackage
+from attn_schema import AttentionMap
 
-from attn_client.results.inference import AttentionMap
-
-LONGEST_LABELLED = 64
+MAX_LABELLED = 64
 """Tokens up to which each is written on the axes; more would overlap."""
 
 
@@ -32,7 +31,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(drawn.heads) :]:
         axes.set_axis_off()
-    for head, weights, axes in zip(drawn.heads, drawn.weights.tolist(), grid.flat, strict=False):
+    for head, weights, axes in zip(drawn.heads, drawn.attention_weights.view().tolist(), grid.flat, strict=False):
         axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto", interpolation="nearest")
         axes.set_title(f"head {head}", fontsize=8)
         _label(axes.set_xticks, drawn.key_tokens, rotation=90)
@@ -45,7 +44,7 @@ def draw(drawn: AttentionMap, title: str, path: Path) -> None:
 
 def _label(set_ticks: object, tokens: tuple[str, ...], rotation: int) -> None:
     """Write the tokens on an axis; white space is made visible, and a dollar sign is no formula."""
-    if len(tokens) > LONGEST_LABELLED:
+    if len(tokens) > MAX_LABELLED:
         return
     shown = [token.replace(" ", "·").replace("\n", "⏎").replace("$", r"\$") for token in tokens]
     set_ticks(range(len(tokens)), labels=shown, fontsize=6, rotation=rotation)  # type: ignore[operator]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from attn_core.plugins.hooks import Command, hookimpl
 
 COMMANDS = {
-    "generate": ("Let a model write, a server's or one that runs here.", "generate:generate_command"),
+    "generate": ("Generate text with a server's model or one that runs here.", "generate:generate_command"),
     "chat": ("Talk with a model, here or on a server.", "chat:chat_command"),
-    "translate": ("Let a model with a source translate, and measure how well.", "translate:translate_command"),
-    "embed": ("Turn texts into vectors and compare them.", "embed:embed_command"),
+    "translate": ("Translate with an encoder-decoder model, and measure BLEU.", "translate:translate_command"),
+    "embed": ("Embed texts and compare them.", "embed:embed_command"),
     "train": ("Train a model on the server and watch it.", "train:train_command"),
     "jobs": ("List, show, watch, cancel and resume training jobs.", "jobs:app"),
     "models": ("List, load and unload the models of a server.", "models:app"),

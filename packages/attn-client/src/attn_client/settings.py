@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-LARGEST_RESPONSE = 256 * 2**20
-"""The largest message taken from a server, in bytes; attention maps of long prompts are large."""
+from attn_core.errors import InvalidValue
+from attn_schema import ConnectionOptions
+from attn_schema.settings import DEFAULT_ADDRESS
+
+MAX_RESPONSE_BYTES = 256 * 2**20
+"""The largest message taken from a server; attention maps of long prompts are large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,18 @@ class ClientSettings:
     certificates: bytes | None = None
     timeout: float | None = None
 
+    @classmethod
+    def of(cls, options: ConnectionOptions) -> ClientSettings:
+        """With the content of the files that the options name; raises `InvalidValue` for one that cannot be read."""
+        token = _read(options.token_file, "token_file")
+        certificates = _read(options.tls_ca, "tls_ca")
+        return cls(
+            address=options.address,
+            token=None if token is None else token.decode().strip(),
+            tls=certificates is not None,
+            certificates=certificates,
+        )
+
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What is sent with each call."""
@@ -32,7 +48,14 @@ class ClientSettings:
     def options(self) -> list[tuple[str, int]]:
         """Channel arguments: pings find out within half a minute that a server is gone."""
         return [
-            ("grpc.max_receive_message_length", LARGEST_RESPONSE),
+            ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
         ]
+
+
+def _read(path: Path | None, option: str) -> bytes | None:
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        raise InvalidValue(f"{option}: {path}: {error.strerror}", field=option, given=path) from error

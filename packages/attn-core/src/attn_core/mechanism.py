@@ -239,7 +239,10 @@ class InputCheck:
             self.check_key_padding_mask(key_padding_mask, query if source is None else source)
 
     def check_rows(self, field: str, rows: Any, axes: str) -> None:
-        """Raise `InvalidValue` unless the rows have three axes and the width."""
+        """Raise `InvalidValue` unless the rows are a floating-point tensor with three axes and the width."""
+        if not hasattr(rows, "is_floating_point") or not rows.is_floating_point():
+            allowed = f"a floating-point tensor {axes} in mechanism {self.name!r}"
+            raise InvalidValue.of(field, str(getattr(rows, "dtype", type(rows).__name__)), allowed)
         if rows.dim() != 3 or rows.shape[-1] != self.width:
             allowed = f"{axes} of width {self.width} in mechanism {self.name!r}"
             raise InvalidValue.of(field, tuple(rows.shape), allowed)

@@ -99,8 +99,8 @@ class Tokenizer(Protocol):
         """Token ids of a text."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids; bytes that are not valid UTF-8 become U+FFFD."""
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids, without special tokens unless asked for; bytes that are no UTF-8 become U+FFFD."""
         ...
 
 

@@ -1,45 +1,76 @@
-"""An engine from a model and the name of a cache."""
+"""An engine from a model and its config, with a cache as large as its memory allows."""
 
 from __future__ import annotations
 
-from attn_core import installed
+from bisect import bisect_right
+
+from attn_core import CacheFamily, installed
+from attn_core.errors import InvalidValue
 from attn_core.models import LanguageModel, Tokenizer
 from attn_core.stores import StateStore, StoreSize
+from attn_schema import EngineConfig
 
-from attn_engine.draft import Draft
+from attn_engine.draft_model import DraftModel
 from attn_engine.engine import Engine
-from attn_engine.limits import EngineLimits
 
 
 def build_engine(
     model: LanguageModel,
     tokenizer: Tokenizer | None = None,
+    config: EngineConfig = EngineConfig(),  # noqa: B008  (frozen)
     *,
-    cache: str = "contiguous",
-    requests: int = 16,
-    tokens: int | None = None,
-    limits: EngineLimits = EngineLimits(),  # noqa: B008  (frozen)
-    draft: LanguageModel | None = None,
+    kv_cache_tokens: int | None = None,
+    draft_model: LanguageModel | None = None,
 ) -> Engine:
-    """An engine with a new store of the installed cache family called `cache`.
+    """An engine with a new cache of the installed family `config.kv_cache`.
 
-    At most `requests` run at a time; `tokens` is what they remember together, by default the model's context each.
-    A `draft`, a smaller decoder of the same vocabulary, guesses `limits.guesses` tokens ahead.
-    States have the element type and device of the model's weights. Raises `UnknownName` for the cache.
+    The cache holds `kv_cache_tokens` tokens of all sequences together; if not given, as many as fit in
+    `config.kv_cache_memory_bytes`, but no more than `max_num_seqs` sequences of the model's context. A `draft_model`, a
+    smaller decoder of the same vocabulary, gets a cache of its own of at most the same memory. Element type and device
+    of the caches are those of the models' parameters. Raises `UnknownName` for the cache, `InvalidValue` if the memory
+    does not hold one token of each sequence.
     """
-    store = _store(model, cache, requests, tokens)
-    if draft is None:
-        return Engine(model, store, tokenizer, limits)
-    helper = Draft(draft, _store(draft, cache, requests, None), limits.step_tokens)
-    return Engine(model, store, tokenizer, limits, draft=helper)
+    store = _store(model, config, kv_cache_tokens)
+    if draft_model is None:
+        return Engine(model, store, tokenizer, config)
+    draft = DraftModel(draft_model, _store(draft_model, config, None), config.max_num_batched_tokens)
+    return Engine(model, store, tokenizer, config, draft_model=draft)
 
 
-def _store(model: LanguageModel, cache: str, requests: int, tokens: int | None) -> StateStore:
-    weights = next(model.parameters())  # type: ignore[attr-defined]
-    size = StoreSize(
-        tokens=requests * model.context if tokens is None else tokens,
-        requests=requests,
-        dtype=str(weights.dtype).removeprefix("torch."),
-        device=str(weights.device),
-    )
-    return installed().caches.get(cache).create(model.state_specs(), size)
+def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfig) -> StoreSize:
+    """The largest cache within `config.kv_cache_memory_bytes`, by the family's own formula, but no larger than
+    `max_num_seqs` sequences of the model's context need.
+
+    Raises `InvalidValue` if the memory does not hold one token of one sequence.
+    """
+    count, allowed = config.max_num_seqs, config.kv_cache_memory_bytes
+    dtype, device = _dtype_and_device(model)
+    specs = model.state_specs()
+    # Every request may come with the longest encoder input.
+    longest = getattr(model, "source_context", 0)
+    empty, full = (family.bytes(specs, tokens=0, source=source, dtype=dtype) for source in (0, longest))
+
+    def sized(tokens: int) -> StoreSize:
+        return StoreSize(tokens=tokens, requests=count, dtype=dtype, device=device)
+
+    def memory(tokens: int) -> int:
+        return family.room(specs, sized(tokens)) + count * (full - empty)
+
+    tokens = bisect_right(range(1, count * model.context + 1), allowed, key=memory)
+    if tokens < 1:
+        raise InvalidValue.of("kv_cache_memory_bytes", allowed, f"at least {memory(1)}, for {count} sequences")
+    return sized(tokens)
+
+
+def _store(model: LanguageModel, config: EngineConfig, tokens: int | None) -> StateStore:
+    family = installed().caches.get(config.kv_cache)
+    if tokens is None:
+        return family.create(model.state_specs(), kv_cache_size(model, family, config))
+    dtype, device = _dtype_and_device(model)
+    size = StoreSize(tokens=tokens, requests=config.max_num_seqs, dtype=dtype, device=device)
+    return family.create(model.state_specs(), size)
+
+
+def _dtype_and_device(model: LanguageModel) -> tuple[str, str]:
+    parameter = next(model.parameters())  # type: ignore[attr-defined]
+    return str(parameter.dtype).removeprefix("torch."), str(parameter.device)

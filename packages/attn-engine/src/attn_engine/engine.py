@@ -1,4 +1,4 @@
-"""Continuous batching: requests join and leave a running batch between any two steps."""
+"""The engine: continuous batching, in which requests join and leave a running batch between any two steps."""
 
 from __future__ import annotations
 
@@ -7,39 +7,83 @@ import time
 from collections.abc import Callable
 
 import torch
-from attn_core.errors import AlreadyExists, InvalidValue, OutOfCapacity, Unavailable, UserError
+from attn_core.errors import (
+    AlreadyExists,
+    AttnError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidValue,
+    OutOfCapacity,
+    Unavailable,
+    UserError,
+)
 from attn_core.models import LanguageModel, Tokenizer
 from attn_core.stores import BranchingStore, StateStore, TreeStore
+from attn_schema import EngineConfig, EngineStats, OutputDelta, SamplingParams, Usage
+from attn_schema.engine import DRAFT_MODEL_TOKENS
 from torch import Tensor
 
-from attn_engine.detokenize import Detokenizer
-from attn_engine.diagnosis import Diagnosis
-from attn_engine.draft import Draft
-from attn_engine.event import Event, FinishReason
-from attn_engine.group import Group
-from attn_engine.guide import Guides
-from attn_engine.hypotheses import Hypotheses
-from attn_engine.limits import EngineLimits, Load
-from attn_engine.outcome import NOT_FINITE, NoTokenError, Progress
-from attn_engine.progress import advance, ended
-from attn_engine.proposer import LookupProposer
-from attn_engine.request import ModelLimits, Request
-from attn_engine.sampling import Sampling
-from attn_engine.scheduler import Chunk, Scheduler
-from attn_engine.sequence import Sequence
-from attn_engine.step import Forward
-from attn_engine.suspects import Suspects
-from attn_engine.tally import Tally
+from attn_engine.beam_search import BeamSearch
+from attn_engine.detokenizer import Detokenizer, token_text
+from attn_engine.draft_model import DraftModel
+from attn_engine.fault_isolation import FaultDiagnosis, FaultIsolator
+from attn_engine.model_runner import ModelRunner
+from attn_engine.output_processor import beam_output, process_step
+from attn_engine.request import ModelLimits, Request, RequestOutput
+from attn_engine.scheduler import ScheduledChunk, Scheduler
+from attn_engine.sequence import NOT_FINITE, NoTokenError, Sequence, SequenceOutput
+from attn_engine.speculative import PromptLookupProposer
+from attn_engine.structured_output import GrammarCompiler
 
 log = logging.getLogger(__name__)
+
+
+class SequenceGroup:
+    """The completions of one request that have not ended, and the usage of those that have.
+
+    With `beams`, the members only stand for the completions that the search will find.
+    """
+
+    def __init__(self, members: list[Sequence], beams: BeamSearch | None = None) -> None:
+        self.members = members
+        self.beams = beams
+        self.deadline = members[0].request.deadline
+        self._prompt_tokens = len(members[0].request.token_ids)
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+
+    @property
+    def usage(self) -> Usage | None:
+        """Tokens of the request, once all its completions have ended."""
+        if self.members:
+            return None
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            # A sequence that was preempted may have found its own tokens again; no more than the prompt counts.
+            cached_tokens=min(self._cached_tokens, self._prompt_tokens),
+            completion_tokens=self._completion_tokens,
+        )
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All sequences that may hold KV cache."""
+        return self.beams.sequences if self.beams else self.members
+
+    def remove(self, sequence: Sequence) -> None:
+        """Note that a completion has ended; the first tells what the prompt found cached."""
+        self.members.remove(sequence)
+        self._completion_tokens += sequence.generated
+        if sequence.index == 0:
+            self._cached_tokens = sequence.cached_tokens
 
 
 class Engine:
     """Runs the requests of one model. Not thread-safe: one thread submits, cancels and steps (see `EngineLoop`).
 
-    `store` was made for `model.state_specs()`. Without a `tokenizer` events carry no text, stop strings are refused and
-    nothing but the number of tokens ends a request. `clock` gives the time that deadlines are compared with, seconds.
-    A `draft` of the same vocabulary guesses, in place of what followed the same words before.
+    `store` was made for `model.state_specs()`. Without a `tokenizer` outputs have no text, stop strings are refused and
+    no token ends a completion. `clock` gives the time that deadlines are compared with, in seconds. A `draft_model` of
+    the same vocabulary proposes draft tokens in place of prompt lookup. Of the `config` the fields that say how the
+    model is loaded and how large the cache is do not matter here; see `build_engine`.
     """
 
     def __init__(
@@ -47,86 +91,95 @@ class Engine:
         model: LanguageModel,
         store: StateStore,
         tokenizer: Tokenizer | None = None,
-        limits: EngineLimits = EngineLimits(),  # noqa: B008  (frozen)
+        config: EngineConfig = EngineConfig(),  # noqa: B008  (frozen)
+        *,
         clock: Callable[[], float] = time.monotonic,
-        draft: Draft | None = None,
+        draft_model: DraftModel | None = None,
     ) -> None:
-        if draft is not None:
-            draft.require_vocabulary(model.vocabulary)
-        self._forward = Forward(model, store)
+        if draft_model is not None:
+            draft_model.require_vocab_size(model.vocabulary)
+        if config.num_speculative_tokens is None:
+            config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
+        self.config = config
+        self._runner = ModelRunner(model, store)
         self._store = store
         self._tokenizer = tokenizer
-        self._guides = Guides(tokenizer)
+        self._token_text = token_text(tokenizer)
+        self._grammars = GrammarCompiler(tokenizer)
         self._end_ids = tokenizer.end_ids if tokenizer else frozenset()
-        self.limits = limits
         self._clock = clock
-        self._scheduler = Scheduler(store, limits, draft or LookupProposer())
-        self._suspects = Suspects(self._forward, self._scheduler)
-        self._diagnosis = Diagnosis(self._forward, self._scheduler.prefixes, limits.step_tokens)
-        self._fit = ModelLimits(
-            vocabulary=model.vocabulary, context=model.context, source_context=self._forward.source_context
+        self._scheduler = Scheduler(store, config, draft_model or PromptLookupProposer())
+        self._isolator = FaultIsolator(self._runner, self._scheduler)
+        self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.max_num_batched_tokens)
+        self._limits = ModelLimits(
+            vocab_size=model.vocabulary, max_seq_len=model.context, max_encoder_len=self._runner.max_encoder_len
         )
-        self._groups: dict[str, Group] = {}
-        self._news: list[Event] = []
-        self._numbers = 0
+        self._groups: dict[str, SequenceGroup] = {}
+        self._outputs: list[RequestOutput] = []
+        self._sequences = 0
         self._draining = False
-        self._tally = Tally()
-        if self.limits_note:
-            log.warning(self.limits_note)
+        self._computed_tokens = 0
+        self._generated_tokens = 0
+        self._draft_tokens = 0
+        self._accepted_tokens = 0
+        if self.note:
+            log.warning(self.note)
 
     @property
     def idle(self) -> bool:
-        """Whether no request is waiting or running and no news is left to tell."""
-        return not self._groups and not self._news
+        """Whether no request is waiting or running and all outputs have been returned."""
+        return not self._groups and not self._outputs
 
     @property
     def tree_unsupported_reason(self) -> str | None:
-        """Why a guess cannot be a tree, for people; None if it can (`EngineLimits.branches`)."""
+        """Why draft tokens cannot form a tree (`EngineConfig.speculative_tree_width`); None if they can."""
         store = self._store
         return store.tree_unsupported_reason() if isinstance(store, TreeStore) else "the cache holds no token trees"
 
     @property
-    def limits_note(self) -> str:
-        """What of its limits cannot be, for people; empty where all can."""
-        wished = self.limits.branches > 1 and self.tree_unsupported_reason
-        return f"guesses are chains, not trees: {wished}" if wished else ""
+    def note(self) -> str:
+        """What of the config cannot be done, for people; empty otherwise."""
+        reason = self.config.speculative_tree_width > 1 and self.tree_unsupported_reason
+        return f"draft tokens form chains, not trees: {reason}" if reason else ""
 
     def check(self, request: Request) -> None:
         """Raise the `UserError` that `submit` would raise for a request that can never run. Thread-safe."""
-        self._fit.check(request)
-        if self._tokenizer is None and isinstance(request.task, Sampling) and request.task.stop:
-            raise InvalidValue.of("stop", request.task.stop, "none, as the engine has no tokenizer")
-        if isinstance(request.task, Sampling) and request.task.grammar is not None:
-            self._guides.check(request.task.grammar)
-        tokens = len(request.token_ids) + request.new_tokens
+        self._limits.check(request)
+        params = request.params if isinstance(request.params, SamplingParams) else None
+        if self._tokenizer is None and params is not None and params.stop:
+            raise InvalidValue.of("stop", params.stop, "none, as the engine has no tokenizer")
+        if params is not None and params.structured_output is not None:
+            self._grammars.check(params.structured_output)
+        tokens = len(request.token_ids) + self._limits.max_new_tokens(request)
         if not self._store.fits(tokens):
-            raise InvalidValue.of("token_ids", f"{tokens} tokens with those to come", "what the model's cache can hold")
-        if isinstance(request.task, Sampling) and request.task.beams is not None:
-            self._check_beams(request.task.beams.width, tokens)
+            raise InvalidValue.of("token_ids", f"{tokens} tokens with max_new_tokens", "what the KV cache can hold")
+        if params is not None and params.num_beams > 1:
+            self._check_beams(params.num_beams, tokens)
 
-    def _check_beams(self, width: int, tokens: int) -> None:
+    def _check_beams(self, num_beams: int, tokens: int) -> None:
         if not isinstance(self._store, BranchingStore):
-            raise InvalidValue.of("beams", width, "none, as the engine's cache cannot fork a request")
-        if not self._store.holds(width, tokens) or width > self._fit.vocabulary:
-            given = f"{width} hypotheses of up to {tokens} tokens"
-            raise InvalidValue.of("beams.width", given, "what the model's cache can hold together")
+            raise InvalidValue.of("num_beams", num_beams, "1, as the engine's cache cannot fork a sequence")
+        if not self._store.holds(num_beams, tokens) or num_beams > self._limits.vocab_size:
+            given = f"{num_beams} beams of up to {tokens} tokens"
+            raise InvalidValue.of("num_beams", given, "what the KV cache can hold together")
 
     def submit(self, request: Request) -> str:
-        """Accept a request; its id is returned.
+        """Queue a request; returns its id.
 
         Raises `InvalidValue` or `ContextLengthExceeded` for a request that can never run, `AlreadyExists` for an id in
-        use, `OutOfCapacity` where too many wait, `Unavailable` after `drain`.
+        use, `OutOfCapacity` if `max_queued_requests` wait, `Unavailable` after `drain`.
         """
         if self._draining:
             raise Unavailable("the engine takes no new requests: it is shutting down")
         self.check(request)
         if request.id in self._groups:
             raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
-        if len(self._scheduler.waiting) >= self.limits.waiting:
-            raise OutOfCapacity(f"{self.limits.waiting} requests are waiting already", waiting=self.limits.waiting)
-        members = [self._sequence(request, choice) for choice in range(request.completions)]
-        beams = self._hypotheses(request)
-        self._groups[request.id] = Group(list(members), beams)
+        limit = self.config.max_queued_requests
+        if len(self._scheduler.waiting) >= limit:
+            raise OutOfCapacity(f"{limit} requests are waiting already", waiting=limit)
+        members = [self._sequence(request, index) for index in range(request.n)]
+        beams = self._beam_search(request)
+        self._groups[request.id] = SequenceGroup(list(members), beams)
         if beams is None:
             leader, *leader.followers = members
         else:
@@ -134,167 +187,182 @@ class Engine:
         self._scheduler.add(leader)
         return request.id
 
-    def cancel(self, id: str) -> bool:  # noqa: A002  (the field's name)
-        """Free all that the request holds, now; the next step tells. False if it is not known or has ended."""
-        if id not in self._groups:
+    def cancel(self, request_id: str) -> bool:
+        """End a request and free all that it holds; the next step returns its last output. False for an unknown id."""
+        if request_id not in self._groups:
             return False
-        self._end(id, FinishReason.CANCELLED)
+        self._end(request_id, Unavailable("the request was cancelled"))
         return True
 
-    def step(self) -> list[Event]:
-        """Compute one step for as many requests as fit; returns all news since the last step."""
+    def step(self) -> list[RequestOutput]:
+        """Compute one step for as many requests as fit; returns all outputs since the last step."""
         self._drop_late()
         with torch.inference_mode():
-            chunks = self._admitted(self._scheduler.plan())
+            chunks = self._encoded(self._scheduler.schedule())
             if chunks:
                 self._compute(chunks)
-        news, self._news = self._news, []
-        return news
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
-    def load(self) -> Load:
-        """How busy the engine is."""
-        return self._tally.load(self._scheduler, self._store.usage())
+    def stats(self) -> EngineStats:
+        """How busy the engine is, and what it has done."""
+        scheduler, usage = self._scheduler, self._store.usage()
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_tokens_used=usage.tokens,
+            kv_tokens_total=usage.tokens_total,
+            preemptions=scheduler.preemptions,
+            cached_tokens=scheduler.cached_tokens,
+            generated_tokens=self._generated_tokens,
+            draft_tokens=self._draft_tokens,
+            accepted_tokens=self._accepted_tokens,
+            computed_tokens=self._computed_tokens,
+            reloaded_tokens=scheduler.offload.reloaded_tokens,
+            offloaded_bytes=scheduler.offload.bytes,
+        )
 
     def drain(self) -> None:
-        """Refuse new requests from now on; those accepted run to their end as `step` is called."""
+        """Refuse new requests from now on; those accepted are completed as `step` is called."""
         self._draining = True
 
     def fail_all(self, error: Exception) -> None:
-        """End every request as failed and free everything, after an error that cannot be laid to one of them."""
-        for request in list(self._groups):
-            self._end(request, FinishReason.FAILED, error)
+        """End every request with this error and free everything, if no request can be named as its cause."""
+        for request_id in list(self._groups):
+            self._end(request_id, error)
 
     def _drop_late(self) -> None:
         now = self._clock()
         late = [name for name, group in self._groups.items() if group.deadline is not None and now >= group.deadline]
-        for request in late:
-            self._end(request, FinishReason.DEADLINE)
+        for request_id in late:
+            self._end(request_id, DeadlineExceeded("the deadline passed before the request was completed"))
 
-    def _sequence(self, request: Request, choice: int) -> Sequence:
-        self._numbers += 1
-        text = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
-        sequence = Sequence(request, self._numbers, text, choice)
-        if isinstance(request.task, Sampling) and request.task.grammar is not None:
-            sequence.guide = self._guides.guide(request.task.grammar)
+    def _sequence(self, request: Request, index: int) -> Sequence:
+        self._sequences += 1
+        detokenizer = Detokenizer(self._tokenizer, request.token_ids) if self._tokenizer else None
+        new_tokens = self._limits.max_new_tokens(request)
+        sequence = Sequence(request, self._sequences, new_tokens, detokenizer, self._token_text, index)
+        if isinstance(request.params, SamplingParams) and request.params.structured_output is not None:
+            sequence.matcher = self._grammars.matcher(request.params.structured_output)
         return sequence
 
-    def _admitted(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Encode the sources of newcomers; one whose source cannot be encoded fails alone."""
-        if not self._forward.has_source:
+    def _beam_search(self, request: Request) -> BeamSearch | None:
+        params = request.params
+        if not isinstance(params, SamplingParams) or params.num_beams == 1:
+            return None
+        return BeamSearch(params, [self._sequence(request, 0) for _ in range(params.num_beams)], self._end_ids)
+
+    def _encoded(self, chunks: list[ScheduledChunk]) -> list[ScheduledChunk]:
+        """Run the encoder for admitted sequences; one whose encoder input fails ends alone."""
+        if not self._runner.has_encoder:
             return chunks
         ready = []
         for chunk in chunks:
             sequence = chunk.sequence
             try:
-                if not sequence.entered:
-                    self._forward.enter(sequence.number, sequence.request.source_ids)
-                    sequence.entered = True
+                if not sequence.encoder_written:
+                    self._runner.encode(sequence.number, sequence.request.encoder_token_ids)
+                    sequence.encoder_written = True
             except Exception as error:
-                log.exception("request %s: the source could not be encoded", sequence.id)
-                self._end(sequence.id, FinishReason.FAILED, error)
+                log.exception("request %s: the encoder failed", sequence.id)
+                self._end(sequence.id, error)
             else:
                 ready.append(chunk)
         return ready
 
-    def _hypotheses(self, request: Request) -> Hypotheses | None:
-        if not isinstance(request.task, Sampling) or request.task.beams is None:
-            return None
-        sequences = [self._sequence(request, 0) for _ in range(request.task.beams.width)]
-        return Hypotheses(request.task.beams, sequences, self._end_ids)
-
-    def _compute(self, chunks: list[Chunk]) -> None:
-        computed, guilty = self._suspects.run(chunks)
+    def _compute(self, chunks: list[ScheduledChunk]) -> None:
+        computed, failed = self._isolator.run(chunks)
         for step in computed:
-            # Others of its request may have failed in between, and it with them.
+            # Another sequence of its request may have failed in between, and it with that.
             if all(self._scheduler.holds(chunk.sequence) for chunk in step.chunks):
-                self._advance(step.chunks, step.hidden)
-        for found in guilty:
+                self._process(step.chunks, step.hidden)
+        for found in failed:
             if found.sequence.id in self._groups:
-                self._end(found.sequence.id, FinishReason.FAILED, found.error)
-        for request in {chunk.sequence.id: None for chunk in chunks}:
-            group = self._groups.get(request)
+                self._end(found.sequence.id, found.error)
+        for request_id in {chunk.sequence.id: None for chunk in chunks}:
+            group = self._groups.get(request_id)
             if group is not None and group.beams is not None and group.beams.ready:
-                self._search(request, group.members, group.beams)
+                self._advance_beams(request_id, group.members, group.beams)
 
-    def _advance(self, ordered: list[Chunk], hidden: Tensor) -> None:
-        guessing = []
+    def _process(self, ordered: list[ScheduledChunk], hidden: Tensor) -> None:
+        drafted = []
         for chunk in ordered:
-            sequence = chunk.sequence
-            sequence.computed_in_all += chunk.rows
-            if chunk.guess.tokens:
-                guessing.append(chunk)
+            if chunk.draft.tokens:
+                drafted.append(chunk)
             else:
-                self._scheduler.prefixes.remember(sequence, sequence.computed + chunk.length)
-        self._tally.computed += len(hidden)
-        for progress in advance(self._forward, ordered, hidden, self._end_ids, self._scheduler.fork):
-            sequence = progress.sequence
+                self._scheduler.prefixes.remember(chunk.sequence, chunk.sequence.computed + chunk.length)
+        self._computed_tokens += len(hidden)
+        for output in process_step(self._runner, ordered, hidden, self._end_ids, self._scheduler.fork):
+            sequence = output.sequence
             if sequence.id not in self._groups:
                 continue
-            self._tally.generated += 0 if sequence.scoring else len(progress.tokens)
-            if progress.reason is FinishReason.FAILED:
-                error = progress.error
-                error = self._diagnosis.of(sequence) or error if isinstance(error, NoTokenError) else error
-                self._tell(progress._replace(error=error))
+            self._generated_tokens += 0 if sequence.scoring else len(output.tokens)
+            error = output.error
+            if error is not None:
+                if isinstance(error, NoTokenError):
+                    error = self._diagnosis.layer_at_fault(sequence) or error
+                self._emit(output._replace(error=error))
                 if sequence.id in self._groups:
-                    self._end(sequence.id, FinishReason.FAILED, error)
-            elif progress.tokens or progress.text or progress.reason:
-                self._tell(progress)
-        self._remember_guessed(guessing)
+                    self._end(sequence.id, error)
+            elif output.tokens or output.text or output.ended:
+                self._emit(output)
+        self._remember_verified(drafted)
 
-    def _remember_guessed(self, chunks: list[Chunk]) -> None:
+    def _remember_verified(self, chunks: list[ScheduledChunk]) -> None:
         for chunk in chunks:
             sequence = chunk.sequence
-            self._tally.guessed += len(chunk.guess)
-            self._tally.accepted += sequence.accepted - chunk.accepted_before
+            self._draft_tokens += len(chunk.draft)
+            self._accepted_tokens += sequence.accepted - chunk.accepted_before
             if self._scheduler.holds(sequence):
                 self._scheduler.prefixes.remember(sequence, sequence.computed)
 
-    def _search(self, request: str, members: list[Sequence], beams: Hypotheses) -> None:
-        """Take a beam search one token further; tell what it has found when it ends."""
+    def _advance_beams(self, request_id: str, members: list[Sequence], beams: BeamSearch) -> None:
+        """Take a beam search one token further; return its completions when it ends."""
         try:
             found = beams.advance(self._scheduler)
         except UserError as error:
-            self._end(request, FinishReason.FAILED, error)
+            self._end(request_id, error)
             return
         except FloatingPointError:
-            sick = next(sequence for sequence in beams.running if not beams.finite(sequence))
-            self._end(request, FinishReason.FAILED, self._diagnosis.of(sick) or NoTokenError(NOT_FINITE))
+            at_fault = next(sequence for sequence in beams.running if not beams.is_finite(sequence))
+            self._end(request_id, self._diagnosis.layer_at_fault(at_fault) or NoTokenError(NOT_FINITE))
             return
         if found is None:
             return
         if len(found) < len(members):
             few = UserError(f"the beam search found {len(found)} completions of the {len(members)} that were asked for")
-            self._end(request, FinishReason.FAILED, few)
+            self._end(request_id, few)
             return
-        members[0].computed_in_all = beams.computed_in_all
-        members[0].adopted_in_all = beams.leader.adopted_in_all
+        members[0].cached_tokens = beams.leader.cached_tokens
         for member, hypothesis in zip(list(members), found, strict=False):
-            self._tally.generated += len(hypothesis.tokens)
-            self._tell(ended(member, hypothesis, self._end_ids))
+            self._generated_tokens += len(hypothesis.tokens)
+            self._emit(beam_output(member, hypothesis, self._end_ids))
 
-    def _end(self, request: str, reason: FinishReason, error: Exception | None = None) -> None:
+    def _end(self, request_id: str, error: Exception) -> None:
         """End all that is left of a request."""
-        for sequence in list(self._groups[request].members):
-            self._tell(Progress(sequence, (), sequence.remaining_text(), reason, error))
+        for sequence in list(self._groups[request_id].members):
+            self._emit(SequenceOutput(sequence, (), sequence.remaining_text(), error=error))
 
-    def _tell(self, progress: Progress) -> None:
-        sequence = progress.sequence
+    def _emit(self, output: SequenceOutput) -> None:
+        sequence, error = output.sequence, output.error
         group = self._groups[sequence.id]
-        if progress.reason is not None:
+        if output.ended:
             self._scheduler.remove(sequence)
-            self._suspects.forget(sequence)
+            self._isolator.forget(sequence)
             group.remove(sequence)
             if not group.members:
                 del self._groups[sequence.id]
-                for held in group.held:
+                for held in group.sequences:
                     self._scheduler.remove(held)
-                    self._suspects.forget(held)
-        event = Event(
-            request=sequence.id,
-            choice=sequence.choice,
-            tokens=progress.tokens,
-            text=progress.text,
-            finish=sequence.finish(progress.reason, progress.error) if progress.reason else None,
+                    self._isolator.forget(held)
+        delta = OutputDelta(
+            tokens=output.tokens,
+            text=output.text,
+            finish_reason=output.finish_reason,
+            stop_reason=sequence.stops.found if output.ended else None,
             usage=group.usage,
+            index=sequence.index,
+            score=sequence.score if output.ended else None,
         )
-        self._news.append(event)
+        known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
+        self._outputs.append(RequestOutput(sequence.id, delta, known))

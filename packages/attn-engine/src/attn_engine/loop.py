@@ -1,4 +1,4 @@
-"""A thread that steps an engine while there is work and hands its news to whoever asked."""
+"""A thread that steps an engine while there is work and delivers its outputs."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ from functools import partial
 from typing import Self
 
 from attn_core.errors import AlreadyExists, AttnError, InternalError, OutOfCapacity, Unavailable
+from attn_schema import EngineStats, OutputDelta, Usage
 
 from attn_engine.engine import Engine
-from attn_engine.event import Event, Finish, FinishReason, RequestUsage
-from attn_engine.limits import Load
-from attn_engine.request import Request
+from attn_engine.request import Request, RequestOutput
 
 log = logging.getLogger(__name__)
 
-Deliver = Callable[[Event], None]
-"""Called on the loop's thread with each event of one request; must return at once."""
-Listen = Callable[[Sequence[Event]], None]
-"""Called on the loop's thread with all events of each step; must return at once."""
+Deliver = Callable[[RequestOutput], None]
+"""Called on the loop's thread with each output of one request; must return at once."""
+Listen = Callable[[Sequence[RequestOutput]], None]
+"""Called on the loop's thread with all outputs of each step; must return at once."""
 
 
 class EngineLoop:
     """Runs an engine on a thread of its own. All methods may be called from any thread and do not wait for a step.
 
-    Submissions and cancellations take effect before the next step. `listen` is told everything, step by step; a request
+    Submissions and cancellations take effect before the next step. `listen` gets all outputs, step by step; a request
     may have a `deliver` of its own too. As a context manager it stops at the end.
     """
 
@@ -36,11 +35,11 @@ class EngineLoop:
         self._engine = engine
         self._listen = listen
         self._changed = threading.Condition()
-        self._orders: list[Callable[[], object]] = []
+        self._calls: list[Callable[[], object]] = []
         self._active: dict[str, Deliver | None] = {}
         self._closed = False
         self._stopping = False
-        self._load = engine.load()
+        self._stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="attn-engine", daemon=True)
         self._thread.start()
 
@@ -52,29 +51,29 @@ class EngineLoop:
                 raise Unavailable("the engine takes no new requests: it is shutting down")
             if request.id in self._active:
                 raise AlreadyExists(f"a request with the id {request.id!r} is running", id=request.id)
-            most = self._engine.limits.waiting
-            if len(self._active) - self._load.running >= most:
-                raise OutOfCapacity(f"{most} requests are waiting already", waiting=most)
+            limit = self._engine.config.max_queued_requests
+            if len(self._active) - self._stats.running >= limit:
+                raise OutOfCapacity(f"{limit} requests are waiting already", waiting=limit)
             self._active[request.id] = deliver
-            self._orders.append(partial(self._begin, request))
+            self._calls.append(partial(self._begin, request))
             self._changed.notify_all()
         return request.id
 
-    def cancel(self, id: str) -> None:  # noqa: A002  (the field's name)
-        """End the request before the next step; one that is not known is left alone."""
+    def cancel(self, request_id: str) -> None:
+        """End the request before the next step; unknown ids are ignored."""
         with self._changed:
-            self._orders.append(partial(self._engine.cancel, id))
+            self._calls.append(partial(self._engine.cancel, request_id))
             self._changed.notify_all()
 
-    def stream(self, request: Request) -> Iterator[Event]:
-        """Submit, and yield the events of the request as they come; leaving the iteration early cancels it."""
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.submit(request, events.put)
-        return self._events(request.id, events)
+    def stream(self, request: Request) -> Iterator[RequestOutput]:
+        """Submit, and yield the outputs of the request as they come; leaving the iteration early cancels it."""
+        outputs: queue.SimpleQueue[RequestOutput] = queue.SimpleQueue()
+        self.submit(request, outputs.put)
+        return self._stream(request.id, outputs)
 
-    def load(self) -> Load:
+    def stats(self) -> EngineStats:
         """How busy the engine was after the last step."""
-        return self._load
+        return self._stats
 
     def drain(self, timeout: float | None = None) -> bool:
         """Refuse new requests and wait, at most `timeout` seconds, until all have ended; whether they have."""
@@ -89,7 +88,7 @@ class EngineLoop:
         return True
 
     def stop(self) -> None:
-        """Cancel what is still running, deliver its last events and end the thread."""
+        """Cancel what is still running, deliver its last outputs and end the thread."""
         with self._changed:
             self._closed = self._stopping = True
             self._changed.notify_all()
@@ -102,15 +101,15 @@ class EngineLoop:
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
-    def _events(self, id: str, events: queue.SimpleQueue[Event]) -> Iterator[Event]:  # noqa: A002
+    def _stream(self, request_id: str, outputs: queue.SimpleQueue[RequestOutput]) -> Iterator[RequestOutput]:
         try:
             while True:
-                event = events.get()
-                yield event
-                if event.last:
+                output = outputs.get()
+                yield output
+                if output.last:
                     return
         finally:
-            self.cancel(id)
+            self.cancel(request_id)
 
     def _run(self) -> None:
         try:
@@ -120,17 +119,17 @@ class EngineLoop:
             self._abandon()
 
     def _await_work(self) -> bool:
-        """Wait for orders or work, carry out the orders; False when the loop is to end."""
+        """Wait for calls or work, make the calls; False when the loop is to end."""
         with self._changed:
-            while not (self._orders or self._stopping or not self._engine.idle):
+            while not (self._calls or self._stopping or not self._engine.idle):
                 self._changed.wait()
-            orders, self._orders = self._orders, []
+            calls, self._calls = self._calls, []
             stopping = self._stopping
-        for order in orders:
-            order()
+        for call in calls:
+            call()
         if stopping:
-            for id in list(self._active):  # noqa: A001
-                self._engine.cancel(id)
+            for request_id in list(self._active):
+                self._engine.cancel(request_id)
             self._deliver(self._step())
         return not stopping
 
@@ -140,34 +139,34 @@ class EngineLoop:
         except AttnError as error:
             self._deliver([_failure(request.id, error)])
 
-    def _step(self) -> list[Event]:
+    def _step(self) -> list[RequestOutput]:
         try:
             return self._engine.step()
         except Exception as error:
-            # Nobody knows whose fault it was, and the states of the step may be half written.
+            # The request at fault is unknown, and the KV cache of the step may be half written.
             log.exception("a step failed; all running requests end")
             self._engine.fail_all(InternalError(f"a step failed: {type(error).__name__}"))
             return self._engine.step()
 
-    def _deliver(self, events: Sequence[Event]) -> None:
-        self._load = self._engine.load()
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        self._stats = self._engine.stats()
         with self._changed:
-            delivers = [(event, self._active.get(event.request)) for event in events]
-            for event in events:
-                if event.last:
-                    self._active.pop(event.request, None)
+            delivers = [(output, self._active.get(output.request_id)) for output in outputs]
+            for output in outputs:
+                if output.last:
+                    self._active.pop(output.request_id, None)
             self._changed.notify_all()
-        if self._listen is not None and events:
-            self._call(self._listen, events)
-        for event, deliver in delivers:
-            if deliver is not None and not self._call(deliver, event) and not event.last:
-                self._engine.cancel(event.request)
+        if self._listen is not None and outputs:
+            self._call(self._listen, outputs)
+        for output, deliver in delivers:
+            if deliver is not None and not self._call(deliver, output) and not output.last:
+                self._engine.cancel(output.request_id)
 
-    def _call(self, receiver: Callable[..., None], news: object) -> bool:
+    def _call(self, receiver: Callable[..., None], outputs: object) -> bool:
         try:
-            receiver(news)
+            receiver(outputs)
         except Exception:
-            log.exception("a receiver of events failed")
+            log.exception("a receiver of outputs failed")
             return False
         return True
 
@@ -176,10 +175,8 @@ class EngineLoop:
             self._closed = True
             left = list(self._active)
         gone = Unavailable("the engine has ended")
-        self._deliver([_failure(id, gone) for id in left])  # noqa: A001
+        self._deliver([_failure(request_id, gone) for request_id in left])
 
 
-def _failure(id: str, error: AttnError) -> Event:  # noqa: A002
-    usage = RequestUsage(prompt_tokens=0, new_tokens=0, computed_tokens=0)
-    finish = Finish(reason=FinishReason.FAILED, usage=usage, error=error)
-    return Event(request=id, finish=finish, usage=usage)
+def _failure(request_id: str, error: AttnError) -> RequestOutput:
+    return RequestOutput(request_id, OutputDelta(usage=Usage()), error)

@@ -1,45 +1,33 @@
-"""What is asked of the engine."""
+"""Requests to the engine, what it returns for them, and what a model can accept."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from attn_core.errors import ContextLengthExceeded, InvalidValue
+from attn_core.errors import AttnError, ContextLengthExceeded, InvalidValue
+from attn_schema import OutputDelta, SamplingParams, ScoringParams
+from attn_schema.sampling import DEFAULT_MAX_NEW_TOKENS
 
-from attn_engine.sampling import MOST_ALTERNATIVES, Sampling
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scoring:
-    """Asks for the log-probabilities of the given tokens instead of new ones, with the n likeliest alternatives."""
-
-    alternatives: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alternatives <= MOST_ALTERNATIVES:
-            raise InvalidValue.of("alternatives", self.alternatives, f"a whole number from 0 to {MOST_ALTERNATIVES}")
-
-
-DEFAULT_TASK = Sampling()
+GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One sequence to continue (`task` is `Sampling`) or to score (`task` is `Scoring`).
+    """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
 
-    `token_ids` is the prompt; `source_ids` the source, for models that attend to one. `deadline` is a moment of
-    `time.monotonic()`, in seconds. Of waiting requests the highest `priority` goes first,
-    then the one whose `tenant` was served least for its share (`EngineLimits.shares`), then the oldest. States of
-    equal beginnings are shared only between requests of one `scope`, such as a tenant's; None shares nothing.
+    `token_ids` is the prompt; `encoder_token_ids` what the encoder of an encoder-decoder model reads. `deadline` is a
+    time of `time.monotonic()`, in seconds. Requests are scheduled by `priority`, highest first, then by `tenant` (fair
+    queueing, see `EngineConfig.tenant_weights`), then by arrival. The KV cache of equal prefixes is shared between
+    requests of one `scope`, such as a tenant's; None shares nothing.
     """
 
     id: str
     token_ids: tuple[int, ...]
-    task: Sampling | Scoring = DEFAULT_TASK
-    source_ids: tuple[int, ...] | None = None
+    params: SamplingParams | ScoringParams = GREEDY
+    encoder_token_ids: tuple[int, ...] | None = None
     deadline: float | None = None
     priority: int = 0
     scope: str | None = ""
@@ -47,50 +35,82 @@ class Request:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", tuple(self.token_ids))
-        if self.source_ids is not None:
-            object.__setattr__(self, "source_ids", tuple(self.source_ids))
+        if self.encoder_token_ids is not None:
+            object.__setattr__(self, "encoder_token_ids", tuple(self.encoder_token_ids))
 
     @property
-    def new_tokens(self) -> int:
-        """The most tokens that may be generated."""
-        return self.task.max_new_tokens if isinstance(self.task, Sampling) else 0
+    def n(self) -> int:
+        """Number of completions; 1 for scoring."""
+        return self.params.n if isinstance(self.params, SamplingParams) else 1
+
+
+class RequestOutput(NamedTuple):
+    """What a request has produced in one step.
+
+    The deltas of one `delta.index` belong to one completion: their texts joined are its text. A completion ends with a
+    `finish_reason` or an `error`; scoring ends with `FinishReason.LENGTH`. Log probabilities are those of the model's
+    distribution before any sampling option.
+    """
+
+    request_id: str
+    delta: OutputDelta
+    error: AttnError | None = None
 
     @property
-    def completions(self) -> int:
-        """How many completions are asked for; 1 where there is nothing to complete."""
-        return self.task.completions if isinstance(self.task, Sampling) else 1
+    def ended(self) -> bool:
+        """Whether the completion has ended."""
+        return self.delta.finish_reason is not None or self.error is not None
+
+    @property
+    def last(self) -> bool:
+        """Whether the request has ended, with all its completions."""
+        return self.delta.usage is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLimits:
-    """What a request must fit: the model's vocabulary, context and longest source, which is None if it reads none."""
+    """What a request must fit; `max_encoder_len` is None for a model without an encoder. All in tokens."""
 
-    vocabulary: int
-    context: int
-    source_context: int | None
+    vocab_size: int
+    max_seq_len: int
+    max_encoder_len: int | None
+
+    def max_new_tokens(self, request: Request) -> int:
+        """The most tokens to generate for a request; 0 for scoring."""
+        if isinstance(request.params, ScoringParams):
+            return 0
+        if request.params.max_new_tokens is not None:
+            return request.params.max_new_tokens
+        return max(1, min(DEFAULT_MAX_NEW_TOKENS, self.max_seq_len - len(request.token_ids)))
 
     def check(self, request: Request) -> None:
-        """Raise `InvalidValue` naming the field, or `ContextLengthExceeded` with its three numbers."""
+        """Raise `InvalidValue` naming the field, or `ContextLengthExceeded`, for a request that does not fit."""
         self._check_ids("token_ids", request.token_ids)
-        if isinstance(request.task, Sampling):
-            self._check_ids("logit_bias", request.task.logit_bias, needed=False)
-        if self.source_context is not None:
-            if request.source_ids is None:
-                raise InvalidValue.of("source_ids", None, "at least one token, as the model attends to a source")
-            self._check_ids("source_ids", request.source_ids)
-            if len(request.source_ids) > self.source_context:
-                allowed = f"at most {self.source_context} tokens, the longest source of the model"
-                raise InvalidValue.of("source_ids", f"{len(request.source_ids)} tokens", allowed)
-        elif request.source_ids is not None:
-            raise InvalidValue.of("source_ids", f"{len(request.source_ids)} tokens", "none, the model has no source")
-        if len(request.token_ids) + request.new_tokens > self.context:
-            raise ContextLengthExceeded.of(len(request.token_ids), request.new_tokens, self.context)
+        if isinstance(request.params, SamplingParams):
+            self._check_ids("logit_bias", request.params.logit_bias, required=False)
+        self._check_encoder_ids(request.encoder_token_ids)
+        new_tokens = self.max_new_tokens(request)
+        if len(request.token_ids) + new_tokens > self.max_seq_len:
+            raise ContextLengthExceeded.of(len(request.token_ids), new_tokens, self.max_seq_len)
 
-    def _check_ids(self, field: str, ids: Collection[Any], *, needed: bool = True) -> None:
-        if needed and not ids:
+    def _check_encoder_ids(self, ids: tuple[int, ...] | None) -> None:
+        name = "encoder_token_ids"
+        if self.max_encoder_len is None:
+            if ids is not None:
+                raise InvalidValue.of(name, f"{len(ids)} tokens", "none, as the model has no encoder")
+            return
+        if ids is None:
+            raise InvalidValue.of(name, None, "at least one token, as the model is an encoder-decoder model")
+        self._check_ids(name, ids)
+        if len(ids) > self.max_encoder_len:
+            allowed = f"at most {self.max_encoder_len} tokens, the maximum length of the encoder"
+            raise InvalidValue.of(name, f"{len(ids)} tokens", allowed)
+
+    def _check_ids(self, field: str, ids: Collection[Any], *, required: bool = True) -> None:
+        if required and not ids:
             raise InvalidValue.of(field, "no tokens", "at least one token")
         for i, token in enumerate(ids):
             if isinstance(token, bool) or not hasattr(token, "__index__"):
                 raise InvalidValue.of(f"{field}[{i}]", token, "a whole number")
-            if not 0 <= operator.index(token) < self.vocabulary:
-                raise InvalidValue.of(f"{field}[{i}]", token, f"a token id from 0 to {self.vocabulary - 1}")
+            if not 0 <= operator.index(token) < self.vocab_size:
+                raise InvalidValue.of(f"{field}[{i}]", token, f"a token id from 0 to {self.vocab_size - 1}")

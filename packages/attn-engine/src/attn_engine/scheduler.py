@@ -1,42 +1,71 @@
-"""Who computes how many tokens in the next step."""
+"""The scheduler: which sequences compute how many tokens in the next step.
+
+Tenants of equal priority are served by virtual token counters (Sheng et al. 2024, "Fairness in Serving Large Language
+Models", arXiv 2401.00588).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
 from attn_core.stores import BranchingStore, StateStore, TreeStore
+from attn_schema import EngineConfig
 
-from attn_engine.limits import EngineLimits
-from attn_engine.offload import Offload
-from attn_engine.prefixes import Prefixes
-from attn_engine.proposer import Proposer, Wanted
+from attn_engine.draft_tokens import NO_DRAFT, TokenTree
+from attn_engine.kv_reuse import KVOffload, PrefixCaching
 from attn_engine.sequence import Sequence
-from attn_engine.shares import Shares
-from attn_engine.token_tree import NOTHING, TokenTree
+from attn_engine.speculative import DraftRequest, Proposer
 
 _rank = attrgetter("rank")
 
 
-class Chunk(NamedTuple):
-    """The next `length` tokens of a sequence, and tokens that are guessed to follow."""
+class VirtualTokenCounter:
+    """Tokens that each tenant was served, divided by its weight; 1 for tenants not named.
+
+    A tenant that comes back from idleness starts with the counter of the least served tenant, so that nobody saves up.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self._weights = dict(weights)
+        self._served: dict[str, float] = {}
+
+    def update_active(self, active: Iterable[str]) -> None:
+        """Note which tenants have work now. Counters of idle tenants are kept while others are behind them."""
+        now = set(active)
+        least = min((self._served[tenant] for tenant in now if tenant in self._served), default=0.0)
+        kept = {tenant: served for tenant, served in self._served.items() if tenant in now or served > least}
+        self._served = kept | {tenant: max(kept.get(tenant, least), least) for tenant in now}
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Count tokens of a tenant."""
+        self._served[tenant] = self._served.get(tenant, 0.0) + tokens / self._weights.get(tenant, 1.0)
+
+    def served(self, tenant: str) -> float:
+        """The counter of a tenant; only differences mean anything."""
+        return self._served.get(tenant, 0.0)
+
+
+class ScheduledChunk(NamedTuple):
+    """The next `length` tokens of a sequence to compute, and the draft tokens to verify after them."""
 
     sequence: Sequence
     length: int
-    guess: TokenTree = NOTHING
+    draft: TokenTree = NO_DRAFT
     accepted_before: int = 0
+    """Draft tokens of the sequence accepted before this step."""
 
     @property
     def start(self) -> int:
-        """The position of its first token, as long as it is not computed."""
+        """Position of its first token, as long as it is not computed."""
         return self.sequence.computed
 
     @property
     def rows(self) -> int:
-        """Tokens to compute."""
-        return self.length + len(self.guess.tokens)
+        """Tokens to compute, draft tokens included."""
+        return self.length + len(self.draft.tokens)
 
     @property
     def completes(self) -> bool:
@@ -45,36 +74,36 @@ class Chunk(NamedTuple):
 
 
 class Scheduler:
-    """Waiting and running sequences, and the store they share.
+    """Waiting and running sequences, and the store that holds the KV cache of those that run.
 
-    Running sequences decode first, one token each; what is left of the step's tokens goes to prompts in chunks. When
-    memory runs out, the least urgent running sequence leaves the store and waits to be computed again, or reloaded
-    where its states could be kept: the most urgent can always go on, as it was checked to fit alone, so two half-grown
-    sequences cannot block each other.
+    Sequences in decode come first, one token each; the rest of `max_num_batched_tokens` goes to prompts, in chunks.
+    When memory runs out, the least urgent running sequence is preempted: it waits to be recomputed, or reloaded if it
+    was offloaded. The most urgent can always go on, as it was checked to fit alone, so two sequences cannot block each
+    other.
     """
 
-    def __init__(self, store: StateStore, limits: EngineLimits, proposer: Proposer) -> None:
+    def __init__(self, store: StateStore, config: EngineConfig, proposer: Proposer) -> None:
         self._store = store
         self._proposer = proposer
         self._branches = store if isinstance(store, BranchingStore) else None
-        self._step_tokens = limits.step_tokens
-        self._guesses = limits.guesses
+        self._max_batched = config.max_num_batched_tokens
+        self._num_speculative_tokens = config.num_speculative_tokens or 0
         trees = isinstance(store, TreeStore) and store.tree_unsupported_reason() is None
-        self._branching = limits.branches if trees else 1
-        self.prefixes = Prefixes(store)
-        self.offload = Offload(store, limits.offload_bytes)
-        self.shares = Shares(limits.shares)
+        self._tree_width = config.speculative_tree_width if trees else 1
+        self.prefixes = PrefixCaching(store)
+        self.offload = KVOffload(store, config.kv_offload_bytes)
+        self.fairness = VirtualTokenCounter(config.tenant_weights)
         self.waiting: list[Sequence] = []
         self.running: dict[int, Sequence] = {}
         self.preemptions = 0
-        self.shared_tokens = 0
+        self.cached_tokens = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Let it wait for a place."""
+        """Queue a sequence."""
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Take it out, wherever it is, and free what it holds at once."""
+        """Remove a sequence, waiting or running, and free all that it holds."""
         self.offload.drop(sequence)
         self._proposer.forget(sequence)
         if sequence.number in self.running:
@@ -84,14 +113,14 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def fork(self, sequence: Sequence) -> list[Sequence]:
-        """Let its followers go on from where it is; those for which there is no room compute the prompt themselves."""
+        """Fork the KV cache for the followers of a sequence; returns them. Those without room compute the prompt."""
         forked = []
         for follower in sequence.followers:
             if self._branches and self._branches.fork(sequence.number, follower.number, sequence.computed):
-                follower.follow(sequence)
-                follower.adopted_in_all += sequence.computed
+                follower.took_states_of(sequence)
+                follower.cached_tokens += sequence.computed
                 self.running[follower.number] = follower
-                self.shared_tokens += sequence.computed
+                self.cached_tokens += sequence.computed
                 forked.append(follower)
             else:
                 self.add(follower)
@@ -99,70 +128,70 @@ class Scheduler:
         return forked
 
     def branch(self, parent: Sequence, copy: Sequence) -> None:
-        """Give a copy of a sequence its states, at the expense of less urgent ones; else it waits with its gang."""
+        """Fork the KV cache of a beam, preempting less urgent sequences; else the copy waits with the other beams."""
         while parent.number in self.running:
             if self._branches and self._branches.fork(parent.number, copy.number, parent.computed):
-                copy.follow(parent)
+                copy.took_states_of(parent)
                 self.running[copy.number] = copy
-                self.shared_tokens += parent.computed
+                self.cached_tokens += parent.computed
                 return
             self._preempt(max(self.running.values(), key=_rank))
         self.add(copy)
 
     def drop_states(self, sequence: Sequence) -> None:
-        """Let a sequence, with its gang, wait to be computed again from its beginning."""
-        for member in sequence.gang:
+        """Let a sequence, with those scheduled with it, wait to be recomputed."""
+        for member in sequence.co_scheduled:
             self.offload.drop(member)
-        self._leave(sequence)
+        self._back_to_waiting(sequence)
 
     def holds(self, sequence: Sequence) -> bool:
-        """Whether the states of a sequence are in the store."""
+        """Whether the KV cache of a sequence is in the store."""
         return sequence.number in self.running
 
-    def plan(self) -> list[Chunk]:
-        """The chunks of the next step; reserves their room, preempts and admits; what is left goes to guesses."""
-        chunks = self._plan()
-        left = self._step_tokens - sum(chunk.length for chunk in chunks)
+    def schedule(self) -> list[ScheduledChunk]:
+        """The chunks of the next step; reserves their room, preempts and admits. What is left goes to draft tokens."""
+        chunks = self._schedule()
+        left = self._max_batched - sum(chunk.length for chunk in chunks)
         if left > 0 and self._branches is not None:
             places, wanted = [], []
             for place, chunk in enumerate(chunks):
-                most = self._most_guesses(chunk.sequence, left)
-                if most > 0:
+                max_tokens = self._max_draft_tokens(chunk.sequence, left)
+                if max_tokens > 0:
                     places.append(place)
-                    wanted.append(Wanted(chunk.sequence, most, self._branching))
-            guesses = self._proposer.propose(wanted, left) if wanted else []
-            for place, guess in zip(places, guesses, strict=True):
-                chunks[place] = self._with_guess(chunks[place], guess, self._branches)
+                    wanted.append(DraftRequest(chunk.sequence, max_tokens, self._tree_width))
+            drafts = self._proposer.propose(wanted, left) if wanted else []
+            for place, draft in zip(places, drafts, strict=True):
+                chunks[place] = self._with_draft(chunks[place], draft, self._branches)
         return chunks
 
-    def _most_guesses(self, sequence: Sequence, left: int) -> int:
-        most = min(left, sequence.most_guesses(self._guesses))
-        return self.prefixes.chunk(sequence, 1 + most) - 1 if most > 0 else 0
+    def _max_draft_tokens(self, sequence: Sequence, left: int) -> int:
+        count = min(left, sequence.max_draft_tokens(self._num_speculative_tokens))
+        return self.prefixes.chunk(sequence, 1 + count) - 1 if count > 0 else 0
 
-    def _with_guess(self, chunk: Chunk, guess: TokenTree, store: BranchingStore) -> Chunk:
-        """The chunk with what is guessed to follow, where there is room for it without throwing anybody out."""
+    def _with_draft(self, chunk: ScheduledChunk, draft: TokenTree, store: BranchingStore) -> ScheduledChunk:
+        """The chunk with its draft tokens, if there is room for them without preemption."""
         sequence = chunk.sequence
-        if not guess or not self._store.reserve(sequence.number, sequence.computed + 1 + len(guess)):
+        if not draft or not self._store.reserve(sequence.number, sequence.computed + 1 + len(draft)):
             return chunk
         store.mark(sequence.number, sequence.computed)
-        return Chunk(sequence, 1, guess, sequence.accepted)
+        return ScheduledChunk(sequence, 1, draft, sequence.accepted)
 
-    def _plan(self) -> list[Chunk]:
+    def _schedule(self) -> list[ScheduledChunk]:
         preemptions = self.preemptions
         running = sorted(self.running.values(), key=_rank)
-        chunks = self._go_on([s for s in running if s.pending == 1], self._step_tokens)
+        chunks = self._continue([s for s in running if s.pending == 1], self._max_batched)
         for tenant, tokens in Counter(chunk.sequence.request.tenant for chunk in chunks).items():
-            self.shares.charge(tenant, tokens)
-        left = self._step_tokens - len(chunks)
-        chunks += self._go_on([s for s in running if s.pending > 1], left)
-        left = self._step_tokens - sum(chunk.length for chunk in chunks)
-        # A victim of this step would only be admitted again to be thrown out in the next.
+            self.fairness.charge(tenant, tokens)
+        left = self._max_batched - len(chunks)
+        chunks += self._continue([s for s in running if s.pending > 1], left)
+        left = self._max_batched - sum(chunk.length for chunk in chunks)
+        # A sequence preempted in this step would only be admitted to be preempted again in the next.
         if self.preemptions == preemptions:
             chunks += self._admit(left)
             return chunks
         return [chunk for chunk in chunks if chunk.sequence.number in self.running]
 
-    def _go_on(self, sequences: Iterable[Sequence], left: int) -> list[Chunk]:
+    def _continue(self, sequences: Iterable[Sequence], left: int) -> list[ScheduledChunk]:
         chunks = []
         for sequence in sequences:
             length = min(sequence.pending, left)
@@ -171,12 +200,12 @@ class Scheduler:
             if length > 1:
                 length = self.prefixes.chunk(sequence, length)
             if self._make_room(sequence, sequence.computed + length):
-                chunks.append(Chunk(sequence, length))
+                chunks.append(ScheduledChunk(sequence, length))
                 left -= length
         return chunks
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Reserve, at the expense of less urgent sequences; False where the sequence itself had to leave."""
+        """Reserve, preempting less urgent sequences; False if the sequence itself was preempted."""
         while not self._store.reserve(sequence.number, tokens):
             self._preempt(max(self.running.values(), key=_rank))
             if sequence.number not in self.running:
@@ -184,59 +213,59 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence) -> None:
-        for sequence in victim.gang:
+        for sequence in victim.co_scheduled:
             if sequence.number in self.running:
-                self.offload.keep(sequence)
-        self._leave(victim)
+                self.offload.save(sequence)
+        self._back_to_waiting(victim)
 
-    def _leave(self, victim: Sequence) -> None:
-        for sequence in victim.gang:
+    def _back_to_waiting(self, victim: Sequence) -> None:
+        for sequence in victim.co_scheduled:
             if self.running.pop(sequence.number, None):
                 self._store.release(sequence.number)
                 self._proposer.forget(sequence)
-                sequence.forget()
+                sequence.lost_states()
                 self.waiting.append(sequence)
         self.preemptions += 1
 
-    def _admit(self, left: int) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def _admit(self, left: int) -> list[ScheduledChunk]:
+        chunks: list[ScheduledChunk] = []
         if self.waiting:
-            self.shares.settle(s.request.tenant for s in (*self.waiting, *self.running.values()))
+            self.fairness.update_active(s.request.tenant for s in (*self.waiting, *self.running.values()))
             self.waiting.sort(key=_rank)
         while self.waiting and left > 0:
-            first = min(self.waiting, key=self._turn)
-            gang = [sequence for sequence in self.waiting if sequence.gang is first.gang]
-            if not self._enter(gang):
+            first = min(self.waiting, key=self._admission_order)
+            group = [sequence for sequence in self.waiting if sequence.co_scheduled is first.co_scheduled]
+            if not self._enter(group):
                 break
-            for sequence in gang:
+            for sequence in group:
                 self.waiting.remove(sequence)
                 self.running[sequence.number] = sequence
-                sequence.adopted_in_all += sequence.computed
-                self.shared_tokens += sequence.computed
+                sequence.cached_tokens += sequence.computed
+                self.cached_tokens += sequence.computed
                 self.offload.reload(sequence, _room(sequence))
-                self.shares.charge(sequence.request.tenant, sequence.pending)
+                self.fairness.charge(sequence.request.tenant, sequence.pending)
                 length = self.prefixes.chunk(sequence, min(sequence.pending, left)) if left > 0 else 0
                 if length > 0:
-                    chunks.append(Chunk(sequence, length))
+                    chunks.append(ScheduledChunk(sequence, length))
                     left -= length
         return chunks
 
-    def _turn(self, sequence: Sequence) -> tuple[int, float, int, int]:
-        """Sorts who is next to enter: priority, then the tenant that was served least, then age.
+    def _admission_order(self, sequence: Sequence) -> tuple[int, float, int, int]:
+        """Sorts by priority, then by how much the tenant was served, then by age.
 
-        Only who enters is decided so. Who must leave is decided by age, or two tenants would throw out each other.
+        Preemption goes by age alone, or two tenants would preempt each other.
         """
         urgency, order, number = sequence.rank
-        return urgency, self.shares.served(sequence.request.tenant), order, number
+        return urgency, self.fairness.served(sequence.request.tenant), order, number
 
-    def _enter(self, gang: list[Sequence]) -> bool:
-        """Take all of them into the store, or none."""
-        for place, sequence in enumerate(gang):
+    def _enter(self, group: list[Sequence]) -> bool:
+        """Admit all of them to the store, or none."""
+        for place, sequence in enumerate(group):
             if self._enter_one(sequence):
                 continue
-            for entered in gang[:place]:
+            for entered in group[:place]:
                 self._store.release(entered.number)
-                entered.forget()
+                entered.lost_states()
             return False
         return True
 
@@ -248,10 +277,10 @@ class Scheduler:
         if self._store.reserve(sequence.number, _room(sequence)):
             return True
         self._store.release(sequence.number)
-        sequence.forget()
+        sequence.lost_states()
         return False
 
 
 def _room(sequence: Sequence) -> int:
-    """Tokens of all that is known, and a token more, so that it is not thrown out before it has made one."""
+    """All known tokens and one more, so that it is not preempted before it has generated one."""
     return len(sequence.tokens) + (sequence.scoring is None)

@@ -1,213 +1,240 @@
-"""A request on its way through the engine."""
+"""A sequence: one completion of a request on its way through the engine, or the prompt that is scored."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
-from attn_core.errors import AttnError, InternalError
+from attn_core.errors import InternalError
+from attn_schema import FinishReason, SamplingParams, ScoringParams, Token, TopLogprob
 from torch import Tensor
 
-from attn_engine.detokenize import Detokenizer, StopStrings
-from attn_engine.event import Finish, FinishReason, RequestUsage
-from attn_engine.guide import Guide
-from attn_engine.lookup import Lookup
-from attn_engine.request import Request, Scoring
-from attn_engine.sampling import SEED_LIMIT, Sampling
+from attn_engine.detokenizer import Detokenizer, StopStrings, TokenText
+from attn_engine.draft_tokens import PromptLookup
+from attn_engine.request import Request
+from attn_engine.structured_output import GrammarMatcher
+
+SEED_LIMIT = 2**64
+NOT_FINITE = "the model's logits are not finite numbers"
+
+
+class NoTokenError(InternalError):
+    """No token can be chosen, as the model's logits are no distribution."""
+
+    reason = "NO_TOKEN"
 
 
 @dataclass(eq=False)
 class Sequence:
-    """`tokens` are the prompt and what was generated; the states of the first `computed` of them are in the store."""
+    """`tokens` are the prompt and what was generated; the KV cache holds the first `computed` of them."""
 
     request: Request
     number: int
-    """Name in the store, and order of arrival."""
+    """Its name in the KV cache, and order of arrival."""
+    max_new_tokens: int = 0
     detokenizer: Detokenizer | None = None
-    choice: int = 0
-    """Which of the request's completions it is."""
+    token_text: TokenText = lambda _: ""
+    index: int = 0
+    """Number of the completion."""
     rank: tuple[int, int, int] = field(init=False)
     """Sorts the most urgent first: highest priority, then oldest."""
-    gang: list[Sequence] = field(init=False)
-    """Those with which it is in the store together, or not at all."""
+    co_scheduled: list[Sequence] = field(init=False)
+    """Sequences that are in the KV cache together or not at all, such as the beams of a search."""
     logits: Tensor | None = None
-    """What comes next [vocabulary], where that waits for its gang."""
+    """Logits of the next token [vocab_size], while it waits for the other beams."""
     followers: list[Sequence] = field(default_factory=list)
-    """Other completions, which wait until the prompt that they share is computed."""
+    """Other completions, which wait until the prompt they share is computed."""
     tokens: list[int] = field(init=False)
-    scoring: Scoring | None = field(init=False)
-    """The task where tokens are scored, not generated."""
+    scoring: ScoringParams | None = field(init=False)
     id: str = field(init=False)
     """The request's."""
-    sampling: Sampling = field(init=False)
-    """The task where tokens are generated; there is none where they are scored."""
-    most: int = field(init=False)
-    """Tokens that it may have in all."""
-    guesses: int | None = field(init=False)
-    """How many tokens it wants to be guessed ahead; None leaves that to the engine."""
+    params: SamplingParams = field(init=False)
+    """Not set for scoring."""
+    greedy: bool = field(init=False)
+    """Whether the most likely token is taken without looking at earlier tokens."""
+    needs_logits: bool = field(init=False)
+    """Whether more than the most likely token is asked for."""
+    penalizes_counts: bool = field(init=False)
+    """Whether it matters how often a token was generated."""
+    max_len: int = field(init=False)
+    """Maximum number of tokens, prompt included."""
+    num_speculative_tokens: int | None = field(init=False)
+    """None leaves it to the engine."""
     computed: int = 0
-    computed_in_all: int = 0
-    adopted_in_all: int = 0
-    """Tokens whose states were found computed."""
-    entered: bool = False
-    """Whether the source is in the store."""
+    cached_tokens: int = 0
+    """Tokens whose KV cache was reused instead of computed."""
+    encoder_written: bool = False
+    """Whether the encoder's states are in the KV cache."""
     accepted: int = 0
-    """Guessed tokens that were right."""
-    lookup: Lookup = field(default_factory=Lookup)
+    """Draft tokens that were accepted."""
+    lookup: PromptLookup = field(default_factory=PromptLookup)
     score: float | None = None
-    """What a beam search gave it."""
-    told: int = 0
-    """Tokens whose scores have been told, where the task is scoring."""
+    """Given by beam search."""
+    scores_returned: int = 0
+    """Tokens whose log probabilities have been returned, for scoring."""
     seed: int = field(init=False)
     stops: StopStrings = field(init=False)
     scope: str | None = field(init=False)
-    """Whose states it shares: its request's scope and the source that they depend on; None shares nothing.
+    """Whose prefixes it shares: the request's scope and its encoder input; None shares nothing.
 
-    All tokens of a sequence that is scored must be computed, so it shares nothing either.
+    Scoring shares nothing, as every token must be computed.
     """
-    guide: Guide | None = None
-    """Follows the completion where a grammar is asked for."""
+    matcher: GrammarMatcher | None = None
     _seen: Tensor | None = None
     _counts: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.stand_with(self)
-        self.gang = [self]
+        self.rank_with(self)
+        self.co_scheduled = [self]
         self.tokens = list(self.request.token_ids)
-        task = self.request.task
-        self.id, self.most = self.request.id, len(self.tokens) + self.request.new_tokens
-        self.scoring, self.guesses = (task, 0) if isinstance(task, Scoring) else (None, None)
-        given: int | None = None
+        params = self.request.params
+        self.id, self.max_len = self.request.id, len(self.tokens) + self.max_new_tokens
+        self.scoring, self.num_speculative_tokens = (params, 0) if isinstance(params, ScoringParams) else (None, None)
+        self.greedy, self.needs_logits, self.penalizes_counts = False, True, False
+        seed: int | None = None
         stop: tuple[str, ...] = ()
-        if isinstance(task, Sampling):
-            self.sampling, given, stop = task, task.seed, task.stop
-            self.guesses = task.guesses if task.beams is None else 0
-        self.seed = random.getrandbits(64) if given is None else (given + self.choice) % SEED_LIMIT
+        if isinstance(params, SamplingParams):
+            self.params, seed, stop = params, params.seed, params.stop
+            self.greedy = params.greedy
+            self.needs_logits = not self.greedy or params.top_logprobs is not None or params.num_beams > 1
+            self.penalizes_counts = params.frequency_penalty != 0 or params.presence_penalty != 0
+            self.num_speculative_tokens = params.num_speculative_tokens if params.num_beams == 1 else 0
+        self.seed = random.getrandbits(64) if seed is None else (seed + self.index) % SEED_LIMIT
         shares = self.request.scope is not None and self.scoring is None
-        self.scope = f"{self.request.scope}\0{self.request.source_ids}" if shares else None
+        self.scope = f"{self.request.scope}\0{self.request.encoder_token_ids}" if shares else None
         self.stops = StopStrings(stop)
 
-    def stand_with(self, other: Sequence) -> None:
-        """Be as old as another sequence from now on."""
+    def rank_with(self, other: Sequence) -> None:
+        """Take the age of another sequence."""
         self.rank = (-self.request.priority, other.number, self.number)
 
     @property
     def pending(self) -> int:
-        """Tokens whose states are not computed yet: one while it decodes."""
+        """Tokens still to compute; 1 in decode."""
         return len(self.tokens) - self.computed
 
     @property
     def generated(self) -> int:
-        """New tokens so far."""
+        """Tokens generated so far."""
         return len(self.tokens) - len(self.request.token_ids)
 
-    def most_guesses(self, default: int) -> int:
-        """How many tokens may be guessed ahead while it decodes: none past the last that may be generated."""
-        wanted = default if self.guesses is None else self.guesses
+    def max_draft_tokens(self, default: int) -> int:
+        """Draft tokens that may be verified in a decode step; none beyond the last token that may be generated."""
+        wanted = default if self.num_speculative_tokens is None else self.num_speculative_tokens
         if not wanted or not self.generated or self.pending != 1:
             return 0
-        return min(wanted, self.most - len(self.tokens) - 1)
+        return min(wanted, self.max_len - len(self.tokens) - 1)
+
+    def token(self, id: int, logprob: float | None = None, top: Collection[tuple[int, float]] = ()) -> Token:  # noqa: A002
+        """A token with its text; `top` are the most likely (id, logprob) at its position."""
+        others = tuple(TopLogprob(id=i, text=self.token_text(i), logprob=value) for i, value in top)
+        return Token(id=id, text=self.token_text(id), logprob=logprob, top_logprobs=others)
 
     def text_of(self, token: int) -> str:
-        """The text that is final now that this token has come."""
+        """The text that is final with this token."""
         return self.stops.push(self.detokenizer.push(token)) if self.detokenizer else ""
 
     def remaining_text(self) -> str:
-        """The text that was held back, now that nothing more comes."""
+        """The text that was held back, at the end."""
         if self.detokenizer is None or self.stops.found is not None:
             return ""
         return self.stops.push(self.detokenizer.finish()) + self.stops.finish()
 
-    def seen(self, vocabulary: int, device: torch.device) -> Tensor | None:
-        """Which tokens have occurred [vocabulary], bool; None where no repetition penalty asks."""
-        task = self.request.task
-        if isinstance(task, Scoring) or task.repetition_penalty == 1:
+    def seen(self, vocab_size: int, device: torch.device) -> Tensor | None:
+        """Which tokens have occurred [vocab_size], bool; None without a repetition penalty."""
+        if self.params.repetition_penalty == 1:
             return None
         if self._seen is None:
-            self._seen = torch.zeros(vocabulary, dtype=torch.bool, device=device)
+            self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             self._seen[torch.tensor(self.tokens, device=device)] = True
         self._seen[self.tokens[-1]] = True
         return self._seen
 
-    def counts(self, vocabulary: int, device: torch.device) -> Tensor | None:
-        """How often each token was generated [vocabulary], float32; None where no penalty asks."""
-        if not self.sampling.counted:
+    def counts(self, vocab_size: int, device: torch.device) -> Tensor | None:
+        """How often each token was generated [vocab_size], float32; None without frequency and presence penalty."""
+        if not self.penalizes_counts:
             return None
         if self._counts is None:
-            made = torch.tensor(self.tokens[len(self.request.token_ids) :], dtype=torch.int64, device=device)
-            self._counts = torch.bincount(made, minlength=vocabulary).float()
+            generated = torch.tensor(self.tokens[len(self.request.token_ids) :], dtype=torch.int64, device=device)
+            self._counts = torch.bincount(generated, minlength=vocab_size).float()
         elif self.generated:
             self._counts[self.tokens[-1]] += 1
         return self._counts
 
-    def allowed(self, vocabulary: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
-        """Which tokens may come next [vocabulary], bool; None where all may."""
-        if self.guide is not None:
-            return self.guide.allowed(vocabulary, device)
-        if self.generated >= self.sampling.min_new_tokens or not end_ids:
+    def allowed(self, vocab_size: int, device: torch.device, end_ids: Collection[int]) -> Tensor | None:
+        """Which tokens may come next [vocab_size], bool; None if all may."""
+        if self.matcher is not None:
+            return self.matcher.allowed(vocab_size, device)
+        if self.generated >= self.params.min_new_tokens or not end_ids:
             return None
-        allowed = torch.ones(vocabulary, dtype=torch.bool, device=device)
+        allowed = torch.ones(vocab_size, dtype=torch.bool, device=device)
         allowed[torch.tensor(sorted(end_ids), device=device)] = False
         return allowed
 
-    def follow(self, other: Sequence) -> None:
-        """It has been given the states of another of the same tokens."""
+    def took_states_of(self, other: Sequence) -> None:
+        """Note that its KV cache was forked from that of another sequence of the same tokens."""
         self.computed = other.computed
-        self.entered = other.entered
+        self.encoder_written = other.encoder_written
 
-    def forget(self) -> None:
-        """Its states are gone from the store and will be computed again."""
+    def lost_states(self) -> None:
+        """Note that its KV cache is gone and will be recomputed."""
         self.computed = 0
-        self.entered = False
+        self.encoder_written = False
         self.logits = None
 
     def become(self, other: Sequence) -> None:
-        """Hold the tokens of another from now on; nothing of them is computed."""
-        self.forget()
+        """Take the tokens of another sequence; none of them is computed."""
+        self.lost_states()
         self.tokens = list(other.tokens)
         self.detokenizer = other.detokenizer and other.detokenizer.copy()
         self.stops = other.stops.copy()
-        self.guide = other.guide and other.guide.copy()
+        self.matcher = other.matcher and other.matcher.copy()
         self._seen = self._counts = None
 
     def would_end(self, token: int) -> bool:
-        """Whether a token that is no end token ends the text, by a stop string or as the grammar allows nothing more.
+        """Whether a token ends the text, by a stop string or as the grammar allows nothing more.
 
-        Raises `UserError` where the grammar cannot be followed any further.
+        Raises `UserError` if structured output cannot be matched any further.
         """
-        if self.detokenizer is not None and self.sampling.stop:
+        if self.detokenizer is not None and self.params.stop:
             stops = self.stops.copy()
             stops.push(self.detokenizer.copy().push(token))
             if stops.found is not None:
                 return True
-        if self.guide is None:
+        if self.matcher is None:
             return False
-        guide = self.guide.copy()
-        guide.follow(token)
-        return guide.complete
+        matcher = self.matcher.copy()
+        matcher.accept_checked(token)
+        return matcher.complete
 
-    def follow_token(self, token: int) -> None:
-        """Go on with a token whose text is told later, with all others."""
+    def append_beam_token(self, token: int) -> None:
+        """Append a token of a beam, whose text is returned at the end of the search."""
         self.tokens.append(token)
         self.logits = None
-        if self.sampling.stop:
+        if self.params.stop:
             self.text_of(token)
-        if self.guide is not None:
-            self.guide.follow(token)
+        if self.matcher is not None:
+            self.matcher.accept_checked(token)
+
+
+class SequenceOutput(NamedTuple):
+    """What a step brings to a sequence; `finish_reason` or `error` ends it."""
+
+    sequence: Sequence
+    tokens: tuple[Token, ...]
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    error: Exception | None = None
 
     @property
-    def usage(self) -> RequestUsage:
-        """What it has cost so far."""
-        return RequestUsage(
-            prompt_tokens=len(self.request.token_ids),
-            new_tokens=self.generated,
-            computed_tokens=self.computed_in_all,
-            shared_tokens=self.adopted_in_all,
-        )
+    def ended(self) -> bool:
+        """Whether the sequence ends."""
+        return self.finish_reason is not None or self.error is not None
 
-    def finish(self, reason: FinishReason, error: Exception | None = None) -> Finish:
-        """The closing news."""
-        known = error if isinstance(error, AttnError) or error is None else InternalError(str(error))
-        return Finish(reason=reason, usage=self.usage, stop=self.stops.found, score=self.score, error=known)
+    def then(self, later: SequenceOutput) -> SequenceOutput:
+        """Both outputs, one after the other."""
+        tokens, text = self.tokens + later.tokens, self.text + later.text
+        return SequenceOutput(self.sequence, tokens, text, later.finish_reason, later.error)

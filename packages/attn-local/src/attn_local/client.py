@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from attn_client.results.inference import Chunk
-from attn_client.sampling import Prompt, Sampling
 from attn_client.writer import Writer
-from attn_core.errors import InvalidValue, WrongState
-from attn_core.kernels.linear import WEIGHT_CHOICES
-from attn_engine import EngineLimits
-from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
+from attn_engine import RequestOutput
+from attn_host import EmbedTask, ModelHost, TextTask, open_host
 from attn_models.sources.store import ModelStore
-
-from attn_local.running import RunningModel
+from attn_schema import EngineConfig, OutputDelta, Prompt, PromptLike, SamplingParams
 
 
 class LocalClient(Writer):
     """Answers as `attn_client.Client` does, from models that run in this process. Use it in a `with` block.
 
-    A model is named as under the `models` of `home`, or by its folder; it is loaded when it is first asked, and stays.
-    `weights`, one of `WEIGHT_CHOICES`, says how linear layers keep theirs. Threads may share a client. Raises
-    the errors of `attn_core.errors`.
+    A model is named as under the `models` of `home`, or by its folder; it is loaded with the config `engine` when it is
+    first asked, and stays. Threads may share a client. Raises the errors of `attn_core.errors`.
     """
 
-    def __init__(self, home: Path | None = None, weights: str = "auto") -> None:
-        self._shelf = ModelStore(home)
-        self._weights = weights
-        self._branches = 1
-        self._running: dict[Path, RunningModel] = {}
-        self._drafts: dict[Path, Path] = {}
-        self._encoders: dict[Path, SentenceEncoder] = {}
+    def __init__(self, home: Path | None = None, engine: EngineConfig | None = None) -> None:
+        self._store = ModelStore(home)
+        self._engine = engine or EngineConfig()
+        self._hosts: dict[Path, ModelHost] = {}
+        self._streams: dict[str, queue.SimpleQueue[RequestOutput]] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> LocalClient:
@@ -47,56 +40,50 @@ class LocalClient(Writer):
     def close(self) -> None:
         """Stop all models; running completions are cancelled."""
         with self._lock:
-            for model in self._running.values():
-                model.stop()
-            self._running.clear()
-            self._encoders.clear()
+            for host in self._hosts.values():
+                host.stop(0)
+            self._hosts.clear()
 
     def generate(
-        self, model: str, prompt: Prompt, sampling: Sampling | None = None, *, timeout: float | None = None
-    ) -> Generator[Chunk, None, None]:
-        """The completion of a prompt, piece by piece; closing the iterator cancels it. `timeout` is in seconds."""
-        return self._run(model).generate(prompt, sampling or Sampling(), timeout)
-
-    def keep(self, weights: str) -> None:
-        """Keep the weights of linear layers so, one of `WEIGHT_CHOICES`, in models that do not run yet.
-
-        Raises `InvalidValue` for other words.
-        """
-        if weights not in WEIGHT_CHOICES:
-            raise InvalidValue.of("weights", weights, ", ".join(WEIGHT_CHOICES))
-        self._weights = weights
-
-    def guess(self, branches: int) -> None:
-        """Let guesses go on in so many ways, from 1 to 8, in models that do not run yet; `InvalidValue` for others."""
-        self._branches = EngineLimits(branches=branches).branches
-
-    def draft(self, model: str, draft: str) -> None:
-        """Let a smaller model of the same tokens guess for `model`, which is not asked yet: the same text, sooner.
-
-        Raises `WrongState` for a model that runs; a draft that does not fit is refused when the model is asked.
-        """
-        folder, smaller = self._shelf.find(model), self._shelf.find(draft)
-        with self._lock:
-            if folder in self._running:
-                raise WrongState(f"model {model!r} runs already; a draft is named before it is asked", model=model)
-            self._drafts[folder] = smaller
+        self, model: str, prompt: PromptLike, sampling: SamplingParams | None = None, *, timeout: float | None = None
+    ) -> Generator[OutputDelta, None, None]:
+        """The completion of a prompt, delta by delta; closing the iterator cancels it. `timeout` is in seconds."""
+        host = self.host(model)
+        task = TextTask(prompt=Prompt.of(prompt), params=sampling or SamplingParams(), timeout=timeout)
+        outputs = self._streams[task.id] = queue.SimpleQueue()
+        try:
+            host.submit(task)
+            output = None
+            while output is None or not output.last:
+                output = outputs.get()
+                if output.error is not None:
+                    raise output.error
+                yield output.delta
+        finally:
+            del self._streams[task.id]
+            host.cancel(task.id)
 
     def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
         """A vector of length 1 for each text, from an encoder; raises `InvalidValue` for a text that does not fit."""
-        folder = self._shelf.find(model)
-        with self._lock:
-            if folder not in self._encoders:
-                self._encoders[folder] = load_sentence_encoder(folder)
-            return [tuple(row) for row in self._encoders[folder].embed(texts).tolist()]
+        return self.host(model).embed(EmbedTask(texts=tuple(texts))).result().rows()
 
     def only_chat_model(self) -> str:
-        """The one model of this machine that can chat; raises `UserError` where there is not exactly one."""
-        return self._shelf.only_chat_model()
+        """The one model of this machine that can chat; raises `UserError` if there is not exactly one."""
+        return self._store.only_chat_model()
 
-    def _run(self, model: str) -> RunningModel:
-        folder = self._shelf.find(model)
+    def host(self, model: str) -> ModelHost:
+        """The model, loaded if it is not yet."""
+        folder = self._store.find(model)
         with self._lock:
-            if folder not in self._running:
-                self._running[folder] = RunningModel(folder, self._weights, self._drafts.get(folder), self._branches)
-            return self._running[folder]
+            if folder not in self._hosts:
+                engine = self._engine
+                if engine.draft_model is not None:
+                    engine = engine.replace(draft_model=str(self._store.find(engine.draft_model)))
+                self._hosts[folder] = open_host(folder, engine, self._deliver)
+            return self._hosts[folder]
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.put(output)

@@ -9,13 +9,13 @@ from attn_core import hookimpl
 
 
 @hookimpl
-def attn_local_clients() -> list[Callable[[], Any]]:
+def attn_local_clients() -> list[Callable[[Any], Any]]:
     """The client that runs models in this process."""
     return [local_client]
 
 
-def local_client() -> Any:
-    """A `LocalClient` over the models of this machine."""
+def local_client(engine: Any) -> Any:
+    """A `LocalClient` over the models of this machine, run with this `attn_schema.EngineConfig`."""
     from attn_local.client import LocalClient
 
-    return LocalClient()
+    return LocalClient(engine=engine)

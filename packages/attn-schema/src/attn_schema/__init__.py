@@ -12,28 +12,34 @@ from attn_schema.catalog import (
 from attn_schema.engine import EngineConfig, EngineStats
 from attn_schema.inference import (
     AttentionMap,
+    AttentionMapsRequest,
     ChatMessage,
     Completion,
     ElementType,
     Embeddings,
+    EmbedRequest,
     EncoderPrompt,
     FinishReason,
+    GenerateRequest,
     OutputDelta,
     Prompt,
     PromptLike,
+    ScoreRequest,
     SequenceScore,
     Tensor,
     Token,
     Tokenization,
+    TokenizeRequest,
     TopLogprob,
     Usage,
 )
-from attn_schema.sampling import EarlyStopping, SamplingParams, StructuredOutput
+from attn_schema.sampling import EarlyStopping, SamplingParams, ScoringParams, StructuredOutput
 from attn_schema.schema import Checked, FieldInfo, Schema, fields_of
 from attn_schema.settings import ConnectionOptions, ServerConfig
 
 __all__ = [
     "AttentionMap",
+    "AttentionMapsRequest",
     "BrokenPlugin",
     "ChatMessage",
     "Checked",
@@ -41,12 +47,14 @@ __all__ = [
     "ConnectionOptions",
     "EarlyStopping",
     "ElementType",
+    "EmbedRequest",
     "Embeddings",
     "EncoderPrompt",
     "EngineConfig",
     "EngineStats",
     "FieldInfo",
     "FinishReason",
+    "GenerateRequest",
     "Mechanism",
     "MechanismOption",
     "ModelInfo",
@@ -57,6 +65,8 @@ __all__ = [
     "PromptLike",
     "SamplingParams",
     "Schema",
+    "ScoreRequest",
+    "ScoringParams",
     "SequenceScore",
     "ServerConfig",
     "StateKind",
@@ -64,6 +74,7 @@ __all__ = [
     "Tensor",
     "Token",
     "Tokenization",
+    "TokenizeRequest",
     "TopLogprob",
     "Usage",
     "fields_of",

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
 from attn.v1 import catalog_pb2, common_pb2, inference_pb2, model_pb2, training_pb2
@@ -19,9 +20,8 @@ from attn_core.errors import InvalidValue
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from attn_schema.schema import FieldInfo, element_of, fields_of, is_enum, is_noun
+from attn_schema.schema import FieldInfo, element_of, fields_of, is_noun
 
 Noun = TypeVar("Noun", bound=msgspec.Struct)
 
@@ -44,6 +44,20 @@ RANGES = {
     FieldDescriptor.CPPTYPE_INT64: "a whole number from -2^63 to 2^63 - 1",
     FieldDescriptor.CPPTYPE_UINT64: "a whole number from 0 to 2^64 - 1",
 }
+
+
+@dataclass(frozen=True)
+class _Codec:
+    """How one field crosses: `read` makes the noun's value of the message's, `write` sets it in a message."""
+
+    name: str
+    default: Any
+    presence: bool
+    skips_default: bool
+    holds_none: bool
+    allowed: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
 
 
 @functools.cache
@@ -71,64 +85,164 @@ def to_message(value: msgspec.Struct) -> Any:
 
 def from_message(noun: type[Noun], message: Message) -> Noun:
     """The noun in a message; raises what making the noun raises, such as `InvalidValue`."""
-    fields = message.DESCRIPTOR.fields_by_name
-    values = {
-        info.name: _read(info, fields[info.name], getattr(message, info.name))
-        for info in wire_fields(noun)
-        if _is_present(message, fields[info.name])
-    }
+    values = {}
+    for codec in _codecs(noun):
+        if codec.presence and not message.HasField(codec.name):
+            continue
+        value = codec.read(getattr(message, codec.name))
+        if value is not msgspec.UNSET:
+            values[codec.name] = value
     for info in wire_fields(noun):
         if info.required and info.name not in values:
             raise InvalidValue.of(info.name, None, "a value; it has no default")
     return noun(**values)
 
 
-def _is_present(message: Message, field: Any) -> bool:
-    return message.HasField(field.name) if field.has_presence else True
-
-
 def _fill(message: Message, value: msgspec.Struct) -> None:
-    fields = message.DESCRIPTOR.fields_by_name
-    for info in wire_fields(type(value)):
-        item = getattr(value, info.name)
-        field = fields[info.name]
-        if item is None or item is msgspec.UNSET or (field.has_presence and not info.required and item == info.default):
+    for codec in _codecs(type(value)):
+        item = getattr(value, codec.name)
+        if item is msgspec.UNSET or (codec.skips_default and item == codec.default):
+            continue
+        if item is None and not codec.holds_none:
             continue
         try:
-            _set(message, field, item)
+            codec.write(message, item)
         except (ValueError, TypeError) as error:
             if isinstance(error, InvalidValue):
                 raise
-            raise InvalidValue.of(info.name, item, RANGES.get(field.cpp_type, "a value the field can hold")) from error
+            raise InvalidValue.of(codec.name, item, codec.allowed) from error
 
 
-def _set(message: Any, field: Any, value: Any) -> None:
-    target = getattr(message, field.name)
-    if field.message_type is None:
-        made = _enum_numbers(field.enum_type, value) if field.enum_type is not None else value
-        if field.is_repeated:
-            target.extend(made)
-        else:
-            setattr(message, field.name, made)
-    elif isinstance(value, Mapping) and field.message_type.GetOptions().map_entry:
-        target.update(value)
+@functools.cache
+def _codecs(noun: type[msgspec.Struct]) -> tuple[_Codec, ...]:
+    descriptors = message_class(noun).DESCRIPTOR.fields_by_name
+    return tuple(_codec(info, descriptors[info.name]) for info in wire_fields(noun))
+
+
+def _codec(info: FieldInfo, field: Any) -> _Codec:
+    read, write = _field_kind(info, field)
+    return _Codec(
+        name=info.name,
+        default=info.default,
+        presence=field.has_presence,
+        skips_default=field.has_presence and not info.required,
+        holds_none=field.message_type is not None and field.message_type.full_name in JSON_MESSAGES,
+        allowed=RANGES.get(field.cpp_type, "a value the field can hold"),
+        read=read,
+        write=write,
+    )
+
+
+Kind: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any, Any], None]]
+"""How a field is read and how it is written."""
+
+
+def _field_kind(info: FieldInfo, field: Any) -> Kind:
+    """How a field is read and written, by what the noun and the message say it is."""
+    name = info.name
+    element = element_of(get_args(info.kind)[0]).kind if get_origin(info.kind) is tuple else info.kind
+    if field.message_type is not None:
+        return _message_kind(name, element, field)
+    if field.enum_type is not None:
+        return _enum_kind(name, element, field)
+    if field.is_repeated:
+        return tuple, lambda target, value: getattr(target, name).extend(value)
+    empty_is_none = info.optional and info.kind is str and not field.has_presence
+    return (lambda value: value or None) if empty_is_none else _same, _setter(name)
+
+
+def _message_kind(name: str, element: Any, field: Any) -> Kind:
+    message = field.message_type
+    kind: Kind
+    if message.GetOptions().map_entry:
+        kind = dict, lambda target, value: getattr(target, name).update(value)
+    elif message.full_name == "google.protobuf.Timestamp":
+        kind = _datetime, lambda target, value: getattr(target, name).FromDatetime(value)
+    elif message.full_name in JSON_MESSAGES:
+        kind = json_format.MessageToDict, lambda target, value: _set_json(getattr(target, name), value)
     elif field.is_repeated:
-        for item in value:
-            _fill(target.add(), item)
+        kind = (
+            lambda value: tuple(from_message(element, item) for item in value),
+            lambda target, value: _add_all(getattr(target, name), value),
+        )
+    elif is_noun(element) and message is message_class(element).DESCRIPTOR:
+        kind = lambda value: from_message(element, value), lambda target, value: _fill_part(target, name, value)
     else:
-        target.SetInParent()
-        _fill_message(target, value)
+        kind = _wrapped_kind(name, element, message)
+    return kind
 
 
-def _fill_message(target: Any, value: Any) -> None:
-    if isinstance(value, datetime):
-        target.FromDatetime(value)
-    elif target.DESCRIPTOR.full_name in JSON_MESSAGES:
-        target.CopyFrom(json_value(value, type(target)))
-    elif isinstance(value, msgspec.Struct):
-        _fill(target, value)
-    else:
-        _set(target, _only_field(target.DESCRIPTOR), value)
+def _enum_kind(name: str, kind: Any, field: Any) -> Kind:
+    """Members by name. 0 is absent; a number newer than this version is UNKNOWN, if there is such a member."""
+    enum = field.enum_type
+    numbers = {member: enum.values_by_name.get(enum_prefix(enum) + member.name) for member in kind}
+    members = {0: msgspec.UNSET} | {value.number: member for member, value in numbers.items() if value is not None}
+
+    def member(number: int) -> Any:
+        if number in members:
+            return members[number]
+        if UNKNOWN in kind.__members__:
+            return kind.__members__[UNKNOWN]
+        raise InvalidValue.of(name, number, f"a value of {enum.name}")
+
+    def number(value: Any) -> int:
+        found = numbers[value]
+        return 0 if found is None else int(found.number)
+
+    if not field.is_repeated:
+        return member, lambda target, value: setattr(target, name, number(value))
+    return (
+        lambda value: tuple(found for item in value if (found := member(item)) is not msgspec.UNSET),
+        lambda target, value: getattr(target, name).extend(map(number, value)),
+    )
+
+
+def _wrapped_kind(name: str, element: Any, message: Any) -> Kind:
+    """A tuple whose message has one repeated field."""
+    (inner,) = message.fields
+
+    def read(value: Any) -> tuple[Any, ...]:
+        items = getattr(value, inner.name)
+        return tuple(from_message(element, item) for item in items) if is_noun(element) else tuple(items)
+
+    def write(target: Any, value: Any) -> None:
+        part = getattr(target, name)
+        part.SetInParent()
+        items = getattr(part, inner.name)
+        if is_noun(element):
+            _add_all(items, value)
+        else:
+            items.extend(value)
+
+    return read, write
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _datetime(value: Any) -> datetime:
+    return cast("datetime", value.ToDatetime(tzinfo=UTC))
+
+
+def _setter(name: str) -> Callable[[Any, Any], None]:
+    return lambda target, value: setattr(target, name, value)
+
+
+def _fill_part(target: Any, name: str, value: Any) -> None:
+    part = getattr(target, name)
+    part.SetInParent()
+    _fill(part, value)
+
+
+def _add_all(items: Any, values: Any) -> None:
+    for value in values:
+        _fill(items.add(), value)
+
+
+def _set_json(target: Any, value: Any) -> None:
+    target.SetInParent()
+    target.CopyFrom(json_value(value, type(target)))
 
 
 def json_value(value: Any, kind: Any) -> Any:
@@ -137,54 +251,6 @@ def json_value(value: Any, kind: Any) -> Any:
         return json_format.ParseDict(msgspec.to_builtins(value), kind())
     except (json_format.ParseError, TypeError):
         return kind(string_value=str(value))
-
-
-def _only_field(message: Any) -> Any:
-    (field,) = message.fields
-    return field
-
-
-def _read(info: FieldInfo, field: Any, value: Any) -> Any:
-    element = element_of(get_args(info.kind)[0]).kind if get_args(info.kind) else info.kind
-    if field.message_type is None:
-        if field.enum_type is not None:
-            return _members(element, field, value)
-        return tuple(value) if field.is_repeated else (None if info.optional and value == "" else value)
-    if field.message_type.GetOptions().map_entry:
-        return dict(value)
-    if field.is_repeated:
-        return tuple(from_message(element, item) for item in value)
-    return _read_message(info, element, value)
-
-
-def _read_message(info: FieldInfo, element: Any, value: Any) -> Any:
-    if isinstance(value, Timestamp):
-        return value.ToDatetime(tzinfo=UTC)
-    if value.DESCRIPTOR.full_name in JSON_MESSAGES:
-        return json_format.MessageToDict(value)
-    if is_noun(info.kind):
-        return from_message(info.kind, value)
-    items = getattr(value, _only_field(value.DESCRIPTOR).name)
-    return tuple(from_message(element, item) for item in items) if is_noun(element) else tuple(items)
-
-
-def _members(kind: Any, field: Any, value: Any) -> Any:
-    if field.is_repeated:
-        return tuple(member for number in value if (member := _member(kind, field.enum_type, number)) is not None)
-    return _member(kind, field.enum_type, value)
-
-
-def _member(kind: Any, enum: Any, number: int) -> Any:
-    """The member of this number; UNKNOWN, if there is one, or None for 0 and for numbers newer than this version."""
-    found = enum.values_by_number.get(number)
-    name = "" if found is None else found.name.removeprefix(enum_prefix(enum))
-    return kind.__members__.get(name, kind.__members__.get(UNKNOWN)) if is_enum(kind) else number
-
-
-def _enum_numbers(enum: Any, value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_enum_numbers(enum, item) for item in value]
-    return 0 if value.name == UNKNOWN else enum.values_by_name[enum_prefix(enum) + value.name].number
 
 
 def enum_prefix(enum: Any) -> str:

@@ -41,6 +41,13 @@ class EngineConfig(Checked, frozen=True, kw_only=True):
     max_num_batched_tokens: Annotated[
         int, Meta(ge=1, description="Maximum number of tokens computed in a step, prefill and decode together.")
     ] = 256  # fmt: skip
+    max_queued_requests: Annotated[
+        int,
+        Meta(
+            ge=1, description="Maximum number of requests that wait to be scheduled; one more is refused.",
+            extra={"wire": False, "flag": False},
+        ),
+    ] = 1024  # fmt: skip
     kv_offload_bytes: Annotated[
         int,
         Meta(ge=0, description="Memory for the KV cache of preempted requests, in bytes; 0 recomputes them."),

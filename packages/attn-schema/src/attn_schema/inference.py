@@ -10,7 +10,10 @@ from typing import Annotated, Any, TypeAlias, cast
 from attn_core.errors import InternalError, InvalidValue
 from msgspec import Meta
 
+from attn_schema.sampling import MAX_TOP_LOGPROBS, SamplingParams
 from attn_schema.schema import Checked, Schema
+
+MAX_EMBED_TEXTS = 1024
 
 TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -272,5 +275,55 @@ class Embeddings(Schema, frozen=True, kw_only=True):
     usage: Annotated[Usage, Meta(description="Tokens of all texts.")]
 
     def rows(self) -> list[tuple[float, ...]]:
-        """One vector a text, as plain numbers."""
+        """One vector a text, as plain numbers; raises `InternalError` for a tensor that is not of two axes."""
+        if len(self.embeddings.shape) != 2:
+            shape, size = list(self.embeddings.shape), len(self.embeddings.data)
+            raise InternalError(f"vectors of shape {shape} came with {size} bytes; two axes are expected")
         return [tuple(row) for row in cast("list[list[float]]", self.embeddings.view().tolist())]
+
+
+class GenerateRequest(Checked, frozen=True, kw_only=True):
+    """Completions of a prompt."""
+
+    model: Annotated[str, Meta(description="Name of a loaded model.")]
+    prompt: Annotated[Prompt, Meta(description="What the model reads.")]
+    sampling: Annotated[SamplingParams, Meta(description="How tokens are chosen.")] = SamplingParams()
+
+
+class ScoreRequest(Checked, frozen=True, kw_only=True):
+    """Log probabilities of given sequences."""
+
+    model: Annotated[str, Meta(description="Name of a loaded model.")]
+    prompts: Annotated[tuple[Prompt, ...], Meta(min_length=1, description="The sequences to score; at least one.")]
+    top_logprobs: Annotated[
+        int, Meta(ge=0, le=MAX_TOP_LOGPROBS, description="Returns this many most likely tokens at each position.")
+    ] = 0  # fmt: skip
+
+
+class TokenizeRequest(Checked, frozen=True, kw_only=True):
+    """The tokens of a prompt."""
+
+    model: Annotated[str, Meta(description="Name of a loaded model.")]
+    prompt: Annotated[Prompt, Meta(description="What to tokenise.")]
+
+
+class EmbedRequest(Checked, frozen=True, kw_only=True):
+    """Vectors of texts."""
+
+    model: Annotated[str, Meta(description="Name of a loaded encoder.")]
+    texts: Annotated[
+        tuple[str, ...],
+        Meta(
+            min_length=1, max_length=MAX_EMBED_TEXTS,
+            description="Texts, each of at least one token and at most the model's max_seq_len.",
+        ),
+    ]  # fmt: skip
+
+
+class AttentionMapsRequest(Checked, frozen=True, kw_only=True):
+    """The attention weights of a prompt."""
+
+    model: Annotated[str, Meta(description="Name of a loaded model.")]
+    prompt: Annotated[Prompt, Meta(description="What the model reads.")]
+    layers: Annotated[tuple[int, ...], Meta(description="Layers to return, from 0; all if empty.")] = ()
+    heads: Annotated[tuple[int, ...], Meta(description="Query heads to return, from 0; all if empty.")] = ()

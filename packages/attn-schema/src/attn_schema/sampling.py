@@ -88,6 +88,7 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             ge=1,
             description=f"Maximum number of tokens to generate; {DEFAULT_MAX_NEW_TOKENS} if not given, or what the "
             "context still holds.",
+            extra={"short": "-n"},
         ),
     ] | None = None  # fmt: skip
     min_new_tokens: Annotated[
@@ -218,6 +219,18 @@ class SamplingParams(Checked, frozen=True, kw_only=True):
             value = getattr(self, name)
             if value != _DEFAULTS[name]:
                 raise InvalidValue.of(name, value, "left out with num_beams, as beam search does not sample")
+
+
+class ScoringParams(Checked, frozen=True, kw_only=True):
+    """Asks for the log probabilities of the prompt's tokens; nothing is generated."""
+
+    top_logprobs: Annotated[
+        int,
+        Meta(
+            ge=0, le=MAX_TOP_LOGPROBS,
+            description="Returns the log probabilities of this many most likely tokens at each position as well.",
+        ),
+    ] = 0  # fmt: skip
 
 
 _DEFAULTS = dict(zip(SamplingParams.__struct_fields__, SamplingParams.__struct_defaults__, strict=True))

@@ -11,7 +11,7 @@ import torch
 from attn_core.errors import InvalidValue
 from torch import Tensor
 
-from attn_testing.expect import require_same
+from attn_testing.law import require_same
 
 Record = Callable[[str, object], None]
 """pytest's fixture `record_property`, or anything else that takes a name and a value."""

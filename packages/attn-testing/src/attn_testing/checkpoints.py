@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_testing.expect import require
+from attn_testing.law import require
 
 
 def require_same_parameters(found: nn.Module, expected: nn.Module) -> None:

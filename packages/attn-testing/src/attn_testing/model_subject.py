@@ -11,9 +11,9 @@ import torch
 from attn_core import ModelFamily, installed
 from torch import Tensor
 
-from attn_testing.case import JITTER
 from attn_testing.memory import DictionaryStore, rounding
 from attn_testing.serving import ragged
+from attn_testing.subject import JITTER
 
 Values = Mapping[str, Any]
 """A model's config in plain values."""

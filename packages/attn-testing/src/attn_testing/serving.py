@@ -11,8 +11,8 @@ from attn_core.masks import Tree
 from attn_core.stores import StateStore, TreeStore
 from torch import Tensor
 
-from attn_testing.case import Case
 from attn_testing.memory import DictionaryStore
+from attn_testing.subject import Case
 
 LAYER = "layer"
 

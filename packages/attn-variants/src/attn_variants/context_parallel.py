@@ -21,8 +21,8 @@ from attn_variants.compute.merging import merged, partial
 
 
 @dataclass(frozen=True)
-class Deal(ABC):
-    """Which positions each of `ranks` holds; all hold equally many."""
+class Sharding(ABC):
+    """Which tokens of a sequence each of `ranks` holds, equally many each."""
 
     ranks: int
 
@@ -30,52 +30,55 @@ class Deal(ABC):
         if self.ranks < 1:
             raise InvalidValue.of("ranks", self.ranks, "a whole number from 1")
 
-    def places(self, rank: int, tokens: int) -> Tensor:
-        """The positions of a rank, int64; raises `InvalidValue` where the tokens cannot be dealt equally."""
+    def positions(self, rank: int, tokens: int) -> Tensor:
+        """Positions [tokens / ranks] of a rank, int64; raises `InvalidValue` unless the ranks divide the tokens."""
         if tokens % self.ranks:
             raise InvalidValue.of("tokens", tokens, f"a multiple of the {self.ranks} ranks")
-        return self.dealt(rank, tokens // self.ranks)
+        return self.shard(rank, tokens // self.ranks)
 
     @abstractmethod
-    def dealt(self, rank: int, count: int) -> Tensor:
-        """The positions of a rank where every one has `count`."""
+    def shard(self, rank: int, count: int) -> Tensor:
+        """Positions [count] of a rank."""
 
 
 @dataclass(frozen=True)
-class Contiguous(Deal):
-    """One piece of the sequence after the other (Liu et al. 2023, arXiv 2310.01889)."""
+class Contiguous(Sharding):
+    """Rank r holds the r-th consecutive part of the sequence (Liu et al. 2023, arXiv 2310.01889)."""
 
-    def dealt(self, rank: int, count: int) -> Tensor:
-        """The rank's piece."""
+    def shard(self, rank: int, count: int) -> Tensor:
+        """`count` consecutive positions."""
         return torch.arange(rank * count, (rank + 1) * count)
 
 
 @dataclass(frozen=True)
-class Striped(Deal):
-    """In turn, a token each, so that a causal mask leaves all ranks alike to do (Brandon et al. 2023, 2311.09431)."""
+class Striped(Sharding):
+    """Tokens are given to the ranks in turn, which balances causal masks (Brandon et al. 2023, arXiv 2311.09431)."""
 
-    def dealt(self, rank: int, count: int) -> Tensor:
-        """Every position that leaves the rank when divided by the ranks."""
+    def shard(self, rank: int, count: int) -> Tensor:
+        """The positions p with p mod ranks = rank."""
         return torch.arange(count) * self.ranks + rank
 
 
-def ring_attend(spec: AttentionSpec, operands: AttentionInputs, deal: Deal) -> Tensor:
-    """The output [batch, token, heads, value_size] of whole sequences as the ranks of a ring find it, in one process.
+def ring_attend(spec: AttentionSpec, operands: AttentionInputs, sharding: Sharding) -> Tensor:
+    """Ring attention of all ranks, simulated in one process: outputs [batch, token, heads, value_size].
 
-    Gradients flow through it. Raises `Incompatible` for a spec whose parts cannot be merged, `InvalidValue` for tokens
-    that cannot be dealt equally.
+    Differentiable. Raises `Incompatible` for specs whose partial outputs cannot be merged, `InvalidValue` unless the
+    ranks divide the tokens.
     """
-    spec = over_all(spec, operands.key.shape[1], padded=operands.key_padding_mask is not None)
-    held = handed_out(operands, deal)
+    spec = whole_sequence_spec(spec, operands.key.shape[1], padded=operands.key_padding_mask is not None)
+    held = sharded(operands, sharding)
     outs = [
-        attend_parts(spec, (meeting(own, held[source]) for source in sources(rank, deal.ranks)))
+        attend_parts(spec, (with_keys_of(own, held[source]) for source in ring_sources(rank, sharding.ranks)))
         for rank, own in enumerate(held)
     ]
-    return in_order(outs, deal)
+    return gathered(outs, sharding)
 
 
 def attend_parts(spec: AttentionSpec, parts: Iterable[AttentionInputs]) -> Tensor:
-    """The output [batch, query, heads, value_size] of the same queries over keys that come part by part."""
+    """Outputs [batch, query, heads, value_size] over the keys of all parts, which share their queries.
+
+    Partial softmaxes are merged as they come (online softmax).
+    """
     rest = iter(parts)
     first = next(rest, None)
     if first is None:
@@ -84,29 +87,31 @@ def attend_parts(spec: AttentionSpec, parts: Iterable[AttentionInputs]) -> Tenso
     return whole.out.transpose(1, 2).to(first.value.dtype)
 
 
-def sources(rank: int, ranks: int) -> list[int]:
-    """Whose keys and values a rank meets, step by step: its own, then those of the ranks before it."""
+def ring_sources(rank: int, ranks: int) -> list[int]:
+    """The rank whose keys and values `rank` attends to in each step: itself, then the ranks before it."""
     return [(rank - step) % ranks for step in range(ranks)]
 
 
-def handed_out(operands: AttentionInputs, deal: Deal) -> list[AttentionInputs]:
-    """What each rank holds of whole sequences, with the positions."""
-    dealt = [deal.places(rank, operands.key.shape[1]).to(operands.key.device) for rank in range(deal.ranks)]
+def sharded(operands: AttentionInputs, sharding: Sharding) -> list[AttentionInputs]:
+    """The inputs of each rank, with positions, of whole sequences."""
+    positions = [
+        sharding.positions(rank, operands.key.shape[1]).to(operands.key.device) for rank in range(sharding.ranks)
+    ]
     return [
         dataclasses.replace(
             operands,
-            query=operands.query[:, places],
-            key=operands.key[:, places],
-            value=operands.value[:, places],
-            query_positions=places[None],
-            key_positions=places[None],
-            key_padding_mask=None if operands.key_padding_mask is None else operands.key_padding_mask[:, places],
+            query=operands.query[:, at],
+            key=operands.key[:, at],
+            value=operands.value[:, at],
+            query_positions=at[None],
+            key_positions=at[None],
+            key_padding_mask=None if operands.key_padding_mask is None else operands.key_padding_mask[:, at],
         )
-        for places in dealt
+        for at in positions
     ]
 
 
-def meeting(own: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
+def with_keys_of(own: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
     """The queries of one rank and the keys and values of another."""
     return dataclasses.replace(
         own,
@@ -117,22 +122,22 @@ def meeting(own: AttentionInputs, other: AttentionInputs) -> AttentionInputs:
     )
 
 
-def in_order(outs: Sequence[Tensor], deal: Deal) -> Tensor:
-    """Rows [batch, token, ...] of all ranks as they stand in the sequence."""
+def gathered(outs: Sequence[Tensor], sharding: Sharding) -> Tensor:
+    """The outputs [batch, token, ...] of all ranks, in the order of the sequence."""
     tokens = sum(out.shape[1] for out in outs)
-    held = torch.cat([deal.places(rank, tokens) for rank in range(deal.ranks)])
+    held = torch.cat([sharding.positions(rank, tokens) for rank in range(sharding.ranks)])
     return torch.cat(list(outs), dim=1)[:, held.argsort().to(outs[0].device)]
 
 
-def over_all(spec: AttentionSpec, tokens: int, *, padded: bool) -> AttentionSpec:
-    """The spec for parts of so many tokens; raises `Incompatible` where they cannot be merged."""
+def whole_sequence_spec(spec: AttentionSpec, tokens: int, *, padded: bool) -> AttentionSpec:
+    """The spec with its mask over all `tokens`; raises `Incompatible` where partial outputs cannot be merged."""
     why = None
     if spec.distribution.kind != "softmax":
         why = f"the distribution {spec.distribution.kind!r} has no sum of exponentials"
     elif any(isinstance(modifier, RelativeValues) for modifier in spec.modifiers):
         why = "values that differ from pair to pair are not in the sum"
     elif spec.cross:
-        why = "its keys are of a source, which is not dealt"
+        why = "its keys are of another sequence, which is not split between ranks"
     elif padded and spec.mask.by_length:
         why = "its mask depends on the length of each sequence"
     if why is not None:
@@ -140,15 +145,15 @@ def over_all(spec: AttentionSpec, tokens: int, *, padded: bool) -> AttentionSpec
     return dataclasses.replace(spec, mask=spec.mask.over(tokens))
 
 
-def pairs_by_step(mask: Mask, deal: Deal, tokens: int) -> list[list[int]]:
-    """How many pairs each rank computes in each step of the ring: [rank][step].
+def pairs_by_step(mask: Mask, sharding: Sharding, tokens: int) -> list[list[int]]:
+    """The number of query-key pairs that each rank computes in each step of the ring: [rank][step].
 
-    A step takes as long as the rank that has most to do.
+    A step takes as long as its busiest rank.
     """
-    held = [deal.places(rank, tokens) for rank in range(deal.ranks)]
+    held = [sharding.positions(rank, tokens) for rank in range(sharding.ranks)]
     mask = mask.over(tokens)
     return [
-        [int(mask.allows(own[:, None], held[source][None]).sum()) for source in sources(rank, deal.ranks)]
+        [int(mask.allows(own[:, None], held[source][None]).sum()) for source in ring_sources(rank, sharding.ranks)]
         for rank, own in enumerate(held)
     ]
 
@@ -157,28 +162,28 @@ FIELDS = ("query", "key", "value")
 
 
 def ulysses_attend(spec: AttentionSpec, operands: AttentionInputs, ranks: int) -> Tensor:
-    """The output [batch, token, heads, value_size] of whole sequences as ranks of some heads find it, in one process.
+    """Ulysses attention of all ranks, simulated in one process: outputs [batch, token, heads, value_size].
 
-    Gradients flow through it. Raises `Incompatible` where heads differ by more than their projections, `InvalidValue`
+    Differentiable. Raises `Incompatible` where heads differ by more than their projections, `InvalidValue`
     where ranks divide neither the key/value heads nor the tokens (Jacobs et al. 2023, arXiv 2309.14509).
     """
-    few = some_heads(spec, ranks)
-    held = [{name: getattr(own, name) for name in FIELDS} for own in handed_out(operands, Contiguous(ranks))]
+    few = rank_spec(spec, ranks)
+    held = [{name: getattr(own, name) for name in FIELDS} for own in sharded(operands, Contiguous(ranks))]
     outs = [
-        plain.attend(few, AttentionInputs(key_padding_mask=operands.key_padding_mask, **of_heads(held, rank)))
+        plain.attend(few, AttentionInputs(key_padding_mask=operands.key_padding_mask, **rank_heads(held, rank)))
         for rank in range(ranks)
-    ]  # Back: each rank's tokens with all heads; here the ranks' pieces lie side by side at once.
+    ]
     return torch.cat(outs, dim=2)
 
 
-def of_heads(held: Sequence[Mapping[str, Tensor]], rank: int) -> dict[str, Any]:
-    """What a rank receives: all tokens, from every rank its own, of the heads that are its part."""
+def rank_heads(held: Sequence[Mapping[str, Tensor]], rank: int) -> dict[str, Any]:
+    """Queries, keys and values of all tokens, for the heads that a rank computes."""
     return {
         name: torch.cat([rows[name].tensor_split(len(held), dim=2)[rank] for rows in held], dim=1) for name in FIELDS
     }
 
 
-def some_heads(spec: AttentionSpec, ranks: int) -> AttentionSpec:
+def rank_spec(spec: AttentionSpec, ranks: int) -> AttentionSpec:
     """The spec of the heads of one rank; see `ulysses_attend` for what it raises."""
     heads = spec.heads
     if ranks < 1 or heads.key_value % ranks or heads.per_group is None:
@@ -188,85 +193,88 @@ def some_heads(spec: AttentionSpec, ranks: int) -> AttentionSpec:
     own |= {"a bias of its own": any(not isinstance(modifier, SoftCap) for modifier in spec.modifiers)}
     for what, true in own.items():
         if true:
-            raise Incompatible(f"heads cannot be dealt to ranks: each head has {what}")
+            raise Incompatible(f"heads cannot be split between ranks: each head has {what}")
     few = dataclasses.replace(heads, query=heads.query // ranks, key_value=heads.key_value // ranks, groups=None)
     return dataclasses.replace(spec, heads=few)
 
 
-class PassedOn(torch.autograd.Function):
-    """Rows go to the next rank of a ring, and those of the one before come; gradients go the other way."""
+class RingShift(torch.autograd.Function):
+    """Sends rows to the next rank of the ring and receives those of the previous one; gradients go the other way."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The rows of the rank before, of the same shape."""
+        """The rows of the previous rank, of the same shape."""
         ctx.group = group
-        return _sent(rows, group, 1)
+        return _shifted(rows, group, 1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The gradient that the next rank found."""
-        return _sent(gradient, ctx.group, -1), None
+        """The gradient from the next rank."""
+        return _shifted(gradient, ctx.group, -1), None
 
 
-class Exchanged(torch.autograd.Function):
-    """Piece r of the first axis goes to rank r, and piece r comes from it; gradients go the same way back."""
+class AllToAll(torch.autograd.Function):
+    """All-to-all over the first axis: part r is sent to rank r and received from it; so are gradients."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """The pieces [rank, ...] of all ranks."""
+        """The parts [rank, ...] from all ranks."""
         ctx.group = group
-        return _swapped(rows, group)
+        return _exchanged(rows, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """The gradients to what was sent."""
-        return _swapped(gradient, ctx.group), None
+        """The gradients of what was sent."""
+        return _exchanged(gradient, ctx.group), None
 
 
-def ring_attend_here(spec: AttentionSpec, own: AttentionInputs, deal: Deal, group: dist.ProcessGroup) -> Tensor:
-    """The output [batch, own token, heads, value_size] of this rank's queries over the keys of all ranks.
+def ring_attend_distributed(
+    spec: AttentionSpec, own: AttentionInputs, sharding: Sharding, group: dist.ProcessGroup
+) -> Tensor:
+    """Ring attention over a process group: outputs [batch, own token, heads, value_size] of this rank's queries.
 
-    `own` holds the rows of this rank's positions, as the deal says them. Raises as `ring_attend`, and `Incompatible`
-    for padding, which does not travel.
+    `own` are the inputs at this rank's positions under `sharding`. Raises as `ring_attend`, and `Incompatible` for
+    padding, which is not exchanged.
     """
-    rank = _place_in(group, deal.ranks, own)
-    tokens = own.key.shape[1] * deal.ranks
-    spec = over_all(spec, tokens, padded=False)
-    placed = dataclasses.replace(own, query_positions=deal.places(rank, tokens).to(own.query.device)[None])
+    rank = _checked_rank(group, sharding.ranks, own)
+    tokens = own.key.shape[1] * sharding.ranks
+    spec = whole_sequence_spec(spec, tokens, padded=False)
+    located = dataclasses.replace(own, query_positions=sharding.positions(rank, tokens).to(own.query.device)[None])
 
     def parts() -> Iterator[AttentionInputs]:
         rows = torch.cat([own.key, own.value], dim=-1)
-        for step in range(deal.ranks):
+        for step in range(sharding.ranks):
             key, value = rows.split([own.key.shape[-1], own.value.shape[-1]], dim=-1)  # type: ignore[no-untyped-call]
-            places = deal.places((rank - step) % deal.ranks, tokens).to(rows.device)
-            yield dataclasses.replace(placed, key=key, value=value, key_positions=places[None])
-            if step + 1 < deal.ranks:
-                rows = PassedOn.apply(rows, group)  # type: ignore[no-untyped-call]
+            at = sharding.positions((rank - step) % sharding.ranks, tokens).to(rows.device)
+            yield dataclasses.replace(located, key=key, value=value, key_positions=at[None])
+            if step + 1 < sharding.ranks:
+                rows = RingShift.apply(rows, group)  # type: ignore[no-untyped-call]
 
     return attend_parts(spec, parts())
 
 
-def ulysses_attend_here(spec: AttentionSpec, own: AttentionInputs, group: dist.ProcessGroup) -> Tensor:
-    """The output [batch, own token, heads, value_size] of this rank's piece of the sequence, the ranks' in order.
+def ulysses_attend_distributed(spec: AttentionSpec, own: AttentionInputs, group: dist.ProcessGroup) -> Tensor:
+    """Ulysses attention over a process group: outputs [batch, own token, heads, value_size] of this rank's tokens.
 
-    Raises as `ulysses_attend`, and `Incompatible` for padding, which does not travel.
+    `own` are the inputs of this rank's consecutive part of the sequence. Raises as `ulysses_attend`, and `Incompatible`
+    for padding, which is not exchanged.
     """
     ranks = group.size()
-    few = some_heads(spec, ranks)
-    _place_in(group, ranks, own)
+    few = rank_spec(spec, ranks)
+    _checked_rank(group, ranks, own)
     query, key, value = (_tokens_for_heads(rows, group) for rows in (own.query, own.key, own.value))
     out = plain.attend(few, dataclasses.replace(own, query=query, key=key, value=value))
-    pieces: Tensor = Exchanged.apply(torch.stack(out.tensor_split(ranks, dim=1)), group)  # type: ignore[no-untyped-call]
+    pieces: Tensor = AllToAll.apply(torch.stack(out.tensor_split(ranks, dim=1)), group)  # type: ignore[no-untyped-call]
     return torch.cat(list(pieces), dim=2)
 
 
 def _tokens_for_heads(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All tokens of this rank's heads, of this rank's tokens [batch, token, heads, size] of all heads."""
-    pieces: Tensor = Exchanged.apply(torch.stack(rows.tensor_split(group.size(), dim=2)), group)  # type: ignore[no-untyped-call]
+    """This rank's heads of all tokens, from all heads of this rank's tokens [batch, token, heads, size]."""
+    pieces: Tensor = AllToAll.apply(torch.stack(rows.tensor_split(group.size(), dim=2)), group)  # type: ignore[no-untyped-call]
     return torch.cat(list(pieces), dim=1)
 
 
-def _place_in(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) -> int:
+def _checked_rank(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) -> int:
     if own.key_padding_mask is not None:
         raise Incompatible("attention over several processes takes no padding: give sequences of one length")
     if group.size() != ranks:
@@ -274,7 +282,7 @@ def _place_in(group: dist.ProcessGroup, ranks: int, own: AttentionInputs) -> int
     return group.rank()
 
 
-def _sent(rows: Tensor, group: dist.ProcessGroup, by: int) -> Tensor:
+def _shifted(rows: Tensor, group: dist.ProcessGroup, by: int) -> Tensor:
     rows, came = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
     to, source = ((group.rank() + step) % group.size() for step in (by, -by))
     calls = [
@@ -286,7 +294,7 @@ def _sent(rows: Tensor, group: dist.ProcessGroup, by: int) -> Tensor:
     return came
 
 
-def _swapped(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _exchanged(rows: Tensor, group: dist.ProcessGroup) -> Tensor:
     rows, came = rows.contiguous(), torch.empty_like(rows, memory_format=torch.contiguous_format)
     dist.all_to_all_single(came, rows, group=group)
     return came

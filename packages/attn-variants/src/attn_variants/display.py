@@ -7,7 +7,7 @@ import html
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from attn_core import AttentionSpec, Mask, Mechanism, MechanismConfig
+from attn_core import AttentionSpec, Capability, Mask, Mechanism, MechanismConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,7 +33,11 @@ def describe(module: nn.Module, mechanism: Mechanism, config: MechanismConfig) -
 def summary(mechanism: Mechanism, config: MechanismConfig) -> str:
     """Mechanism, heads and causality in one line, then the options that differ from their defaults."""
     spec = mechanism.spec(config)
-    shown = [f"mechanism={mechanism.name!r}", *sizes(config, spec), f"causal={config.causal}"]
+    shown = [
+        f"mechanism={mechanism.name!r}",
+        *sizes(config, spec),
+        f"causal={config.causal and mechanism.can(Capability.CAUSAL)}",
+    ]
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name not in SHOWN and value != field.default:

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask
+from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Softmax
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import Modifier
 from attn_core.scores import ScaledDot, Score
 from torch import Tensor
 
-from attn_variants.dropping import drawn
+from attn_variants.compute.dropout import new_dropout
 from attn_variants.plan import KernelPlan
 from attn_variants.tensor_masks import with_tensor, without_tensors
+
+LAYOUT = "[batch, num_heads, length, head_dim] or [num_heads, length, head_dim]"
 
 
 def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_attention, and what it lacks
@@ -59,7 +63,7 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         distribution: How scores become weights; `Softmax()` by default.
         parameters: Learned tensors of score, modifiers and distribution, named as in `AttentionSpec.weights`, such as
             {"distribution.logit": ...} [num_heads] for `SoftmaxWithSink()`.
-        key_padding_mask: Bool [batch, key_len], True where a key is real.
+        key_padding_mask: Bool [batch, key_len], [key_len] without a batch, True where a key is real.
         dropout_p: The probability with which attention weights become zero; 0 in evaluation.
         is_causal: The same as `mask=Causal()`, and may be combined with another mask. Queries are aligned with the
             last keys: query i of n over S keys attends to keys 0 to S - n + i. Torch aligns with the first keys, which
@@ -72,21 +76,28 @@ def attend(  # noqa: PLR0913 -- the signature of torch's scaled_dot_product_atte
         The output [batch, num_heads, query_len, value_dim].
 
     Raises:
-        InvalidValue: Shapes do not fit, or parameters are missing.
+        InvalidValue: Shapes or types do not fit, or parameters are missing.
         KernelRefused: The kernel asked for by name does not accept the problem.
     """
+    require_tensors(LAYOUT, query=query, key=key, value=value)
+    require_number("dropout_p", dropout_p, ge=0, lt=1)
     batched = query.dim() == 4
     if not batched:
         query, key, value = (rows[None] if rows.dim() == 3 else rows for rows in (query, key, value))
-    family = Family(score=scaled(score, scale), modifiers=tuple(modifiers), distribution=distribution or Softmax())
-    spec = family.spec(heads_of(query, key, value, enable_gqa=enable_gqa), mask, is_causal=is_causal)
+        if isinstance(key_padding_mask, Tensor) and key_padding_mask.dim() == 1:
+            key_padding_mask = key_padding_mask[None]
+    family = Family.of(scaled(score, scale), modifiers, distribution)
+    heads = heads_of(query, key, value, enable_gqa=enable_gqa)
+    if isinstance(mask, Tensor):
+        mask = broadcastable_mask(mask, (query.shape[0], heads.query, query.shape[2], key.shape[2]))
+    spec = family.spec(heads, mask, is_causal=is_causal)
     operands = AttentionInputs(
         query=query.transpose(1, 2),
         key=key.transpose(1, 2),
         value=value.transpose(1, 2),
         key_padding_mask=checked_padding(key_padding_mask, key),
         parameters=checked_parameters(spec, parameters or {}),
-        dropout=drawn(dropout_p) if dropout_p else None,
+        dropout=new_dropout(dropout_p) if dropout_p else None,
     )
     out = kernels_for(without_tensors(spec), kernel).run(operands, spec).transpose(1, 2)
     return out if batched else out[0]
@@ -99,6 +110,16 @@ class Family:
     score: Score
     modifiers: tuple[Modifier, ...]
     distribution: Distribution
+
+    @classmethod
+    def of(cls, score: Score, modifiers: Sequence[Modifier], distribution: Distribution | None) -> Family:
+        """The parts of a call; raises `InvalidValue` for what is no part of its kind."""
+        found = cls(score=score, modifiers=tuple_of(modifiers), distribution=distribution or Softmax())
+        kinds = [("score", score, Score), ("distribution", found.distribution, Distribution)]
+        for name, part, kind in [*kinds, *(("modifiers", modifier, Modifier) for modifier in found.modifiers)]:
+            if not isinstance(part, kind):
+                raise InvalidValue.of(name, part, f"instances of {kind.__module__}.{kind.__qualname__}")
+        return found
 
     def spec(self, heads: Heads, mask: Mask | Tensor | None, *, is_causal: bool) -> AttentionSpec:
         """The spec of a call under a mask of `attn_core` or a tensor."""
@@ -131,8 +152,16 @@ def causal_mask(mask: Mask | None, *, is_causal: bool) -> Mask:
     return Causal() if mask is None or mask.kind == "full" else mask & Causal()
 
 
+def tuple_of(modifiers: Sequence[Modifier]) -> tuple[Modifier, ...]:
+    """The modifiers as a tuple; raises `InvalidValue` for anything but a list or tuple."""
+    if not isinstance(modifiers, (list, tuple)):
+        raise InvalidValue.of("modifiers", modifiers, "a list of modifiers")
+    return tuple(modifiers)
+
+
 def scaled(score: Score | None, scale: float | None) -> Score:
     """The score with this scale; raises `InvalidValue` where the score takes none."""
+    require_number("scale", scale, optional=True)
     if score is None:
         return ScaledDot(scale=scale)
     if scale is not None:
@@ -140,11 +169,37 @@ def scaled(score: Score | None, scale: float | None) -> Score:
     return score
 
 
+def require_tensors(layout: str, **tensors: Tensor) -> None:
+    """Raise `InvalidValue` unless all are floating-point tensors of one type and device; autocast may mix types."""
+    first: Tensor | None = None
+    for name, rows in tensors.items():
+        if not isinstance(rows, Tensor):
+            raise InvalidValue.of(name, type(rows).__name__, f"a tensor {layout}")
+        first = rows if first is None else first
+        mixed = rows.dtype != first.dtype and not torch.is_autocast_enabled(rows.device.type)
+        if mixed or not rows.dtype.is_floating_point:
+            allowed = f"{first.dtype}, as the others" if mixed else "a floating-point type"
+            raise InvalidValue.of(f"{name}.dtype", str(rows.dtype), allowed)
+        if rows.device != first.device:
+            raise InvalidValue.of(f"{name}.device", str(rows.device), f"{first.device}, as the others")
+
+
+def broadcastable_mask(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """The mask with at least two axes; raises `InvalidValue` unless it broadcasts to `shape`."""
+    fits = mask.dim() <= 4 and all(
+        given in {1, wanted} for given, wanted in zip(reversed(mask.shape), reversed(shape), strict=False)
+    )
+    if not fits:
+        allowed = f"a shape that broadcasts to [batch, num_heads, query_len, key_len] = {list(shape)}"
+        raise InvalidValue.of("mask.shape", tuple(mask.shape), allowed)
+    return mask.reshape((1,) * (2 - mask.dim()) + tuple(mask.shape))
+
+
 def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> Heads:
     """The numbers and sizes of heads; raises `InvalidValue` where the tensors do not fit one another."""
     for name, rows in (("query", query), ("key", key), ("value", value)):
         if rows.dim() != 4:
-            raise InvalidValue.of(name, tuple(rows.shape), "[batch, num_heads, length, head_dim], batch or not, as all")
+            raise InvalidValue.of(name, tuple(rows.shape), f"{LAYOUT}, all with a batch or all without")
     checks: list[tuple[str, Tensor, bool, str]] = [
         ("key", key, key.shape[0] == query.shape[0], f"batch size {query.shape[0]}, as of the queries"),
         ("key", key, key.shape[3] == query.shape[3], f"head_dim {query.shape[3]}, as of the queries"),
@@ -162,15 +217,17 @@ def heads_of(query: Tensor, key: Tensor, value: Tensor, *, enable_gqa: bool) -> 
 def checked_padding(mask: Tensor | None, key: Tensor) -> Tensor | None:
     """The padding mask; raises `InvalidValue` unless it is bool [batch, key_len] for keys [batch, ..., key_len, _]."""
     wanted = (key.shape[0], key.shape[2])
-    if mask is not None and (tuple(mask.shape) != wanted or str(mask.dtype) != "torch.bool"):
-        allowed = f"torch.bool {list(wanted)}, [batch, key_len], True where a key is real"
+    allowed = f"torch.bool {list(wanted)}, [batch, key_len], True where a key is real"
+    if mask is not None and not isinstance(mask, Tensor):
+        raise InvalidValue.of("key_padding_mask", type(mask).__name__, allowed)
+    if mask is not None and (tuple(mask.shape) != wanted or mask.dtype != torch.bool):
         raise InvalidValue.of("key_padding_mask", f"{mask.dtype} {list(mask.shape)}", allowed)
     return mask
 
 
 def checked_parameters(spec: AttentionSpec, given: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """The learned tensors of a call; raises `InvalidValue` unless they are those of the spec, in its shapes."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    shapes = {name: tuple(getattr(tensor, "shape", ("no tensor",))) for name, tensor in given.items()}
     if shapes != dict(spec.weights):
         raise InvalidValue.of("parameters", shapes, f"{dict(spec.weights)}, by name and shape")
     return given

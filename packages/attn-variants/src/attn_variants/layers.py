@@ -39,10 +39,12 @@ def layer(mechanism: str | Mechanism, **options: Any) -> nn.Module:
     Raises:
         UnknownName: There is no mechanism, or no option, of this name.
         AmbiguousName: Two packages own the name.
-        InvalidValue: An option has a value that is not allowed.
+        InvalidValue: An option is missing, or has a value that is not allowed.
         Incompatible: Options exclude one another.
     """
     found = installed().mechanisms.get(mechanism) if isinstance(mechanism, str) else mechanism
+    if not isinstance(found, Mechanism):
+        raise InvalidValue.of("mechanism", mechanism, "the name of a mechanism, or a mechanism")
     config = configured(found, **options)
     module: nn.Module = found.build(config)
     describe(module, found, config)

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Capability, Mechanism, MechanismConfig, installed
+from attn_core.checks import require_whole
 from attn_core.errors import Incompatible, InvalidValue
 from torch import Tensor, nn
 
 from attn_variants.compute.plain import attention_weights, dropped, summed
 from attn_variants.display import describe, summary
-from attn_variants.dropping import dropping
-from attn_variants.functional import causal_mask, kernels_for
+from attn_variants.functional import causal_mask, kernels_for, require_tensors
+from attn_variants.layer_utils import with_dropout
 from attn_variants.layers import configured
 from attn_variants.spec_layer import SpecLayer
 from attn_variants.tensor_masks import with_tensor, without_tensors
@@ -80,7 +81,12 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
-        self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
+        require_whole("kdim", kdim, ge=1, optional=True)
+        require_whole("vdim", vdim, ge=1, optional=True)
+        self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
+        for name, ours in (("width", "embed_dim"), ("heads", "num_heads")):
+            if name in options:
+                raise InvalidValue.of(name, options[name], f"no option of that name beside {ours}, which says it")
         self.mechanism: Mechanism = installed().mechanisms.get(mechanism)
         if self.mechanism.can(Capability.BIDIRECTIONAL):
             options = {"causal": False} | options
@@ -136,6 +142,8 @@ class MultiheadAttention(nn.Module):
             Incompatible: The mechanism cannot do this.
         """
         same = Same(keys=key is query, values=value is key)
+        require_tensors("[batch, length, embed_dim] or [length, embed_dim]", query=query, key=key, value=value)
+        self._check_type(query)
         batched = query.dim() == 3
         query, key, value = (self._batch_first(name, rows, batched=batched) for name, rows in named(query, key, value))
         self._check_lengths(query, key, value)
@@ -160,15 +168,23 @@ class MultiheadAttention(nn.Module):
     def _attend_pairs(self, operands: AttentionInputs, masks: Masks, *, need_weights: bool) -> Result:
         layer = self.attention
         spec = masks.narrowed(layer.spec)
-        operands = dropping(operands, layer)
+        operands = with_dropout(operands, layer)
         weights = None
-        if need_weights:
+        if need_weights and operands.key.shape[1]:
             weights = dropped(operands, attention_weights(spec, operands))
             out = summed(spec, operands, weights)
             weights = weights.to(operands.value.dtype)
         else:
             out = kernels_for(without_tensors(spec), None).run(operands, spec)
+            if need_weights:
+                weights = operands.query.new_zeros(out.shape[0], spec.heads.query, out.shape[1], 0)
         return layer.output(out.flatten(-2)), weights
+
+    def _check_type(self, query: Tensor) -> None:
+        """Raise `InvalidValue` unless the inputs have the type of the parameters; autocast converts them."""
+        own = next(self.parameters(), query).dtype
+        if query.dtype != own and not torch.is_autocast_enabled(query.device.type):
+            raise InvalidValue.of("query.dtype", str(query.dtype), f"{own}, as the parameters")
 
     def _check_possible(self, same: Same, masks: Masks, *, need_weights: bool) -> None:
         """Raise `Incompatible` for what a mechanism that computes in its own way cannot do."""
@@ -242,7 +258,8 @@ class Masks(NamedTuple):
         """From torch's masks, for [batch, num_heads, query_len, key_len]; raises `InvalidValue`."""
         batch, heads, queries, keys = shape
         if padding is not None:
-            padding = padding[None] if padding.dim() == 1 and batch == 1 else padding
+            if getattr(padding, "ndim", None) == 1 and batch == 1:
+                padding = padding[None]
             check_mask("key_padding_mask", padding, [(batch, keys)])
         if mask is not None:
             check_mask("attn_mask", mask, [(queries, keys), (batch * heads, queries, keys)])
@@ -275,6 +292,8 @@ def named(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, Tensor]]
 
 def check_mask(name: str, mask: Tensor, shapes: list[tuple[int, ...]]) -> None:
     """Raise `InvalidValue` unless the mask is bool or floating point and has one of these shapes."""
+    if not isinstance(mask, Tensor):
+        raise InvalidValue.of(name, type(mask).__name__, "a tensor or None")
     if tuple(mask.shape) not in shapes:
         raise InvalidValue.of(f"{name}.shape", tuple(mask.shape), " or ".join(map(str, shapes)))
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:

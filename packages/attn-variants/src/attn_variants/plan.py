@@ -49,7 +49,7 @@ class KernelPlan:
         if operands.varlen is not None:
             kernel = self.packed_kernel(operands)
             if kernel is not None:
-                return kernel.run(spec, operands)
+                return kernel.run(spec, operands)  # type: ignore[no-any-return]
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         kv_unordered = operands.key_positions is not None
@@ -69,7 +69,7 @@ class KernelPlan:
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(spec, names, operands)
-        return self._kernels[index].run(spec, operands)
+        return self._kernels[index].run(spec, operands)  # type: ignore[no-any-return]
 
     def packed_kernel(self, operands: AttentionInputs) -> Kernel | None:
         """The cheapest kernel, or the one of this plan's name, that takes packed texts together, if any does."""

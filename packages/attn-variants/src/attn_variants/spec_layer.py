@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Fields, Full, Heads, InnerAttention, LayerState, RaggedBatch
 from attn_core.errors import InvalidValue, WrongState
+from attn_core.kernels.attend import Varlen
 from attn_core.kernels.block import AttentionParts
 from attn_core.kernels.linear import Pack
 from torch import Tensor, nn
@@ -18,10 +19,7 @@ from attn_variants.compute.norm import normed
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
 from attn_variants.drawing import named_weights, part_weights
-from attn_variants.dropping import dropping
-from attn_variants.joint import JointProjection
-from attn_variants.mechanisms.layer_utils import by_heads
-from attn_variants.packing import forward_packed
+from attn_variants.layer_utils import JointProjection, by_heads, with_dropout
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.stepping import attend_ragged, cos_sin_of_batch
@@ -132,11 +130,39 @@ class SpecLayer(nn.Module):
         Returns [batch, query, width].
         """
         if lengths is not None:
-            return forward_packed(
-                self, query, lengths, {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
-            )
-        out = self.attend(query, dropping(self._operands(query, source, key_padding_mask, borrowed), self))
+            others = {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
+            return self._forward_documents(query, lengths, others)
+        out = self.attend(query, with_dropout(self._operands(query, source, key_padding_mask, borrowed), self))
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
+
+    def _forward_documents(self, rows: Tensor, lengths: Sequence[int], others: Mapping[str, object | None]) -> Tensor:
+        """Self-attention within each of the documents that fill rows [batch, sum of lengths, width] end to end.
+
+        Positions count from 0 in every document. Layers that compute more than their spec take one document at a time.
+        Raises `InvalidValue` for lengths whose sum is not the number of rows, and for `others`, further arguments of
+        `forward` by name.
+        """
+        given = sorted(name for name, value in others.items() if value is not None)
+        if given or self.spec.cross:
+            allowed = "documents that attend to themselves, without further arguments"
+            raise InvalidValue.of("lengths", f"beside {', '.join(given) or 'a source'}", allowed)
+        varlen = Varlen.of(lengths)
+        if sum(varlen.keys) != rows.shape[-2]:
+            raise InvalidValue.of("lengths", sum(varlen.keys), f"{rows.shape[-2]} in all, as there are rows")
+        if type(self) is not SpecLayer or self.inner is not None or self.borrows:
+            outs = (self(rows[..., document, :]) for document, _ in varlen.spans())
+            return torch.cat([rows[..., :0, :], *outs], dim=-2)
+        query, key, value = self.project(rows, self._cos_sin_of_documents(rows, varlen))
+        inputs = dataclasses.replace(self.operands(query, {"key": key, "value": value}), varlen=varlen)
+        return self.output(self.attend(rows, with_dropout(inputs, self)).flatten(-2))  # type: ignore[no-any-return]
+
+    def _cos_sin_of_documents(self, rows: Tensor, varlen: Varlen) -> CosSin | None:
+        """Cosines and sines of positions that count from 0 in every document; None without rotary positions."""
+        if self.spec.rotary is None:
+            return None
+        positions = torch.tensor([position for length in varlen.keys for position in range(length)], device=rows.device)
+        table = cos_sin_to(self.spec.rotary, self.rotated, max(varlen.keys, default=1), rows)
+        return table.at(positions.long())
 
     def weights(
         self,

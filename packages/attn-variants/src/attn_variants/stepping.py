@@ -2,28 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from attn_core import Fields, LayerState, RaggedBatch, Rotary
+from attn_core import AttentionInputs, AttentionSpec, Fields, LayerState, RaggedBatch, Rotary
 from attn_core.batch import PagedView, Rows, Span
 from torch import Tensor
 
 from attn_variants.compute.rotary import CosSin, cos_sin_to
-
-if TYPE_CHECKING:
-    from attn_variants.spec_layer import SpecLayer
+from attn_variants.paged_plan import Reached
 
 
-_TURNS: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], CosSin]] = (
+class StepLayer(Protocol):
+    """What one engine step needs of a layer; see `attn_variants.spec_layer.SpecLayer`."""
+
+    spec: AttentionSpec
+    borrows: bool
+    rotated: int
+    last_needs_positions: bool
+
+    def project_query(self, rows: Tensor) -> Tensor:
+        """Queries [tokens, heads, key_size] of rows [tokens, width], without rotary positions."""
+        ...
+
+    def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
+        """Queries [tokens, heads, key_size] of rows [tokens, width], with rotary positions."""
+        ...
+
+    def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [tokens, heads, size] of rows [tokens, width]."""
+        ...
+
+    def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
+        """The fields of the cache for rows [tokens, width] with these keys and values."""
+        ...
+
+    def part_weights(self) -> Mapping[str, Tensor]:
+        """The learned tensors of score, modifiers and distribution, by name."""
+        ...
+
+    def reach(self, query: Tensor, view: Any) -> Reached | None:
+        """The cached rows of a view in place; None where no kernel reads them there."""
+        ...
+
+    def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
+        """Outputs [batch, query, heads, value_size]; `rows` [batch, query, width] are the inputs of the layer."""
+        ...
+
+    def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
+        """As `attend`, for one query that comes after all its keys."""
+        ...
+
+    def operands(
+        self,
+        query: Tensor,
+        fields: Fields,
+        key_padding_mask: Tensor | None = None,
+        positions: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> AttentionInputs:
+        """The inputs of attention: queries [batch, query, heads, key_size] over cached fields [batch, key, ...]."""
+        ...
+
+
+_COS_SIN: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, torch.device], CosSin]] = (
     WeakKeyDictionary()
 )
-"""The turns of the batches at hand: the same for all layers of a model."""
+"""Cosines and sines of the positions of live batches, which all layers of a model share."""
 
 
-def attend_ragged(layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
     """Outputs [tokens, heads, value_size] of the new rows [tokens, width]; remembers their keys and values, if its own.
 
     A kernel that reaches remembered rows where they lie takes them all; else those of requests that compute one token
@@ -61,7 +110,7 @@ def parted(batch: RaggedBatch) -> tuple[list[Span], list[Span]]:
 
 
 def remember(
-    layer: SpecLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
+    layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState
 ) -> tuple[Tensor, PagedView, Fields | None]:
     """Queries [tokens, heads, key_size] of the new rows, what they meet, and of that what is new, remembered now.
 
@@ -77,7 +126,7 @@ def remember(
 
 
 def attend_gathered(
-    layer: SpecLayer, new: tuple[Tensor, Tensor], batch: RaggedBatch, view: PagedView, spans: Sequence[Span]
+    layer: StepLayer, new: tuple[Tensor, Tensor], batch: RaggedBatch, view: PagedView, spans: Sequence[Span]
 ) -> Tensor:
     """Outputs [tokens, heads, value_size] at these spans, unset elsewhere; `new` are rows and queries of all tokens."""
     rows, query = new
@@ -95,7 +144,7 @@ def attend_gathered(
     return out
 
 
-def attend_last(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
+def attend_last(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
     """Outputs [requests, heads, value_size] of the newest row of each request.
 
     `rows` [requests, width], `query` [requests, heads, key_size], `positions` [requests]; `remembered` holds rows up
@@ -106,7 +155,7 @@ def attend_last(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor
     return layer.attend_last(rows[:, None], operands)[:, 0]
 
 
-def attend_chunk(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
+def attend_chunk(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
     """Outputs [tokens, heads, value_size] of the consecutive new rows [tokens, width] of one request.
 
     `query` is [tokens, heads, key_size]; `positions` [tokens].
@@ -116,12 +165,12 @@ def attend_chunk(layer: SpecLayer, rows: Tensor, query: Tensor, positions: Tenso
     return layer.attend(rows[None], operands)[0]
 
 
-def key_places(layer: SpecLayer, remembered: Rows) -> Tensor | None:
+def key_places(layer: StepLayer, remembered: Rows) -> Tensor | None:
     """Positions of the remembered rows; None where they are those of a source, which are counted from the first."""
     return None if layer.spec.cross else remembered.positions
 
 
-def cos_sin_of_batch(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
+def cos_sin_of_batch(layer: StepLayer, rows: Tensor, batch: RaggedBatch) -> CosSin | None:
     """The turns of the rows' positions; None where positions turn nothing."""
     if layer.spec.rotary is None:
         return None
@@ -130,7 +179,7 @@ def cos_sin_of_batch(layer: SpecLayer, rows: Tensor, batch: RaggedBatch) -> CosS
 
 def batch_cos_sin(rotary: Rotary, rotated: int, rows: Tensor, batch: RaggedBatch) -> CosSin:
     """The turns [tokens, 1, rotated] of a batch's positions, for the type and device of `rows`."""
-    known = _TURNS.setdefault(batch, {})
+    known = _COS_SIN.setdefault(batch, {})
     key = rotary, rotated, rows.dtype, rows.device
     if key not in known:
         longest = max(length + context for length, context in zip(batch.lengths, batch.contexts, strict=True))

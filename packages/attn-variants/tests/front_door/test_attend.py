@@ -161,9 +161,9 @@ def test_calls_that_differ_in_the_entries_of_a_tensor_share_their_choice_of_a_ke
         ({"score": Dot(), "scale": 2.0}, "scale"),
         ({"key_padding_mask": torch.ones(2, 5, dtype=torch.bool)}, "key_padding_mask"),
         ({"key_padding_mask": torch.ones(2, 6)}, "key_padding_mask"),
-        ({"value": torch.randn(2, 4, 5, 8)}, "value.shape"),
-        ({"key": torch.randn(2, 4, 6, 7)}, "head_dim 8"),
-        ({"key": torch.randn(6, 7)}, "key"),
+        ({"value": torch.randn(2, 4, 5, 8).double()}, "value.shape"),
+        ({"key": torch.randn(2, 4, 6, 7).double()}, "head_dim 8"),
+        ({"key": torch.randn(6, 7).double()}, "key: .6, 7."),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):
@@ -177,3 +177,54 @@ def test_a_kernel_asked_for_by_name_computes_or_refuses():
     assert torch.allclose(attend(*given, kernel="plain"), attend(*given, kernel="torch_sdpa"), **TOLERANCE)
     with pytest.raises(KernelRefused):
         attend(*given, score=Dot(), modifiers=[SoftCap(cap=2.0)], kernel="torch_sdpa")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": [[1.0]]}, "query: 'list'.*a tensor"),
+        ({"key": torch.zeros(2, 4, 6, 8, dtype=torch.float32)}, "key.dtype: 'torch.float32'.*torch.float64"),
+        ({name: torch.zeros(2, 4, 6, 8).int() for name in ("query", "key", "value")}, "query.dtype: 'torch.int32'"),
+        ({"mask": torch.ones(3, 1, 6, 6, dtype=torch.bool)}, "mask.shape: .3, 1, 6, 6.*broadcasts"),
+        ({"mask": torch.ones(3, 6, 6, dtype=torch.bool)}, "mask.shape.*broadcasts"),
+        ({"mask": torch.ones(1, 2, 4, 6, 6, dtype=torch.bool)}, "mask.shape.*broadcasts"),
+        ({"mask": [[True]]}, "mask: 'list'"),
+        ({"score": "dot"}, "score: 'dot'"),
+        ({"modifiers": Alibi()}, "modifiers.*a list"),
+        ({"modifiers": ["alibi"]}, "modifiers: 'alibi'"),
+        ({"distribution": "softmax"}, "distribution: 'softmax'"),
+        ({"scale": "large"}, "scale"),
+        ({"scale": float("inf")}, "scale"),
+        ({"dropout_p": 1.0}, "dropout_p"),
+        ({"key_padding_mask": [True]}, "key_padding_mask: 'list'"),
+        ({"distribution": SoftmaxWithSink(), "parameters": {"distribution.logit": [0.0]}}, "no tensor"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_by_name(changes, message):
+    query, key, value = tensors()
+    with pytest.raises(InvalidValue, match=message):
+        attend(**({"query": query, "key": key, "value": value} | changes))
+
+
+@pytest.mark.parametrize("sizes", [(5, 7), (1, 7), (7, 5), (0, 3), (3, 0)])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+@pytest.mark.parametrize("batched", [True, False])
+def test_every_length_mask_and_sharing_of_heads_is_as_in_torch(sizes, kv_heads, batched):
+    queries, keys = sizes
+    given = [rows.detach() for rows in tensors(kv_heads=kv_heads, queries=queries, keys=keys, value_size=6)]
+    given = given if batched else [rows[0] for rows in given]
+    lead = (2, 4) if batched else (4,)
+    for shape in ((queries, keys), (1, keys), (4, 1, keys), (*lead, queries, keys), (*lead[:-1], 1, queries, keys)):
+        for mask in (torch.rand(shape) < 0.6, torch.randn(shape, dtype=torch.float64)):
+            theirs = scaled_dot_product_attention(*given, attn_mask=mask, enable_gqa=True)
+            ours = attend(*given, mask, enable_gqa=True)
+            assert ours.shape == theirs.shape
+            # Torch gives NaN or zeros for a query that may see no key.
+            assert torch.allclose(ours, theirs.nan_to_num(), **TOLERANCE)
+
+
+def test_padding_of_one_sequence_needs_no_batch():
+    query, key, value = (rows[0] for rows in tensors(batch=1, keys=7))
+    real = torch.arange(7) < 5
+    ours = attend(query, key, value, key_padding_mask=real)
+    compare(ours, scaled_dot_product_attention(query, key, value, attn_mask=real.expand(6, 7)), [query, key, value])

@@ -76,3 +76,27 @@ def test_a_copy_of_a_layer_shows_the_same_and_computes_the_same():
     other, rows = copy.deepcopy(layer), torch.randn(1, 5, 32)
     assert repr(other) == repr(layer)
     assert torch.equal(other(rows), layer(rows))
+
+
+def test_a_layer_that_attends_to_a_source_is_not_called_causal():
+    assert "causal=False" in repr(attn_variants.layer("cross", width=32, heads=4))
+
+
+@pytest.mark.parametrize("mechanism", [3, torch.nn.Linear, None])
+def test_what_is_no_mechanism_is_refused(mechanism):
+    with pytest.raises(InvalidValue, match="the name of a mechanism"):
+        attn_variants.layer(mechanism, width=32, heads=4)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([1.0], "query: 'list'.*floating-point tensor"),
+        (torch.ones(2, 5, 32).long(), "query: 'torch.int64'"),
+        (torch.ones(5, 32), "query: .5, 32."),
+        (torch.ones(2, 5, 31), "of width 32"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(given, message):
+    with pytest.raises(InvalidValue, match=message):
+        attn_variants.layer("gqa", width=32, heads=4)(given)

@@ -227,6 +227,12 @@ def test_what_a_mechanism_cannot_do_is_refused():
         ({"attn_mask": torch.zeros(5, 7, dtype=torch.int64)}, "attn_mask.dtype"),
         ({"value": torch.randn(2, 6, 24)}, "value.shape"),
         ({"value": torch.randn(7, 24)}, "value"),
+        ({"query": [[1.0]]}, "query: 'list'"),
+        ({"key": torch.randn(2, 7, 24).double()}, "key.dtype: 'torch.float64'"),
+        ({name: torch.zeros(2, 7, 24).double() for name in ("query", "key", "value")}, "as the parameters"),
+        ({name: torch.zeros(2, 7, 24).long() for name in ("query", "key", "value")}, "floating-point"),
+        ({"attn_mask": [[True]]}, "attn_mask: 'list'"),
+        ({"key_padding_mask": [True]}, "key_padding_mask: 'list'"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(given, message):
@@ -240,3 +246,34 @@ def test_shapes_that_do_not_fit_are_refused(given, message):
 def test_repr_says_mechanism_heads_and_causality():
     shown = repr(MultiheadAttention(24, 4, mechanism="gqa", key_value_heads=2))
     assert "mechanism='gqa', hidden_size=24, num_heads=4, num_kv_heads=2, head_dim=6, causal=False" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kdim": 0}, "kdim: 0"),
+        ({"vdim": -1}, "vdim: -1"),
+        ({"width": 24}, "beside embed_dim"),
+        ({"heads": 4}, "beside num_heads"),
+        ({"dropout": 2.0}, "dropout: 2.0"),
+    ],
+)
+def test_options_that_are_not_allowed_are_refused(options, message):
+    with pytest.raises(InvalidValue, match=message):
+        MultiheadAttention(24, 4, **options)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_no_keys_give_the_bias_alone_and_weights_of_nothing(need_weights):
+    ours, _ = pair()
+    out, weights = ours(rows(2, 5, 24), rows(2, 0, 24), rows(2, 0, 24), need_weights=need_weights)
+    assert torch.equal(out, ours.attention.output.bias.expand_as(out))
+    assert weights is None if not need_weights else weights.shape == (2, 5, 0)
+
+
+def test_autocast_mixes_types_as_in_torch():
+    ours, theirs = (module.float() for module in pair())
+    given = [torch.randn(2, 5, 24), *[torch.randn(2, 7, 24).bfloat16()] * 2]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mine, other = (module(*given, need_weights=False)[0] for module in (ours, theirs))
+    assert torch.allclose(mine.float(), other.float(), atol=0.05)

@@ -80,7 +80,7 @@ def test_the_price_grows_linearly_with_the_length():
         ({"rate": 3}, "segment: 512 is not allowed; allowed: a multiple of the rate 3"),
         ({"memory": 6}, "memory: 6"),
         ({"compressed": 0}, "compressed: 0"),
-        ({"pooling": "max"}, "pooling: 'max' is not allowed; allowed: convolution or mean"),
+        ({"pooling": "max"}, "pooling: 'max' is not allowed; allowed: one of 'convolution', 'mean'"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(options, message):

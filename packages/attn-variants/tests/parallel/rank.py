@@ -14,14 +14,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads
-from attn_variants.context_parallel import Contiguous, Striped, ring_attend_here, ulysses_attend_here
+from attn_variants.context_parallel import Contiguous, Striped, ring_attend_distributed, ulysses_attend_distributed
 
 
 def ours(spec, ranks, group):
     return {
-        "contiguous": (Contiguous(ranks), lambda own: ring_attend_here(spec, own, Contiguous(ranks), group)),
-        "striped": (Striped(ranks), lambda own: ring_attend_here(spec, own, Striped(ranks), group)),
-        "ulysses": (Contiguous(ranks), lambda own: ulysses_attend_here(spec, own, group)),
+        "contiguous": (Contiguous(ranks), lambda own: ring_attend_distributed(spec, own, Contiguous(ranks), group)),
+        "striped": (Striped(ranks), lambda own: ring_attend_distributed(spec, own, Striped(ranks), group)),
+        "ulysses": (Contiguous(ranks), lambda own: ulysses_attend_distributed(spec, own, group)),
     }
 
 
@@ -42,8 +42,8 @@ def main():
     spec, tokens = AttentionSpec(heads=heads, mask=Causal()), given["query"].shape[1]
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     found, ways = {}, {"ours": ours, "peer": peer}[sys.argv[4]](spec, ranks, dist.group.WORLD)
-    for way, (deal, attend) in ways.items():
-        places = deal.places(rank, tokens)
+    for way, (sharding, attend) in ways.items():
+        places = sharding.positions(rank, tokens)
         rows = [given[name][:, places].requires_grad_() for name in ("query", "key", "value")]
         out = attend(AttentionInputs(query=rows[0], key=rows[1], value=rows[2]))
         gradients = torch.autograd.grad(out, rows, given["upstream"][:, places])

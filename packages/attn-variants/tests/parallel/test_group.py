@@ -13,7 +13,7 @@ from attn_variants.compute import plain
 from attn_variants.context_parallel import Contiguous, Striped, ring_attend
 
 RANKS, TOKENS = 2, 12
-DEALS = {"contiguous": Contiguous(RANKS), "striped": Striped(RANKS), "ulysses": Contiguous(RANKS)}
+SHARDINGS = {"contiguous": Contiguous(RANKS), "striped": Striped(RANKS), "ulysses": Contiguous(RANKS)}
 NAMES = ("out", "query", "key", "value")
 
 
@@ -44,9 +44,9 @@ def drawn(key_value):
     return {name: torch.randn(2, TOKENS, count, 4, dtype=torch.float64) for name, count in shapes.items()}
 
 
-def in_order(pieces, way, deal):
+def gathered(pieces, way, sharding):
     """Outputs and gradients of one way, in the order of the sequence."""
-    order = torch.cat([deal.places(rank, TOKENS) for rank in range(RANKS)]).argsort()
+    order = torch.cat([sharding.positions(rank, TOKENS) for rank in range(RANKS)]).argsort()
     parts = {name: [torch.from_numpy(piece[f"{way}.{name}"]) for piece in pieces] for name in NAMES}
     return {name: torch.cat(rows, dim=1)[:, order] for name, rows in parts.items()}
 
@@ -65,11 +65,11 @@ def computed(tmp_path_factory):
     """What the processes found by all ways, and what one process finds."""
     given = drawn(key_value=2)
     pieces = by_processes(tmp_path_factory.mktemp("ranks"), given, "ours")
-    return {way: in_order(pieces, way, deal) for way, deal in DEALS.items()}, by_one(given)
+    return {way: gathered(pieces, way, sharding) for way, sharding in SHARDINGS.items()}, by_one(given)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("way", DEALS)
+@pytest.mark.parametrize("way", SHARDINGS)
 def test_processes_find_together_the_outputs_and_gradients_of_one(computed, way, name):
     found, expected = computed
     assert torch.allclose(found[way][name], expected[name], rtol=0, atol=1e-12)
@@ -78,7 +78,7 @@ def test_processes_find_together_the_outputs_and_gradients_of_one(computed, way,
 @pytest.mark.oracle
 def test_the_ring_of_ring_attention_pytorch_finds_the_same(tmp_path):
     given = drawn(key_value=4)
-    found = in_order(by_processes(tmp_path, given, "peer"), "peer", Contiguous(RANKS))
+    found = gathered(by_processes(tmp_path, given, "peer"), "peer", Contiguous(RANKS))
     operands = AttentionInputs(**{name: given[name] for name in ("query", "key", "value")})
     spec = AttentionSpec(heads=Heads(query=4, key_value=4, key_size=4, value_size=4), mask=Causal())
     assert torch.allclose(ring_attend(spec, operands, Contiguous(RANKS)), found["out"], rtol=0, atol=1e-5)

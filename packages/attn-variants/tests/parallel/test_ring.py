@@ -50,12 +50,12 @@ def same(found, expected, rows):
         assert torch.allclose(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("deal", [Contiguous(1), Contiguous(4), Striped(4), Striped(6)], ids=str)
+@pytest.mark.parametrize("sharding", [Contiguous(1), Contiguous(4), Striped(4), Striped(6)], ids=str)
 @pytest.mark.parametrize("name", SPECS)
-def test_a_ring_finds_the_outputs_and_gradients_of_the_whole(name, deal):
+def test_a_ring_finds_the_outputs_and_gradients_of_the_whole(name, sharding):
     rows = given()
     operands = AttentionInputs(**rows)
-    same(ring_attend(SPECS[name], operands, deal), plain.attend(SPECS[name], operands), rows)
+    same(ring_attend(SPECS[name], operands, sharding), plain.attend(SPECS[name], operands), rows)
 
 
 def test_padding_goes_round_with_its_keys_and_a_sequence_of_nothing_else_gives_zeros():
@@ -70,7 +70,7 @@ def test_padding_goes_round_with_its_keys_and_a_sequence_of_nothing_else_gives_z
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", ["full", "causal", "window"])
-def test_heads_dealt_to_ranks_find_the_outputs_and_gradients_of_the_whole(name, ranks):
+def test_heads_split_between_ranks_find_the_outputs_and_gradients_of_the_whole(name, ranks):
     rows = given()
     operands = AttentionInputs(**rows)
     same(ulysses_attend(SPECS[name], operands, ranks), plain.attend(SPECS[name], operands), rows)
@@ -106,7 +106,7 @@ def test_stripes_leave_causal_ranks_alike_to_do_and_pieces_do_not(ranks, tokens)
     without; in pieces the last rank meets whole blocks while the first idles."""
     size = tokens // ranks
     triangle = size * (size + 1) // 2
-    striped, pieces = (pairs_by_step(Causal(), deal(ranks), tokens) for deal in (Striped, Contiguous))
+    striped, pieces = (pairs_by_step(Causal(), sharding(ranks), tokens) for sharding in (Striped, Contiguous))
     for rank, step in itertools.product(range(ranks), repeat=2):
         assert striped[rank][step] == (triangle if step <= rank else triangle - size)
         assert pieces[rank][step] == (triangle if step == 0 else size * size if step <= rank else 0)
@@ -137,7 +137,7 @@ def test_tokens_ranks_and_heads_that_do_not_divide_are_refused():
     [
         ({"distribution": Entmax(alpha=1.5)}, "entmax"),
         ({"modifiers": (RelativeValues(clip=2),)}, "values"),
-        ({"cross": True}, "source"),
+        ({"cross": True}, "another sequence"),
     ],
     ids=["entmax", "values", "cross"],
 )
@@ -152,8 +152,8 @@ def test_attention_whose_parts_cannot_be_merged_is_refused(changed, told):
     [{"modifiers": (Alibi(),)}, {"modifiers": (RelativeBias(clip=2),)}, {"mask": PerHead([Full(), Causal()] * 2)}],
     ids=["alibi", "bias", "mask"],
 )
-def test_heads_that_differ_are_not_dealt(changed):
-    with pytest.raises(Incompatible, match="heads cannot be dealt"):
+def test_heads_that_differ_are_not_split(changed):
+    with pytest.raises(Incompatible, match="heads cannot be split"):
         ulysses_attend(AttentionSpec(heads=HEADS, **changed), AttentionInputs(**given()), 2)
 
 

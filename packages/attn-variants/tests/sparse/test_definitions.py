@@ -203,7 +203,11 @@ BAD = [
     ("longformer", {"window": -1}, r"window: -1"),
     ("longformer", {"global_positions": (-1,)}, r"global_positions: \(-1,\)"),
     ("strided", {"stride": 0}, r"stride: 0"),
-    ("strided", {"pattern": "both"}, r"pattern: 'both' is not allowed; allowed: union, heads, local, column"),
+    (
+        "strided",
+        {"pattern": "both"},
+        r"pattern: 'both' is not allowed; allowed: one of 'union', 'heads', 'local', 'column'",
+    ),
     ("fixed", {"block": 4, "summaries": 5}, r"fixed\.summaries: 5"),
     ("bigbird", {"block": 0}, r"block: 0"),
     ("bigbird", {"random": -1}, r"random: -1"),

@@ -25,7 +25,7 @@ from attn_core.errors import InvalidValue
 from attn_dsa.options import DsaConfig
 
 if TYPE_CHECKING:
-    from attn_dsa.chosen import SelectedTokens
+    from attn_dsa.selection import SelectedTokens
 
 
 class Dsa(DeclaredMechanism):
@@ -56,7 +56,7 @@ class Dsa(DeclaredMechanism):
 
     def inner(self, config: MechanismConfig) -> SelectedTokens:
         """The indexer with random weights, and the attention to what it chooses."""
-        from attn_dsa.chosen import SelectedTokens
+        from attn_dsa.selection import SelectedTokens
 
         return SelectedTokens(self.spec(config), DsaConfig.of(config))
 

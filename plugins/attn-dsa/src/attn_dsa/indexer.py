@@ -1,13 +1,30 @@
-"""The lightning indexer: which past tokens are worth reading."""
+"""The lightning indexer: which past tokens are worth reading, and the loss that trains it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from attn_core import Rotary
 from attn_core.masking import wide
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from attn_dsa.options import DsaConfig
-from attn_dsa.turning import turn
+
+
+def turn(rows: Tensor, positions: Tensor, rotary: Rotary, turned: int) -> Tensor:
+    """Rows [batch, token, heads, size] with the first `turned` elements turned to positions [batch or 1, token].
+
+    Element i meets element i + turned / 2, as in the indexer of DeepSeek-V3.2, whatever the pairing of the keys is.
+    """
+    frequencies = torch.tensor(rotary.frequencies(turned), dtype=torch.float64, device=rows.device)
+    angles = positions.to(torch.float64)[..., None, None] * frequencies
+    factor = rotary.attention_factor
+    cosines, sines = (angles.cos() * factor).to(rows.dtype), (angles.sin() * factor).to(rows.dtype)
+    first, second = rows[..., :turned].chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines, rows[..., turned:]], dim=-1)
+
 
 EPSILON = 1e-6
 
@@ -63,3 +80,38 @@ def index_scores(query: Tensor, weights: Tensor, key: Tensor) -> Tensor:
     per_head = products.reshape(*query.shape[:3], -1)
     scores: Tensor = (weights[:, :, None] @ per_head)[:, :, 0]
     return scores
+
+
+def divergence(scores: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    """KL(p ‖ softmax(I)) over the chosen keys, [batch, query], 0 where there are none.
+
+    `scores` I [batch, query, key]; `weights` [batch, heads, query, key] of the attention, whose mean over the heads is
+    p and gets no gradient (equation 4 of the paper).
+    """
+    target = weights.detach().mean(1)
+    lowest = torch.finfo(scores.dtype).min / 2
+    logs = scores.masked_fill(~chosen, lowest).log_softmax(-1)
+    found: Tensor = (torch.xlogy(target, target) - target * logs.masked_fill(~chosen, 0.0)).sum(-1)
+    return found
+
+
+def with_loss(output: Tensor, loss: Tensor) -> Tensor:
+    """The output as it is; going back, `loss`, a scalar, gets the gradient 1 besides."""
+    same: Tensor = _WithLoss.apply(output, loss)  # type: ignore[no-untyped-call]
+    return same
+
+
+class _WithLoss(Function):
+    """As `with_loss`."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, loss: Tensor) -> Tensor:
+        """`output`, unchanged."""
+        ctx.save_for_backward(loss)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of the output, and 1."""
+        (loss,) = ctx.saved_tensors
+        return gradients[0], torch.ones_like(loss)

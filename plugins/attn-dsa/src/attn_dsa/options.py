@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 
 COUNTS = ("index_heads", "index_size", "top")
@@ -26,12 +26,8 @@ class DsaConfig(MechanismConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in COUNTS:
-            given = getattr(self, name)
-            if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-                raise InvalidValue.of(name, given, "a whole number from 1")
-        given = getattr(self, "align")  # noqa: B009 -- whoever reads it from a file may have put anything there
-        if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given < math.inf:
-            raise InvalidValue.of("align", given, "a number from 0")
+            require_whole(name, getattr(self, name), ge=1)
+        require_number("align", self.align, ge=0)
         if self.rotary is not None and self.turned % 2:
             allowed = f"a size of which {self.rotary.fraction:g}, the share that turns, is an even number of elements"
             raise InvalidValue.of("index_size", self.index_size, allowed)

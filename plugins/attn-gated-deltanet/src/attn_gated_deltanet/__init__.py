@@ -2,9 +2,111 @@
 
 from __future__ import annotations
 
-from attn_core import Mechanism, hookimpl
+import dataclasses
+from typing import Any
 
-from attn_gated_deltanet.mechanism import GatedDeltaNet
+from attn_core import (
+    Capability,
+    Computation,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Heads,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+    hookimpl,
+)
+from attn_core.errors import Incompatible, InvalidValue
+from attn_core.kernels.recurrence import RecurrenceSpec
+
+from attn_gated_deltanet.config import GatedDeltaConfig
+
+
+class GatedDeltaNet(ComputedMechanism):
+    """The delta rule on a memory that fades by one factor a head and token, as the token says.
+
+    Queries, keys and values pass a short convolution and SiLU; queries and keys have length one. The output is normed a
+    head and gated by SiLU.
+    """
+
+    name = "gated_deltanet"
+    summary = "the delta rule on a memory that fades as each token says"
+    paper = Paper(
+        title="Gated Delta Networks: Improving Mamba2 with Delta Rule",
+        authors="Yang et al.",
+        year=2024,
+        arxiv="2412.06464",
+    )
+    equation = (
+        r"S_t = \alpha_t (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top,\quad"
+        r" o_t = \frac{S_t^\top q_t}{\sqrt{d_k}},\quad \beta_t = \sigma(w_\beta^\top x_t),\quad"
+        r" \alpha_t = \exp\left(-e^{a_h}\,\mathrm{softplus}(w_\alpha^\top x_t + b_h)\right),\quad"
+        r" y_t = W_O\left(\mathrm{norm}(o_t) \odot \mathrm{silu}(W_G x_t)\right)"
+    )
+    capabilities = frozenset(
+        {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+    )
+
+    Config = GatedDeltaConfig
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `GatedDeltaLayer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
+        from attn_gated_deltanet.layer import GatedDeltaLayer
+
+        own = GatedDeltaConfig.of(config)
+        if not own.causal:
+            raise InvalidValue.of("causal", own.causal, "True: 'gated_deltanet' is a recurrence in time")
+        if own.key_value_heads not in {None, own.heads}:
+            allowed = f"{own.heads}: every head of 'gated_deltanet' keeps a memory of its own"
+            raise InvalidValue.of("key_value_heads", own.key_value_heads, allowed)
+        if own.rotary is not None:
+            raise Incompatible("mechanism 'gated_deltanet' takes no rotary positions; use a model without them")
+        return GatedDeltaLayer(
+            own.sizes, width=own.width, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
+        )
+
+    def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
+        """What kernels may compute in place of the layer."""
+        heads, _, key, value = GatedDeltaConfig.of(config).sizes
+        layout = Heads(query=heads, key_value=heads, key_size=key, value_size=value)
+        return RecurrenceSpec(heads=layout, decay="head", delta_rule=True)
+
+    def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
+        """The recurrence, where a kernel costs less than the layer's own plain computation."""
+        return tuple(dataclasses.replace(call, below=1.0) for call in super().computations(config, tokens))
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
+        own = GatedDeltaConfig.of(config)
+        sizes = own.sizes
+        memory = {"S": Field((sizes.heads, sizes.key, sizes.value), dtype="float32")}
+        if own.taps > 1:
+            memory["tail"] = Field((own.taps - 1, sizes.channels))
+        return {"memory": Slot(memory)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections and the rule by chunks, as torch counts: matrix products, not the triangular systems."""
+        own = GatedDeltaConfig.of(config)
+        sizes = own.sizes
+        heads, _, key, value = sizes
+        weights = own.width * (sizes.channels + 2 * sizes.out + 2 * heads)
+        whole, rest = divmod(shape.query, own.chunk)
+        pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
+        memory = 3 * 2 * shape.query * key * value
+        projected = shape.batch * shape.query * 2 * weights
+        return Cost(
+            flops=projected + shape.batch * heads * (pairs + memory),
+            allowed_flops=projected + shape.batch * heads * memory,
+            parameters=weights
+            + (sizes.channels + own.width if own.bias else 0)
+            + own.taps * sizes.channels
+            + 2 * heads
+            + value,
+        )
 
 
 @hookimpl

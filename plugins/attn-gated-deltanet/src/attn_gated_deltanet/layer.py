@@ -13,7 +13,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
-from attn_gated_deltanet.mechanism import Sizes
+from attn_gated_deltanet.config import Sizes
 from attn_gated_deltanet.rule import Rule, by_chunks, weights
 
 UNIT_EPS = 1e-6

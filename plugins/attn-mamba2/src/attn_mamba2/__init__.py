@@ -2,9 +2,95 @@
 
 from __future__ import annotations
 
-from attn_core import Mechanism, hookimpl
+from typing import Any
 
-from attn_mamba2.mechanism import Mamba2
+from attn_core import (
+    Capability,
+    ComputedMechanism,
+    Cost,
+    Field,
+    Mechanism,
+    MechanismConfig,
+    Paper,
+    Shape,
+    Slot,
+    StateSpecs,
+    hookimpl,
+)
+from attn_core.errors import Incompatible, InvalidValue
+
+from attn_mamba2.config import Mamba2Config
+
+
+class Mamba2(ComputedMechanism):
+    """A state space model with one decay a head and token, as attention without a softmax.
+
+    x, B and C pass a short convolution and SiLU; every head adds its own input by D; the output is gated by SiLU, then
+    normed a group.
+    """
+
+    name = "mamba2"
+    summary = "state space duality: values decay by one factor a head, as each token says"
+    paper = Paper(
+        title="Transformers are SSMs: Generalized Models and Efficient Algorithms Through Structured State Space"
+        " Duality",
+        authors="Dao and Gu",
+        year=2024,
+        arxiv="2405.21060",
+    )
+    equation = (
+        r"S_t = e^{-\Delta_t a_h} S_{t-1} + \Delta_t B_t x_t^\top,\quad o_t = S_t^\top C_t + D_h x_t,\quad"
+        r" \Delta_t = \mathrm{softplus}(w_h^\top u_t + b_h),\quad"
+        r" y_t = W_O\,\mathrm{norm}\left(o_t \odot \mathrm{silu}(W_Z u_t)\right)"
+    )
+    capabilities = frozenset(
+        {Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT, Capability.PADDING, Capability.WEIGHTS}
+    )
+
+    Config = Mamba2Config
+
+    def build(self, config: MechanismConfig) -> Any:
+        """A fresh `Mamba2Layer`; raises `InvalidValue` or `Incompatible` for what a recurrence cannot do."""
+        from attn_mamba2.layer import Mamba2Layer
+
+        own = Mamba2Config.of(config)
+        if not own.causal:
+            raise InvalidValue.of("causal", own.causal, "True: 'mamba2' is a recurrence in time")
+        if own.key_value_heads not in {None, own.heads}:
+            allowed = f"{own.heads}: heads of 'mamba2' share B and C by the option groups"
+            raise InvalidValue.of("key_value_heads", own.key_value_heads, allowed)
+        if own.rotary is not None:
+            raise Incompatible("mechanism 'mamba2' takes no rotary positions; use a model without them")
+        return Mamba2Layer(own.sizes, width=own.width, bias=own.bias, chunk=own.chunk)
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
+        sizes = Mamba2Config.of(config).sizes
+        memory = {"S": Field((sizes.heads, sizes.state, sizes.head), dtype="float32")}
+        if sizes.taps > 1:
+            memory["tail"] = Field((sizes.taps - 1, sizes.channels))
+        return {"memory": Slot(memory)}
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """Projections and the recurrence by chunks, as torch counts: matrix products only."""
+        own = Mamba2Config.of(config)
+        sizes = own.sizes
+        into = sizes.inner + sizes.channels + sizes.heads
+        weights = own.width * (into + sizes.inner)
+        whole, rest = divmod(shape.query, own.chunk)
+        met = whole * own.chunk**2 + rest**2
+        pairs = 2 * met * (sizes.groups * sizes.state + sizes.inner)
+        memory = 2 * 2 * shape.query * sizes.inner * sizes.state
+        projected = shape.batch * shape.query * 2 * weights
+        return Cost(
+            flops=projected + shape.batch * (pairs + memory),
+            allowed_flops=projected + shape.batch * memory,
+            parameters=weights
+            + (into + own.width if own.bias else 0)
+            + (sizes.taps + 1) * sizes.channels
+            + 3 * sizes.heads
+            + sizes.inner,
+        )
 
 
 @hookimpl

@@ -12,8 +12,8 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
 
+from attn_mamba2.config import Sizes
 from attn_mamba2.duality import System, by_chunks, weights
-from attn_mamba2.mechanism import Sizes
 
 EPSILON = 1e-5
 STEPS = (1e-3, 1e-1)

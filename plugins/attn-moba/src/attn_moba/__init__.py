@@ -18,6 +18,7 @@ from attn_core import (
     Shape,
     hookimpl,
 )
+from attn_core.checks import require_whole
 from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import InvalidValue
 from attn_core.kernels.selected import SelectedBlocksSpec
@@ -55,8 +56,7 @@ class Moba(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("block", "top"):
-                if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                    raise InvalidValue.of(name, getattr(self, name), "a whole number from 1")
+                require_whole(name, getattr(self, name), ge=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The causal attention that is thinned out; raises `InvalidValue` where the config is not causal."""

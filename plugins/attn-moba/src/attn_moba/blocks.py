@@ -1,4 +1,4 @@
-"""Attention to chosen blocks of keys."""
+"""Selection of blocks of keys, and attention to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,28 @@ from attn_core.masking import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attn_moba.choice import choose
+NEVER = float("-inf")
+
+
+def choose(query: Tensor, key: Tensor, key_padding_mask: Tensor, own: Tensor, top: int) -> Tensor:
+    """Blocks [batch, query, heads, top], int64: the own one and the best before it; -1 where there are fewer.
+
+    There are no more than `top` and than all blocks.
+
+    `query` [batch, query, heads, size], `key` [batch, block, heads, within, size], `key_padding_mask` [batch, block,
+    within], `own` [batch, query] the block that each query stands in. A block's score is the product of the query and
+    the mean of the block's real keys. No gradient passes through the choice.
+    """
+    with torch.no_grad():
+        real = key_padding_mask[:, :, None, :, None]
+        means = (key * real).sum(3) / real.sum(3).clamp(min=1)
+        scores = query.transpose(1, 2) @ means.permute(0, 2, 3, 1)
+        blocks = torch.arange(key.shape[1], device=query.device)
+        past = (blocks < own[..., None]) & key_padding_mask.any(-1)[:, None]
+        scores = scores.transpose(1, 2).masked_fill(~past[:, :, None], NEVER)
+        best = scores.topk(max(0, min(top, key.shape[1]) - 1), dim=-1)
+        others = best.indices.masked_fill(best.values == NEVER, -1)
+        return torch.cat([own[:, :, None, None].expand(*others.shape[:3], 1), others], dim=-1)
 
 
 class BlockMixture(InnerAttention, nn.Module):
@@ -39,7 +60,7 @@ class BlockMixture(InnerAttention, nn.Module):
         """Weights [batch, heads, query, key], zero outside the chosen blocks."""
         chosen, places = self._chosen(operands)
         blocks = -(-operands.key.shape[1] // self.block)
-        # SelectedBlocks that are none point behind the last block.
+        # The index -1, no block, is moved behind the last block.
         seen = torch.zeros(*chosen.shape[:-1], blocks + self.top, dtype=torch.bool, device=chosen.device)
         seen = seen.scatter(-1, torch.where(chosen < 0, blocks + self.top - 1, chosen), value=True)
         keys = seen[..., :blocks].repeat_interleave(self.block, dim=-1)[..., : operands.key.shape[1]].transpose(1, 2)
@@ -49,7 +70,7 @@ class BlockMixture(InnerAttention, nn.Module):
         return shares(scores, keys & past & self._keep(operands)[:, None, None])
 
     def _chosen(self, operands: AttentionInputs) -> tuple[Tensor, Tensor]:
-        """SelectedBlocks as of `choose`, and positions of the queries [batch, query]."""
+        """The blocks that `choose` gives, and positions of the queries [batch, query]."""
         places = positions(operands)[0].expand(operands.query.shape[0], -1)
         keys = self._of_heads(operands.key), self._blocks(self._keep(operands))
         return choose(wide(operands.query), *keys, places // self.block, self.top), places

@@ -1,4 +1,4 @@
-"""The three branches and their gates."""
+"""The branches of NSA: compressed blocks, selected blocks and a window, weighed by gates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,72 @@ from attn_core.kernels.plans import SelectedBlocksPlan
 from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
 from attn_core.masking import positions, shares, wide
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-from attn_nsa.compression import Compression, windows
 from attn_nsa.options import NsaConfig
-from attn_nsa.selection import select
+
+
+class Compression(nn.Module):
+    """φ: blocks of `length` rows of `size`, one every `stride` rows, to one row each: W₂ relu(W₁ [r₁ + p₁; ...]).
+
+    Learned: `places` [length, size], zero at first, and `mix` and `output` (`nn.Linear` without bias); the same for
+    all heads.
+    """
+
+    def __init__(self, size: int, *, length: int, stride: int) -> None:
+        super().__init__()
+        self.length = length
+        self.stride = stride
+        self.places = nn.Parameter(torch.zeros(length, size))
+        self.mix = nn.Linear(length * size, size, bias=False)
+        self.output = nn.Linear(size, size, bias=False)
+
+    def forward(self, rows: Tensor, key_padding_mask: Tensor) -> Tensor:
+        """[batch, block, heads, size] of rows [batch, key, heads, size], in their type; padding counts as zeros."""
+        blocks = windows(rows, self.length, self.stride) + self.places[:, None]
+        blocks = blocks * windows(key_padding_mask, self.length, self.stride)[..., None, None]
+        out: Tensor = self.output(torch.relu(self.mix(blocks.transpose(2, 3).flatten(3))))
+        return out
+
+
+def windows(rows: Tensor, length: int, stride: int) -> Tensor:
+    """[batch, block, length, ...] of rows [batch, key, ...]: one every `stride` rows, zeros behind the last row."""
+    blocks = (rows.shape[1] + stride - 1) // stride
+    missing = (blocks - 1) * stride + length - rows.shape[1]
+    # A stride longer than a block would leave rows out; the options forbid it.
+    filled = pad(rows, (0, 0) * (rows.dim() - 2) + (0, missing))
+    return filled.unfold(1, length, stride).movedim(-1, 2)
+
+
+NEVER = float("-inf")
+ALWAYS = 1e6
+"""More than a sum of shares can be."""
+
+
+def select(shares_of_blocks: Tensor, own: Tensor, blocks: int, options: NsaConfig) -> Tensor:
+    """Blocks [batch, groups, query, top], int64, -1 where there are fewer; no gradient passes through the choice.
+
+    There are no more than `options.top` and than all blocks.
+
+    `shares_of_blocks` [batch, groups, query, compressed] are what the heads of a group give to compressed blocks, `own`
+    [batch, query] the block that each query stands in, `blocks` how many there are. A block is worth the shares of the
+    compressed blocks in it, each by its overlap (equation 9 of the paper); the own block, the first and the one before
+    the own always come first.
+    """
+    with torch.no_grad():
+        # A compressed block covers so many strides; each stride gets the shares of all blocks over it.
+        cover, strides = options.compress // options.stride, options.select // options.stride
+        length = shares_of_blocks.shape[-1]
+        behind = pad(shares_of_blocks, (cover - 1, blocks * strides - length))
+        worth = sum(behind[..., shift : shift + blocks * strides] for shift in range(cover))
+        worth = torch.as_tensor(worth).reshape(*behind.shape[:-1], blocks, strides).sum(-1)
+        block = torch.arange(blocks, device=own.device)
+        here = own[:, None, :, None]
+        for rank, fixed in enumerate((block == here - 1, block == 0, block == here)):
+            worth = worth.masked_fill(fixed, ALWAYS * (rank + 1))
+        worth = worth.masked_fill(block > here, NEVER)
+        best = worth.topk(min(options.top, blocks), dim=-1)
+        return best.indices.masked_fill(best.values == NEVER, -1)
 
 
 class Branches(InnerAttention, nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from attn_core import MechanismConfig, Shape
+from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 
 
@@ -24,8 +25,7 @@ class NsaConfig(MechanismConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("compress", "stride", "select", "top", "window"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise InvalidValue.of(name, getattr(self, name), "a whole number from 1")
+            require_whole(name, getattr(self, name), ge=1)
         for name in ("compress", "select"):
             if getattr(self, name) % self.stride:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the stride {self.stride}")

@@ -16,7 +16,7 @@ from attn_core import (
     Paper,
     hookimpl,
 )
-from attn_core.errors import InvalidValue
+from attn_core.checks import require_number
 from attn_core.modifiers import ScoreFunction
 
 
@@ -57,8 +57,7 @@ class Kerple(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("r1", "r2"):
-                if not getattr(self, name) > 0:
-                    raise InvalidValue.of(name, getattr(self, name), "a number above 0")
+                require_number(name, getattr(self, name), gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """The attention as data: module, state, price and serving follow from it."""

@@ -29,23 +29,23 @@ class _StateKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateKind.V
     STATE_KIND_UNSPECIFIED: _StateKind.ValueType  # 0
     """Not given; never sent."""
     STATE_KIND_PAGED: _StateKind.ValueType  # 1
-    """A row for each decoder token, such as keys and values."""
+    """Rows for each decoder token, such as keys and values."""
     STATE_KIND_SLOT: _StateKind.ValueType  # 2
-    """A fixed number of bytes for each sequence, such as the sums of linear attention."""
+    """A fixed number of bytes for each sequence, such as the state of linear attention."""
     STATE_KIND_SOURCE: _StateKind.ValueType  # 3
-    """A row for each source token, written once, such as encoder keys and values."""
+    """Rows for each encoder token, written once, such as encoder keys and values."""
 
 class StateKind(_StateKind, metaclass=_StateKindEnumTypeWrapper):
-    """What a mechanism must remember between decode steps."""
+    """What a mechanism keeps between decoding steps."""
 
 STATE_KIND_UNSPECIFIED: StateKind.ValueType  # 0
 """Not given; never sent."""
 STATE_KIND_PAGED: StateKind.ValueType  # 1
-"""A row for each decoder token, such as keys and values."""
+"""Rows for each decoder token, such as keys and values."""
 STATE_KIND_SLOT: StateKind.ValueType  # 2
-"""A fixed number of bytes for each sequence, such as the sums of linear attention."""
+"""A fixed number of bytes for each sequence, such as the state of linear attention."""
 STATE_KIND_SOURCE: StateKind.ValueType  # 3
-"""A row for each source token, written once, such as encoder keys and values."""
+"""Rows for each encoder token, written once, such as encoder keys and values."""
 Global___StateKind: _TypeAlias = StateKind  # noqa: Y015
 
 @_typing.final
@@ -158,7 +158,7 @@ class Mechanism(_message.Message):
 
     @_builtins.property
     def state_kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___StateKind.ValueType]:
-        """What it remembers with default options; empty when nothing, or when it cannot be told without required options."""
+        """What it keeps between decoding steps with default options; empty if nothing, or if that depends on required options."""
 
     @_builtins.property
     def options(self) -> _containers.RepeatedCompositeFieldContainer[Global___MechanismOption]:

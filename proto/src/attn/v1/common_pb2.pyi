@@ -142,16 +142,16 @@ Global___TokenIds: _TypeAlias = TokenIds  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """Who speaks: a role that the model's chat template knows, usually "system", "user" or "assistant"."""
+    """Role known to the model's chat template, usually "system", "user" or "assistant"."""
     content: _builtins.str
-    """What is said."""
+    """Text of the message."""
     def __init__(
         self,
         *,
@@ -168,14 +168,14 @@ Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class Chat(_message.Message):
-    """A conversation, rendered to text by the model's own chat template."""
+    """A conversation, rendered to text with the model's chat template."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """The turns, oldest first; at least one."""
+        """Messages, oldest first; at least one."""
 
     def __init__(
         self,
@@ -191,72 +191,72 @@ class Chat(_message.Message):
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
 @_typing.final
-class Source(_message.Message):
-    """What a model with a source translates, describes or answers; read once, before the first token is written."""
+class EncoderPrompt(_message.Message):
+    """What the encoder of an encoder-decoder model reads, such as a sentence to translate; exactly one field is set."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text, tokenised by the model's tokenizer, with the token that ends a source."""
+    """Text, tokenised with the end-of-sequence token."""
     @_builtins.property
-    def tokens(self) -> Global___TokenIds:
-        """Token ids, taken as they are."""
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, used as they are."""
 
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
-        tokens: Global___TokenIds | None = ...,
+        token_ids: Global___TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "tokens"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___Source: _TypeAlias = Source  # noqa: Y015
+Global___EncoderPrompt: _TypeAlias = EncoderPrompt  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
-    """What a model reads."""
+    """What a model reads; one of text, token_ids and chat, or only an encoder_prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    SOURCE_FIELD_NUMBER: _builtins.int
+    ENCODER_PROMPT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text, tokenised by the model's tokenizer with its usual special tokens."""
+    """Text, tokenised with the model's special tokens."""
     @_builtins.property
-    def source(self) -> Global___Source:
-        """For models with a source, and only for these; the prompt is then the beginning of what is written, and may be left out."""
+    def encoder_prompt(self) -> Global___EncoderPrompt:
+        """For encoder-decoder models only; the other fields are then how the output begins."""
 
     @_builtins.property
-    def tokens(self) -> Global___TokenIds:
-        """Token ids, taken as they are."""
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids, used as they are."""
 
     @_builtins.property
     def chat(self) -> Global___Chat:
-        """A conversation; an error for a model without a chat template."""
+        """Conversation; an error for a model without a chat template."""
 
     def __init__(
         self,
         *,
-        source: Global___Source | None = ...,
+        encoder_prompt: Global___EncoderPrompt | None = ...,
         text: _builtins.str = ...,
-        tokens: Global___TokenIds | None = ...,
+        token_ids: Global___TokenIds | None = ...,
         chat: Global___Chat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "kind", b"kind", "source", b"source", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "encoder_prompt", b"encoder_prompt", "kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "kind", b"kind", "source", b"source", "text", b"text", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "encoder_prompt", b"encoder_prompt", "kind", b"kind", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -264,25 +264,25 @@ Global___Prompt: _TypeAlias = Prompt  # noqa: Y015
 
 @_typing.final
 class Token(_message.Message):
-    """A token with what the model thought of it."""
+    """A token of a prompt or completion."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
-    ALTERNATIVES_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """The id in the model's vocabulary."""
+    """Token id."""
     text: _builtins.str
-    """The token decoded by itself; a token that is only part of a character gives U+FFFD here."""
+    """The token, decoded by itself; U+FFFD for part of a character."""
     logprob: _builtins.float
-    """Natural logarithm of the probability the model gave this token before any sampling option was applied;
-    absent where it was not asked for, or where nothing precedes the token.
+    """Natural logarithm of its probability before any sampling option; absent if not asked for, and for the first token of a
+    sequence.
     """
     @_builtins.property
-    def alternatives(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenAlternative]:
-        """The likeliest tokens at this position, likeliest first; as many as `top_logprobs` asked for."""
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]:
+        """The most likely tokens at this position, most likely first."""
 
     def __init__(
         self,
@@ -290,11 +290,11 @@ class Token(_message.Message):
         id: _builtins.int = ...,
         text: _builtins.str = ...,
         logprob: _builtins.float | None = ...,
-        alternatives: _abc.Iterable[Global___TokenAlternative] | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "alternatives", b"alternatives", "id", b"id", "logprob", b"logprob", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "id", b"id", "logprob", b"logprob", "text", b"text", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
     _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
@@ -303,8 +303,8 @@ class Token(_message.Message):
 Global___Token: _TypeAlias = Token  # noqa: Y015
 
 @_typing.final
-class TokenAlternative(_message.Message):
-    """A token the model could have produced instead."""
+class TopLogprob(_message.Message):
+    """One of the most likely tokens at a position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -312,9 +312,9 @@ class TokenAlternative(_message.Message):
     TEXT_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     id: _builtins.int
-    """The id in the model's vocabulary."""
+    """Token id."""
     text: _builtins.str
-    """The token decoded by itself."""
+    """The token, decoded by itself."""
     logprob: _builtins.float
     """Natural logarithm of its probability."""
     def __init__(
@@ -330,11 +330,11 @@ class TokenAlternative(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TokenAlternative: _TypeAlias = TokenAlternative  # noqa: Y015
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """What a request cost."""
+    """How many tokens a request took."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -344,9 +344,9 @@ class Usage(_message.Message):
     prompt_tokens: _builtins.int
     """Tokens in the prompt, special tokens included."""
     cached_tokens: _builtins.int
-    """Prompt tokens whose state was reused instead of computed."""
+    """Prompt tokens whose KV cache was reused instead of computed."""
     completion_tokens: _builtins.int
-    """Tokens generated, an end-of-sequence token included."""
+    """Tokens generated, the end-of-sequence token included, over all completions."""
     def __init__(
         self,
         *,

@@ -31,7 +31,7 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_END_OF_SEQUENCE: _FinishReason.ValueType  # 1
     """An end-of-sequence token."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 2
-    """A stop string; see `stop`."""
+    """A stop string; see `stop_reason`."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 3
     """`max_new_tokens` or the context is used up."""
 
@@ -43,42 +43,44 @@ FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
 FINISH_REASON_END_OF_SEQUENCE: FinishReason.ValueType  # 1
 """An end-of-sequence token."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 2
-"""A stop string; see `stop`."""
+"""A stop string; see `stop_reason`."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 3
 """`max_new_tokens` or the context is used up."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
-class _BeamStopping:
+class _EarlyStopping:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _BeamStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BeamStopping.ValueType], _builtins.type):
+class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlyStopping.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    BEAM_STOPPING_UNSPECIFIED: _BeamStopping.ValueType  # 0
-    """As BEAM_STOPPING_HOPELESS."""
-    BEAM_STOPPING_HOPELESS: _BeamStopping.ValueType  # 1
-    """Once `width` completions have ended and the best beginning, scored at its present length, is no better than the worst."""
-    BEAM_STOPPING_FULL: _BeamStopping.ValueType  # 2
-    """As soon as `width` completions have ended."""
-    BEAM_STOPPING_NEVER: _BeamStopping.ValueType  # 3
-    """As BEAM_STOPPING_HOPELESS, but with a positive penalty the best beginning is scored at the greatest length."""
+    EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
+    """As EARLY_STOPPING_FALSE."""
+    EARLY_STOPPING_FALSE: _EarlyStopping.ValueType  # 1
+    """Once `num_beams` completions are finished and no running beam, scored at its present length, is better than the worst."""
+    EARLY_STOPPING_TRUE: _EarlyStopping.ValueType  # 2
+    """As soon as `num_beams` completions are finished."""
+    EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
+    """As EARLY_STOPPING_FALSE, but with a positive `length_penalty` a running beam is scored at the maximum length."""
 
-class BeamStopping(_BeamStopping, metaclass=_BeamStoppingEnumTypeWrapper):
-    """When a beam search ends, besides where no beginning can go on."""
+class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
+    """When a beam search stops, as in Hugging Face `generate`."""
 
-BEAM_STOPPING_UNSPECIFIED: BeamStopping.ValueType  # 0
-"""As BEAM_STOPPING_HOPELESS."""
-BEAM_STOPPING_HOPELESS: BeamStopping.ValueType  # 1
-"""Once `width` completions have ended and the best beginning, scored at its present length, is no better than the worst."""
-BEAM_STOPPING_FULL: BeamStopping.ValueType  # 2
-"""As soon as `width` completions have ended."""
-BEAM_STOPPING_NEVER: BeamStopping.ValueType  # 3
-"""As BEAM_STOPPING_HOPELESS, but with a positive penalty the best beginning is scored at the greatest length."""
-Global___BeamStopping: _TypeAlias = BeamStopping  # noqa: Y015
+EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
+"""As EARLY_STOPPING_FALSE."""
+EARLY_STOPPING_FALSE: EarlyStopping.ValueType  # 1
+"""Once `num_beams` completions are finished and no running beam, scored at its present length, is better than the worst."""
+EARLY_STOPPING_TRUE: EarlyStopping.ValueType  # 2
+"""As soon as `num_beams` completions are finished."""
+EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
+"""As EARLY_STOPPING_FALSE, but with a positive `length_penalty` a running beam is scored at the maximum length."""
+Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 
 @_typing.final
-class Sampling(_message.Message):
-    """How tokens are chosen. Fields are applied in the order repetition penalty, temperature, top_k, top_p, min_p, typical_p."""
+class SamplingParams(_message.Message):
+    """How the tokens of a completion are chosen; an absent field has its default. Bounds, defaults and meanings are those of
+    `attn_schema.SamplingParams`, which every server checks.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -103,129 +105,119 @@ class Sampling(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TOP_K_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
-    STOP_FIELD_NUMBER: _builtins.int
-    IGNORE_EOS_FIELD_NUMBER: _builtins.int
-    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
     PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
-    MIN_NEW_TOKENS_FIELD_NUMBER: _builtins.int
-    GRAMMAR_FIELD_NUMBER: _builtins.int
-    COMPLETIONS_FIELD_NUMBER: _builtins.int
-    TYPICAL_P_FIELD_NUMBER: _builtins.int
-    BEAMS_FIELD_NUMBER: _builtins.int
-    GUESSES_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUT_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    NUM_BEAMS_FIELD_NUMBER: _builtins.int
+    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
+    EARLY_STOPPING_FIELD_NUMBER: _builtins.int
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     max_new_tokens: _builtins.int
-    """The most tokens to generate, at least 1; absent means the server's default."""
-    temperature: _builtins.float
-    """Divides the logits, at least 0; 0 takes the likeliest token. Absent means the server's default."""
-    top_k: _builtins.int
-    """Keeps the k likeliest tokens, at least 1; absent or 0 keeps all."""
-    top_p: _builtins.float
-    """Keeps the smallest set of likeliest tokens whose probabilities reach this sum, in (0, 1]; absent keeps all."""
-    min_p: _builtins.float
-    """Keeps tokens with at least this fraction of the likeliest token's probability, in [0, 1]; absent keeps all."""
-    seed: _builtins.int
-    """Makes the choice repeatable: equal request, model and seed give equal tokens. Absent means a seed of the server's choice."""
-    repetition_penalty: _builtins.float
-    """Divides positive and multiplies negative logits of tokens already seen, more than 0; 1 or absent changes nothing."""
-    ignore_eos: _builtins.bool
-    """Goes on after an end-of-sequence token."""
-    top_logprobs: _builtins.int
-    """Returns this many likeliest tokens at each position, at most 20; absent returns no log probabilities, 0 only the
-    chosen token's.
-    """
-    frequency_penalty: _builtins.float
-    """Subtracted from a token's logit for each time it was generated, from -2 to 2."""
-    presence_penalty: _builtins.float
-    """Subtracted once from the logit of each token that was generated, from -2 to 2."""
+    """Maximum number of tokens to generate, at least 1."""
     min_new_tokens: _builtins.int
-    """No end-of-sequence token comes before this many tokens; at most `max_new_tokens`."""
-    completions: _builtins.int
-    """Completions of the one prompt, from 1 to 64, each as a request of its own would give it: number i has the seed
-    `seed` + i, modulo 2^64. Absent means 1.
-    """
+    """No end-of-sequence token is generated before this many tokens."""
+    temperature: _builtins.float
+    """Divides the logits; 0 takes the most likely token (greedy decoding)."""
+    top_k: _builtins.int
+    """Samples from the k most likely tokens; 0 from all."""
+    top_p: _builtins.float
+    """Nucleus sampling, in (0, 1]; absent means 1."""
+    min_p: _builtins.float
+    """Samples from tokens with at least this fraction of the most likely token's probability, in [0, 1]."""
     typical_p: _builtins.float
-    """Keeps the smallest set of tokens whose probabilities reach this sum, in (0, 1], of those whose surprise is nearest
-    to the entropy; absent keeps all.
+    """Locally typical sampling, in (0, 1]; absent means 1."""
+    seed: _builtins.int
+    """Makes sampling reproducible: equal request, model and seed give equal tokens. Absent means a random seed."""
+    repetition_penalty: _builtins.float
+    """Divides positive and multiplies negative logits of tokens in prompt and completion, above 0; absent means 1."""
+    frequency_penalty: _builtins.float
+    """Subtracted from a token's logit for each time it has been generated, from -2 to 2."""
+    presence_penalty: _builtins.float
+    """Subtracted once from the logit of each token that has been generated, from -2 to 2."""
+    ignore_eos: _builtins.bool
+    """Generates past end-of-sequence tokens."""
+    top_logprobs: _builtins.int
+    """Returns the log probability of each token, and those of this many most likely tokens, at most 20; absent returns none."""
+    n: _builtins.int
+    """Number of completions of the prompt, from 1 to 64; number i has the seed `seed` + i, modulo 2^64. Absent means 1."""
+    num_beams: _builtins.int
+    """Beam search with this many beams, from 1 to 64, instead of sampling; absent means 1, none."""
+    length_penalty: _builtins.float
+    """With beam search: a completion scores its log probability divided by its length to this power, from -10 to 10; absent
+    means 1.
     """
-    guesses: _builtins.int
-    """The most tokens guessed ahead at a step, up to 32, from what followed the same words before. It changes how long the
-    completion takes and nothing else. 0 guesses none; absent means the model's setting.
-    """
-    @_builtins.property
-    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ends the completion where one of these strings appears; the string itself is not returned. At most 16, none empty."""
-
+    early_stopping: Global___EarlyStopping.ValueType
+    """With beam search: when to stop."""
+    num_speculative_tokens: _builtins.int
+    """Maximum number of draft tokens per step, at most 32; changes the speed, never the text. Absent means the model's setting."""
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
-        """Added to the logits of tokens by id, from -100 to 100; at most 1024."""
+        """Added to the logits of tokens, by token id, from -100 to 100; at most 1024."""
 
     @_builtins.property
-    def grammar(self) -> Global___Grammar:
-        """What the completion must match; it says where the completion ends, so not with `ignore_eos` or `min_new_tokens`."""
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The completion ends before the first of these strings, which is not returned. At most 16, none empty."""
 
     @_builtins.property
-    def beams(self) -> Global___BeamSearch:
-        """Searches for the likeliest completions instead of drawing tokens; all is told at the end. Not with the options that
-        shape a draw; `completions` may be up to the width.
-        """
+    def structured_output(self) -> Global___StructuredOutput:
+        """Constrains the completion and decides where it ends, so not with `ignore_eos` or `min_new_tokens`."""
 
     def __init__(
         self,
         *,
         max_new_tokens: _builtins.int | None = ...,
-        temperature: _builtins.float | None = ...,
-        top_k: _builtins.int | None = ...,
+        min_new_tokens: _builtins.int = ...,
+        temperature: _builtins.float = ...,
+        top_k: _builtins.int = ...,
         top_p: _builtins.float | None = ...,
-        min_p: _builtins.float | None = ...,
+        min_p: _builtins.float = ...,
+        typical_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
         repetition_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float = ...,
+        presence_penalty: _builtins.float = ...,
+        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         ignore_eos: _builtins.bool = ...,
         top_logprobs: _builtins.int | None = ...,
-        frequency_penalty: _builtins.float | None = ...,
-        presence_penalty: _builtins.float | None = ...,
-        logit_bias: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
-        min_new_tokens: _builtins.int | None = ...,
-        grammar: Global___Grammar | None = ...,
-        completions: _builtins.int | None = ...,
-        typical_p: _builtins.float | None = ...,
-        beams: Global___BeamSearch | None = ...,
-        guesses: _builtins.int | None = ...,
+        structured_output: Global___StructuredOutput | None = ...,
+        n: _builtins.int | None = ...,
+        num_beams: _builtins.int | None = ...,
+        length_penalty: _builtins.float | None = ...,
+        early_stopping: Global___EarlyStopping.ValueType = ...,
+        num_speculative_tokens: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_guesses", b"_guesses", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "guesses", b"guesses", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "length_penalty", b"length_penalty", "max_new_tokens", b"max_new_tokens", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "structured_output", b"structured_output", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_completions", b"_completions", "_frequency_penalty", b"_frequency_penalty", "_guesses", b"_guesses", "_max_new_tokens", b"_max_new_tokens", "_min_new_tokens", b"_min_new_tokens", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "beams", b"beams", "completions", b"completions", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "guesses", b"guesses", "ignore_eos", b"ignore_eos", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "_max_new_tokens", b"_max_new_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_num_speculative_tokens", b"_num_speculative_tokens", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_top_logprobs", b"_top_logprobs", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "early_stopping", b"early_stopping", "frequency_penalty", b"frequency_penalty", "ignore_eos", b"ignore_eos", "length_penalty", b"length_penalty", "logit_bias", b"logit_bias", "max_new_tokens", b"max_new_tokens", "min_new_tokens", b"min_new_tokens", "min_p", b"min_p", "n", b"n", "num_beams", b"num_beams", "num_speculative_tokens", b"num_speculative_tokens", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "stop", b"stop", "structured_output", b"structured_output", "temperature", b"temperature", "top_k", b"top_k", "top_logprobs", b"top_logprobs", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__completions: _TypeAlias = _typing.Literal["completions"]  # noqa: Y015
-    _WhichOneofArgType__completions: _TypeAlias = _typing.Literal["_completions", b"_completions"]  # noqa: Y015
-    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
-    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
-    _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
-    _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
+    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
+    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
     _WhichOneofReturnType__max_new_tokens: _TypeAlias = _typing.Literal["max_new_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_new_tokens: _TypeAlias = _typing.Literal["_max_new_tokens", b"_max_new_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__min_new_tokens: _TypeAlias = _typing.Literal["min_new_tokens"]  # noqa: Y015
-    _WhichOneofArgType__min_new_tokens: _TypeAlias = _typing.Literal["_min_new_tokens", b"_min_new_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
-    _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
-    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
-    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
+    _WhichOneofReturnType__num_beams: _TypeAlias = _typing.Literal["num_beams"]  # noqa: Y015
+    _WhichOneofArgType__num_beams: _TypeAlias = _typing.Literal["_num_beams", b"_num_beams"]  # noqa: Y015
+    _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
     _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
     _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
-    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
-    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
-    _WhichOneofReturnType__top_k: _TypeAlias = _typing.Literal["top_k"]  # noqa: Y015
-    _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_logprobs: _TypeAlias = _typing.Literal["top_logprobs"]  # noqa: Y015
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
@@ -233,27 +225,19 @@ class Sampling(_message.Message):
     _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
     _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__completions) -> _WhichOneofReturnType__completions | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__guesses) -> _WhichOneofReturnType__guesses | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_new_tokens) -> _WhichOneofReturnType__max_new_tokens | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_new_tokens) -> _WhichOneofReturnType__min_new_tokens | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_beams) -> _WhichOneofReturnType__num_beams | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_logprobs) -> _WhichOneofReturnType__top_logprobs | None: ...
     @_typing.overload
@@ -261,45 +245,11 @@ class Sampling(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
-Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
-class BeamSearch(_message.Message):
-    """A search that keeps the likeliest beginnings. A completion scores its log probability over its length to the power of
-    the penalty.
-    """
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WIDTH_FIELD_NUMBER: _builtins.int
-    LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
-    STOPPING_FIELD_NUMBER: _builtins.int
-    width: _builtins.int
-    """Beginnings that go on at every step, from 2 to 64."""
-    length_penalty: _builtins.float
-    """Above 0 favours long completions, below 0 short ones, from -10 to 10; absent means 1."""
-    stopping: Global___BeamStopping.ValueType
-    """When the search ends."""
-    def __init__(
-        self,
-        *,
-        width: _builtins.int = ...,
-        length_penalty: _builtins.float | None = ...,
-        stopping: Global___BeamStopping.ValueType = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty", "length_penalty", b"length_penalty", "stopping", b"stopping", "width", b"width"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__length_penalty: _TypeAlias = _typing.Literal["length_penalty"]  # noqa: Y015
-    _WhichOneofArgType__length_penalty: _TypeAlias = _typing.Literal["_length_penalty", b"_length_penalty"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__length_penalty) -> _WhichOneofReturnType__length_penalty | None: ...
-
-Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
-
-@_typing.final
-class Grammar(_message.Message):
-    """A language in which a completion is written. A completion cut off at `max_new_tokens` is the beginning of one."""
+class StructuredOutput(_message.Message):
+    """What a completion must match. One cut off at `max_new_tokens` is the beginning of a match."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -311,7 +261,7 @@ class Grammar(_message.Message):
     regex: _builtins.str
     """A regular expression that the whole completion matches."""
     lark: _builtins.str
-    """A Lark grammar with the rule `start`."""
+    """A Lark grammar whose first rule is `start`."""
     def __init__(
         self,
         *,
@@ -327,7 +277,7 @@ class Grammar(_message.Message):
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___Grammar: _TypeAlias = Grammar  # noqa: Y015
+Global___StructuredOutput: _TypeAlias = StructuredOutput  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
@@ -345,7 +295,7 @@ class GenerateRequest(_message.Message):
         """What the model reads; not empty."""
 
     @_builtins.property
-    def sampling(self) -> Global___Sampling:
+    def sampling(self) -> Global___SamplingParams:
         """How tokens are chosen."""
 
     def __init__(
@@ -353,7 +303,7 @@ class GenerateRequest(_message.Message):
         *,
         model: _builtins.str = ...,
         prompt: _common_pb2.Prompt | None = ...,
-        sampling: Global___Sampling | None = ...,
+        sampling: Global___SamplingParams | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -365,7 +315,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """Response of Generate; one or more in a stream. Those of several completions come mixed; all of one `choice`, joined,
+    """Response of Generate; one or more in a stream. Those of several completions are interleaved; all of one `index`, joined,
     are that completion.
     """
 
@@ -374,29 +324,29 @@ class GenerateResponse(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     FINISH_REASON_FIELD_NUMBER: _builtins.int
-    STOP_FIELD_NUMBER: _builtins.int
+    STOP_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
-    CHOICE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """Text that has become final; joined over the stream it is the completion. It can lag behind `tokens` while a
-    character is incomplete or could be the beginning of a stop string.
+    """New text; joined over the stream it is the completion. It may lag behind `tokens` while a character is incomplete or
+    the text could be the beginning of a stop string.
     """
     finish_reason: Global___FinishReason.ValueType
     """Why the completion ended; on its last message only."""
-    stop: _builtins.str
+    stop_reason: _builtins.str
     """The stop string that ended it; only with FINISH_REASON_STOP."""
-    choice: _builtins.int
-    """The completion that this belongs to, counted from 0."""
+    index: _builtins.int
+    """Number of the completion, from 0."""
     score: _builtins.float
-    """The score of a completion that a beam search found, the best first; on its last message."""
+    """Score that beam search gave the completion, the best first; on its last message."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Token]:
-        """The tokens made since the message before, in order."""
+        """The new tokens, in order."""
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """What the request cost, all its completions together; on the last message of the stream only."""
+        """Tokens of the whole request; on the last message of the stream only."""
 
     def __init__(
         self,
@@ -404,18 +354,23 @@ class GenerateResponse(_message.Message):
         tokens: _abc.Iterable[_common_pb2.Token] | None = ...,
         text: _builtins.str = ...,
         finish_reason: Global___FinishReason.ValueType = ...,
-        stop: _builtins.str = ...,
+        stop_reason: _builtins.str | None = ...,
         usage: _common_pb2.Usage | None = ...,
-        choice: _builtins.int = ...,
+        index: _builtins.int = ...,
         score: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "score", b"score", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "score", b"score", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "choice", b"choice", "finish_reason", b"finish_reason", "score", b"score", "stop", b"stop", "text", b"text", "tokens", b"tokens", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "_stop_reason", b"_stop_reason", "finish_reason", b"finish_reason", "index", b"index", "score", b"score", "stop_reason", b"stop_reason", "text", b"text", "tokens", b"tokens", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
+    _WhichOneofReturnType__stop_reason: _TypeAlias = _typing.Literal["stop_reason"]  # noqa: Y015
+    _WhichOneofArgType__stop_reason: _TypeAlias = _typing.Literal["_stop_reason", b"_stop_reason"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__score) -> _WhichOneofReturnType__score | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_reason) -> _WhichOneofReturnType__stop_reason | None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
 
@@ -431,7 +386,7 @@ class ScoreRequest(_message.Message):
     model: _builtins.str
     """The name of a loaded model."""
     top_logprobs: _builtins.int
-    """Returns this many likeliest tokens at each position, from 0 to 20."""
+    """Returns this many most likely tokens at each position, from 0 to 20."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Prompt]:
         """The sequences to score; at least one."""
@@ -493,7 +448,7 @@ class ScoreResponse(_message.Message):
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """What the request cost."""
+        """Tokens of the request."""
 
     def __init__(
         self,
@@ -547,11 +502,11 @@ class EmbedResponse(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def embeddings(self) -> _common_pb2.Tensor:
-        """A vector of length 1 for each text, in the order of the texts: of shape [texts, width]; in float32."""
+        """A vector of length 1 for each text, in the order of the texts: of shape [texts, hidden_size]; in float32."""
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """What the request cost."""
+        """Tokens of the request."""
 
     def __init__(
         self,
@@ -671,7 +626,7 @@ class AttentionMapsResponse(_message.Message):
 
     LAYER_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
-    WEIGHTS_FIELD_NUMBER: _builtins.int
+    ATTENTION_WEIGHTS_FIELD_NUMBER: _builtins.int
     QUERY_TOKENS_FIELD_NUMBER: _builtins.int
     KEY_TOKENS_FIELD_NUMBER: _builtins.int
     MECHANISM_FIELD_NUMBER: _builtins.int
@@ -681,10 +636,10 @@ class AttentionMapsResponse(_message.Message):
     """The mechanism of the layer."""
     @_builtins.property
     def heads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The query heads of the first axis of `weights`, counted from 0."""
+        """The query heads of the first axis of `attention_weights`, counted from 0."""
 
     @_builtins.property
-    def weights(self) -> _common_pb2.Tensor:
+    def attention_weights(self) -> _common_pb2.Tensor:
         """The weights, of shape [heads, queries, keys]; in float32. A row sums to 1 for mechanisms that normalise."""
 
     @_builtins.property
@@ -700,22 +655,22 @@ class AttentionMapsResponse(_message.Message):
         *,
         layer: _builtins.int = ...,
         heads: _abc.Iterable[_builtins.int] | None = ...,
-        weights: _common_pb2.Tensor | None = ...,
+        attention_weights: _common_pb2.Tensor | None = ...,
         query_tokens: _abc.Iterable[_builtins.str] | None = ...,
         key_tokens: _abc.Iterable[_builtins.str] | None = ...,
         mechanism: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heads", b"heads", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "query_tokens", b"query_tokens", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention_weights", b"attention_weights", "heads", b"heads", "key_tokens", b"key_tokens", "layer", b"layer", "mechanism", b"mechanism", "query_tokens", b"query_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttentionMapsResponse: _TypeAlias = AttentionMapsResponse  # noqa: Y015
 
 @_typing.final
-class GetLoadRequest(_message.Message):
-    """Request of GetLoad."""
+class GetEngineStatsRequest(_message.Message):
+    """Request of GetEngineStats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -733,22 +688,22 @@ class GetLoadRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetLoadRequest: _TypeAlias = GetLoadRequest  # noqa: Y015
+Global___GetEngineStatsRequest: _TypeAlias = GetEngineStatsRequest  # noqa: Y015
 
 @_typing.final
-class GetLoadResponse(_message.Message):
-    """Response of GetLoad."""
+class GetEngineStatsResponse(_message.Message):
+    """Response of GetEngineStats. Counters run since the model was loaded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNNING_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
-    STATE_TOKENS_USED_FIELD_NUMBER: _builtins.int
-    STATE_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_USED_FIELD_NUMBER: _builtins.int
+    KV_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
-    GUESSED_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     RELOADED_TOKENS_FIELD_NUMBER: _builtins.int
@@ -756,38 +711,38 @@ class GetLoadResponse(_message.Message):
     running: _builtins.int
     """Requests in the current batch."""
     waiting: _builtins.int
-    """Requests that wait to be admitted."""
-    state_tokens_used: _builtins.int
-    """Tokens whose states are held, of all requests together."""
-    state_tokens_total: _builtins.int
-    """Tokens whose states can be held at once."""
+    """Requests that wait to be scheduled."""
+    kv_tokens_used: _builtins.int
+    """Tokens in the KV cache, of all requests."""
+    kv_tokens_total: _builtins.int
+    """Tokens the KV cache can hold."""
     preemptions: _builtins.int
-    """Preemptions since the model was loaded."""
+    """Preemptions."""
     cached_tokens: _builtins.int
-    """Prompt tokens reused since the model was loaded."""
+    """Prompt tokens found in the prefix cache."""
     generated_tokens: _builtins.int
-    """Tokens generated since the model was loaded."""
-    guessed_tokens: _builtins.int
-    """Tokens guessed ahead since the model was loaded."""
+    """Generated tokens."""
+    draft_tokens: _builtins.int
+    """Draft tokens of speculative decoding."""
     accepted_tokens: _builtins.int
-    """Those of them that were right: their share is the acceptance rate."""
+    """Draft tokens that were accepted."""
     computed_tokens: _builtins.int
-    """Tokens computed since the model was loaded, those computed again included."""
+    """Tokens computed, recomputed ones included."""
     reloaded_tokens: _builtins.int
-    """Tokens since the model was loaded whose states had to leave and came back without being computed again."""
+    """Tokens of preempted requests whose KV cache was reloaded, not recomputed."""
     offloaded_bytes: _builtins.int
-    """Bytes of states that wait outside the memory for states now."""
+    """KV cache of preempted requests held offloaded now, in bytes."""
     def __init__(
         self,
         *,
         running: _builtins.int = ...,
         waiting: _builtins.int = ...,
-        state_tokens_used: _builtins.int = ...,
-        state_tokens_total: _builtins.int = ...,
+        kv_tokens_used: _builtins.int = ...,
+        kv_tokens_total: _builtins.int = ...,
         preemptions: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         generated_tokens: _builtins.int = ...,
-        guessed_tokens: _builtins.int = ...,
+        draft_tokens: _builtins.int = ...,
         accepted_tokens: _builtins.int = ...,
         computed_tokens: _builtins.int = ...,
         reloaded_tokens: _builtins.int = ...,
@@ -795,8 +750,8 @@ class GetLoadResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "generated_tokens", b"generated_tokens", "guessed_tokens", b"guessed_tokens", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "running", b"running", "state_tokens_total", b"state_tokens_total", "state_tokens_used", b"state_tokens_used", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "cached_tokens", b"cached_tokens", "computed_tokens", b"computed_tokens", "draft_tokens", b"draft_tokens", "generated_tokens", b"generated_tokens", "kv_tokens_total", b"kv_tokens_total", "kv_tokens_used", b"kv_tokens_used", "offloaded_bytes", b"offloaded_bytes", "preemptions", b"preemptions", "reloaded_tokens", b"reloaded_tokens", "running", b"running", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetLoadResponse: _TypeAlias = GetLoadResponse  # noqa: Y015
+Global___GetEngineStatsResponse: _TypeAlias = GetEngineStatsResponse  # noqa: Y015

@@ -60,10 +60,10 @@ class InferenceServiceStub:
                 request_serializer=attn_dot_v1_dot_inference__pb2.AttentionMapsRequest.SerializeToString,
                 response_deserializer=attn_dot_v1_dot_inference__pb2.AttentionMapsResponse.FromString,
                 _registered_method=True)
-        self.GetLoad = channel.unary_unary(
-                '/attn.v1.InferenceService/GetLoad',
-                request_serializer=attn_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
-                response_deserializer=attn_dot_v1_dot_inference__pb2.GetLoadResponse.FromString,
+        self.GetEngineStats = channel.unary_unary(
+                '/attn.v1.InferenceService/GetEngineStats',
+                request_serializer=attn_dot_v1_dot_inference__pb2.GetEngineStatsRequest.SerializeToString,
+                response_deserializer=attn_dot_v1_dot_inference__pb2.GetEngineStatsResponse.FromString,
                 _registered_method=True)
 
 
@@ -106,7 +106,7 @@ class InferenceServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetLoad(self, request, context):
+    def GetEngineStats(self, request, context):
         """Returns how busy a model's engine is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -141,10 +141,10 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     request_deserializer=attn_dot_v1_dot_inference__pb2.AttentionMapsRequest.FromString,
                     response_serializer=attn_dot_v1_dot_inference__pb2.AttentionMapsResponse.SerializeToString,
             ),
-            'GetLoad': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetLoad,
-                    request_deserializer=attn_dot_v1_dot_inference__pb2.GetLoadRequest.FromString,
-                    response_serializer=attn_dot_v1_dot_inference__pb2.GetLoadResponse.SerializeToString,
+            'GetEngineStats': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetEngineStats,
+                    request_deserializer=attn_dot_v1_dot_inference__pb2.GetEngineStatsRequest.FromString,
+                    response_serializer=attn_dot_v1_dot_inference__pb2.GetEngineStatsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -294,7 +294,7 @@ class InferenceService:
             _registered_method=True)
 
     @staticmethod
-    def GetLoad(request,
+    def GetEngineStats(request,
             target,
             options=(),
             channel_credentials=None,
@@ -307,9 +307,9 @@ class InferenceService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/attn.v1.InferenceService/GetLoad',
-            attn_dot_v1_dot_inference__pb2.GetLoadRequest.SerializeToString,
-            attn_dot_v1_dot_inference__pb2.GetLoadResponse.FromString,
+            '/attn.v1.InferenceService/GetEngineStats',
+            attn_dot_v1_dot_inference__pb2.GetEngineStatsRequest.SerializeToString,
+            attn_dot_v1_dot_inference__pb2.GetEngineStatsResponse.FromString,
             options,
             channel_credentials,
             insecure,

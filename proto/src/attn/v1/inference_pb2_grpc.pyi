@@ -43,7 +43,7 @@ class InferenceServiceStub:
     """Returns the tokens a prompt becomes: exactly what Generate would read."""
     AttentionMaps: _grpc.UnaryStreamMultiCallable[_inference_pb2.AttentionMapsRequest, _inference_pb2.AttentionMapsResponse]
     """Returns attention weights for a prompt, one layer a message, in ascending order of layers."""
-    GetLoad: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetLoadRequest, _inference_pb2.GetLoadResponse]
+    GetEngineStats: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GetEngineStatsRequest, _inference_pb2.GetEngineStatsResponse]
     """Returns how busy a model's engine is."""
 
 @_typing.type_check_only
@@ -61,7 +61,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Returns the tokens a prompt becomes: exactly what Generate would read."""
     AttentionMaps: _aio.UnaryStreamMultiCallable[_inference_pb2.AttentionMapsRequest, _inference_pb2.AttentionMapsResponse]  # type: ignore[assignment]
     """Returns attention weights for a prompt, one layer a message, in ascending order of layers."""
-    GetLoad: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetLoadRequest, _inference_pb2.GetLoadResponse]  # type: ignore[assignment]
+    GetEngineStats: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetEngineStatsRequest, _inference_pb2.GetEngineStatsResponse]  # type: ignore[assignment]
     """Returns how busy a model's engine is."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -108,11 +108,11 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         """Returns attention weights for a prompt, one layer a message, in ascending order of layers."""
 
     @_abc_1.abstractmethod
-    def GetLoad(
+    def GetEngineStats(
         self,
-        request: _inference_pb2.GetLoadRequest,
+        request: _inference_pb2.GetEngineStatsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.GetLoadResponse, _abc.Awaitable[_inference_pb2.GetLoadResponse]]:
+    ) -> _typing.Union[_inference_pb2.GetEngineStatsResponse, _abc.Awaitable[_inference_pb2.GetEngineStatsResponse]]:
         """Returns how busy a model's engine is."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

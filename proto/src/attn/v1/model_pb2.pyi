@@ -53,8 +53,8 @@ MODEL_STATE_FAILED: ModelState.ValueType  # 4
 Global___ModelState: _TypeAlias = ModelState  # noqa: Y015
 
 @_typing.final
-class Model(_message.Message):
-    """A loaded model."""
+class ModelInfo(_message.Message):
+    """A model on a server; the sizes are 0 until it is loaded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -62,52 +62,52 @@ class Model(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     ARCHITECTURE_FIELD_NUMBER: _builtins.int
     MECHANISMS_FIELD_NUMBER: _builtins.int
-    PARAMETERS_FIELD_NUMBER: _builtins.int
-    CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
-    VOCABULARY_SIZE_FIELD_NUMBER: _builtins.int
-    LAYERS_FIELD_NUMBER: _builtins.int
-    HEADS_FIELD_NUMBER: _builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    MAX_SEQ_LEN_FIELD_NUMBER: _builtins.int
+    VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    NUM_HEADS_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     STATE_DETAIL_FIELD_NUMBER: _builtins.int
     LOAD_TIME_FIELD_NUMBER: _builtins.int
-    WEIGHTS_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name requests use."""
     source: _builtins.str
     """What it was loaded from: a folder on the server, a registered name or a finished training job."""
     architecture: _builtins.str
-    """The architecture, such as "decoder"."""
-    parameters: _builtins.int
-    """The number of parameters, tied ones counted once."""
-    context_length: _builtins.int
-    """The most tokens in prompt and completion together."""
-    vocabulary_size: _builtins.int
-    """The number of token ids."""
-    layers: _builtins.int
+    """Model family, such as "decoder"."""
+    num_parameters: _builtins.int
+    """Number of parameters, tied ones counted once."""
+    max_seq_len: _builtins.int
+    """Maximum length of prompt and completion together, in tokens."""
+    vocab_size: _builtins.int
+    """Number of token ids."""
+    num_layers: _builtins.int
     """Attention layers."""
-    heads: _builtins.int
-    """Query heads in each layer."""
+    num_heads: _builtins.int
+    """Query heads of a layer."""
     dtype: _builtins.str
-    """The element type of the weights in memory, such as "float32"."""
+    """Element type it computes in, such as "float32"."""
+    quantization: _builtins.str
+    """Storage of the weights of its linear layers: "float32", "bfloat16", "int8", "int4" or "none"."""
     device: _builtins.str
-    """Where it computes, such as "cpu" or "cuda:0"."""
+    """Device it computes on, such as "cpu" or "cuda:0"."""
     chat: _builtins.bool
     """Whether it has a chat template, so that it takes conversations."""
     state: Global___ModelState.ValueType
     """Where it is in its life."""
     state_detail: _builtins.str
     """Why it is in that state, in one line; empty while it serves."""
-    weights: _builtins.str
-    """What the weights of its linear layers are kept as: "float32", "bfloat16", "int8", "int4" or "unpacked"."""
     note: _builtins.str
-    """What was wished for and cannot be, in one line, such as guesses in trees; empty where all can."""
+    """An option that the model cannot follow, in one line, such as tree speculation; empty if none."""
     @_builtins.property
     def mechanisms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The mechanisms of its attention layers, each once, in the order of their first layer."""
+        """Mechanisms of its attention layers, each once, in the order of their first layer."""
 
     @_builtins.property
     def load_time(self) -> _timestamp_pb2.Timestamp:
@@ -120,122 +120,140 @@ class Model(_message.Message):
         source: _builtins.str = ...,
         architecture: _builtins.str = ...,
         mechanisms: _abc.Iterable[_builtins.str] | None = ...,
-        parameters: _builtins.int = ...,
-        context_length: _builtins.int = ...,
-        vocabulary_size: _builtins.int = ...,
-        layers: _builtins.int = ...,
-        heads: _builtins.int = ...,
+        num_parameters: _builtins.int = ...,
+        max_seq_len: _builtins.int = ...,
+        vocab_size: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        num_heads: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        quantization: _builtins.str = ...,
         device: _builtins.str = ...,
         chat: _builtins.bool = ...,
         state: Global___ModelState.ValueType = ...,
         state_detail: _builtins.str = ...,
         load_time: _timestamp_pb2.Timestamp | None = ...,
-        weights: _builtins.str = ...,
         note: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["load_time", b"load_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "context_length", b"context_length", "device", b"device", "dtype", b"dtype", "heads", b"heads", "layers", b"layers", "load_time", b"load_time", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "parameters", b"parameters", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocabulary_size", b"vocabulary_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "chat", b"chat", "device", b"device", "dtype", b"dtype", "load_time", b"load_time", "max_seq_len", b"max_seq_len", "mechanisms", b"mechanisms", "name", b"name", "note", b"note", "num_heads", b"num_heads", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "quantization", b"quantization", "source", b"source", "state", b"state", "state_detail", b"state_detail", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Model: _TypeAlias = Model  # noqa: Y015
+Global___ModelInfo: _TypeAlias = ModelInfo  # noqa: Y015
 
 @_typing.final
-class EngineOptions(_message.Message):
-    """How an engine runs a model; every field left out means the server's default."""
+class EngineConfig(_message.Message):
+    """How an engine runs a model; an absent field has its default. Bounds, defaults and meanings are those of
+    `attn_schema.EngineConfig`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DTYPE_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
     KERNEL_FIELD_NUMBER: _builtins.int
-    MAX_SEQUENCES_FIELD_NUMBER: _builtins.int
-    MAX_BATCH_TOKENS_FIELD_NUMBER: _builtins.int
-    STATE_BYTES_FIELD_NUMBER: _builtins.int
-    WEIGHTS_FIELD_NUMBER: _builtins.int
-    CACHE_FIELD_NUMBER: _builtins.int
-    GUESSES_FIELD_NUMBER: _builtins.int
-    DRAFT_FIELD_NUMBER: _builtins.int
-    OFFLOAD_BYTES_FIELD_NUMBER: _builtins.int
-    BRANCHES_FIELD_NUMBER: _builtins.int
+    QUANTIZATION_FIELD_NUMBER: _builtins.int
+    KV_CACHE_FIELD_NUMBER: _builtins.int
+    KV_CACHE_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    KV_OFFLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    DRAFT_MODEL_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_TREE_WIDTH_FIELD_NUMBER: _builtins.int
     dtype: _builtins.str
-    """The element type to compute in, such as "float32" or "bfloat16"."""
+    """Element type to compute in, such as "float32" or "bfloat16"."""
     device: _builtins.str
-    """Where to compute, such as "cpu" or "cuda:0"."""
+    """Device to compute on, such as "cpu" or "cuda:0"."""
     kernel: _builtins.str
-    """The attention kernel to use, by name; one that refuses the model is an error, never replaced."""
-    max_sequences: _builtins.int
-    """The most requests in one step."""
-    max_batch_tokens: _builtins.int
-    """The most tokens computed in one step, prefill and decode together."""
-    state_bytes: _builtins.int
-    """The memory for the states of all requests, in bytes."""
-    weights: _builtins.str
-    """What the weights of linear layers are kept as: "float32", "bfloat16", "int8" or "int4"; "auto", or empty: packed as
-    they are stored where that loses nothing; "unpacked": as `dtype`, in the file's layout.
+    """Attention kernel, by name; if it does not support the model, loading fails."""
+    quantization: _builtins.str
+    """Storage of the weights of linear layers: "auto" (as in the file, prepacked where that is lossless), "none" (as
+    `dtype`, not prepacked), "float32", "bfloat16", "int8" or "int4".
     """
-    cache: _builtins.str
-    """How states are remembered, by the name of a cache, such as "shared" or "int8"; `attn list caches` names them."""
-    guesses: _builtins.int
-    """Tokens guessed ahead at a step, at most 32, for requests that do not say; absent means 4 with a draft, else 0."""
-    draft: _builtins.str
-    """A smaller model that guesses, by name or folder; its tokens must be those of the model. Empty: guesses are what
-    followed the same words before.
-    """
-    offload_bytes: _builtins.int
-    """Memory for states of requests that had to leave the memory for states, in bytes; absent means none."""
-    branches: _builtins.int
-    """In how many ways a guess may go on, at most 8: more than one makes it a tree, checked in one step. Where what the
-    model remembers cannot follow several tokens it stays a chain, and `Model.note` says so. Absent means 1.
-    """
+    kv_cache: _builtins.str
+    """KV cache, by name, such as "shared" or "int8"; `attn list caches` lists them."""
+    kv_cache_memory_bytes: _builtins.int
+    """Memory for the KV cache of all requests, in bytes."""
+    max_num_seqs: _builtins.int
+    """Maximum number of sequences in a step."""
+    max_num_batched_tokens: _builtins.int
+    """Maximum number of tokens computed in a step, prefill and decode together."""
+    kv_offload_bytes: _builtins.int
+    """Memory for the KV cache of preempted requests, in bytes; 0 recomputes them."""
+    num_speculative_tokens: _builtins.int
+    """Draft tokens per step of requests that do not say, at most 32; absent means 4 with a draft model, else 0."""
+    draft_model: _builtins.str
+    """Smaller model with the same tokenizer that proposes draft tokens, by name or folder."""
+    speculative_tree_width: _builtins.int
+    """Candidates for each draft token, at most 8; above 1 they form a tree that is verified in one step. Absent means 1."""
     def __init__(
         self,
         *,
-        dtype: _builtins.str = ...,
-        device: _builtins.str = ...,
-        kernel: _builtins.str = ...,
-        max_sequences: _builtins.int | None = ...,
-        max_batch_tokens: _builtins.int | None = ...,
-        state_bytes: _builtins.int | None = ...,
-        weights: _builtins.str = ...,
-        cache: _builtins.str = ...,
-        guesses: _builtins.int | None = ...,
-        draft: _builtins.str = ...,
-        offload_bytes: _builtins.int | None = ...,
-        branches: _builtins.int | None = ...,
+        dtype: _builtins.str | None = ...,
+        device: _builtins.str | None = ...,
+        kernel: _builtins.str | None = ...,
+        quantization: _builtins.str | None = ...,
+        kv_cache: _builtins.str | None = ...,
+        kv_cache_memory_bytes: _builtins.int | None = ...,
+        max_num_seqs: _builtins.int | None = ...,
+        max_num_batched_tokens: _builtins.int | None = ...,
+        kv_offload_bytes: _builtins.int = ...,
+        num_speculative_tokens: _builtins.int | None = ...,
+        draft_model: _builtins.str | None = ...,
+        speculative_tree_width: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "branches", b"branches", "guesses", b"guesses", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_branches", b"_branches", "_guesses", b"_guesses", "_max_batch_tokens", b"_max_batch_tokens", "_max_sequences", b"_max_sequences", "_offload_bytes", b"_offload_bytes", "_state_bytes", b"_state_bytes", "branches", b"branches", "cache", b"cache", "device", b"device", "draft", b"draft", "dtype", b"dtype", "guesses", b"guesses", "kernel", b"kernel", "max_batch_tokens", b"max_batch_tokens", "max_sequences", b"max_sequences", "offload_bytes", b"offload_bytes", "state_bytes", b"state_bytes", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_device", b"_device", "_draft_model", b"_draft_model", "_dtype", b"_dtype", "_kernel", b"_kernel", "_kv_cache", b"_kv_cache", "_kv_cache_memory_bytes", b"_kv_cache_memory_bytes", "_max_num_batched_tokens", b"_max_num_batched_tokens", "_max_num_seqs", b"_max_num_seqs", "_num_speculative_tokens", b"_num_speculative_tokens", "_quantization", b"_quantization", "_speculative_tree_width", b"_speculative_tree_width", "device", b"device", "draft_model", b"draft_model", "dtype", b"dtype", "kernel", b"kernel", "kv_cache", b"kv_cache", "kv_cache_memory_bytes", b"kv_cache_memory_bytes", "kv_offload_bytes", b"kv_offload_bytes", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_seqs", b"max_num_seqs", "num_speculative_tokens", b"num_speculative_tokens", "quantization", b"quantization", "speculative_tree_width", b"speculative_tree_width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__branches: _TypeAlias = _typing.Literal["branches"]  # noqa: Y015
-    _WhichOneofArgType__branches: _TypeAlias = _typing.Literal["_branches", b"_branches"]  # noqa: Y015
-    _WhichOneofReturnType__guesses: _TypeAlias = _typing.Literal["guesses"]  # noqa: Y015
-    _WhichOneofArgType__guesses: _TypeAlias = _typing.Literal["_guesses", b"_guesses"]  # noqa: Y015
-    _WhichOneofReturnType__max_batch_tokens: _TypeAlias = _typing.Literal["max_batch_tokens"]  # noqa: Y015
-    _WhichOneofArgType__max_batch_tokens: _TypeAlias = _typing.Literal["_max_batch_tokens", b"_max_batch_tokens"]  # noqa: Y015
-    _WhichOneofReturnType__max_sequences: _TypeAlias = _typing.Literal["max_sequences"]  # noqa: Y015
-    _WhichOneofArgType__max_sequences: _TypeAlias = _typing.Literal["_max_sequences", b"_max_sequences"]  # noqa: Y015
-    _WhichOneofReturnType__offload_bytes: _TypeAlias = _typing.Literal["offload_bytes"]  # noqa: Y015
-    _WhichOneofArgType__offload_bytes: _TypeAlias = _typing.Literal["_offload_bytes", b"_offload_bytes"]  # noqa: Y015
-    _WhichOneofReturnType__state_bytes: _TypeAlias = _typing.Literal["state_bytes"]  # noqa: Y015
-    _WhichOneofArgType__state_bytes: _TypeAlias = _typing.Literal["_state_bytes", b"_state_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__device: _TypeAlias = _typing.Literal["device"]  # noqa: Y015
+    _WhichOneofArgType__device: _TypeAlias = _typing.Literal["_device", b"_device"]  # noqa: Y015
+    _WhichOneofReturnType__draft_model: _TypeAlias = _typing.Literal["draft_model"]  # noqa: Y015
+    _WhichOneofArgType__draft_model: _TypeAlias = _typing.Literal["_draft_model", b"_draft_model"]  # noqa: Y015
+    _WhichOneofReturnType__dtype: _TypeAlias = _typing.Literal["dtype"]  # noqa: Y015
+    _WhichOneofArgType__dtype: _TypeAlias = _typing.Literal["_dtype", b"_dtype"]  # noqa: Y015
+    _WhichOneofReturnType__kernel: _TypeAlias = _typing.Literal["kernel"]  # noqa: Y015
+    _WhichOneofArgType__kernel: _TypeAlias = _typing.Literal["_kernel", b"_kernel"]  # noqa: Y015
+    _WhichOneofReturnType__kv_cache: _TypeAlias = _typing.Literal["kv_cache"]  # noqa: Y015
+    _WhichOneofArgType__kv_cache: _TypeAlias = _typing.Literal["_kv_cache", b"_kv_cache"]  # noqa: Y015
+    _WhichOneofReturnType__kv_cache_memory_bytes: _TypeAlias = _typing.Literal["kv_cache_memory_bytes"]  # noqa: Y015
+    _WhichOneofArgType__kv_cache_memory_bytes: _TypeAlias = _typing.Literal["_kv_cache_memory_bytes", b"_kv_cache_memory_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__max_num_batched_tokens: _TypeAlias = _typing.Literal["max_num_batched_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_num_batched_tokens: _TypeAlias = _typing.Literal["_max_num_batched_tokens", b"_max_num_batched_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__max_num_seqs: _TypeAlias = _typing.Literal["max_num_seqs"]  # noqa: Y015
+    _WhichOneofArgType__max_num_seqs: _TypeAlias = _typing.Literal["_max_num_seqs", b"_max_num_seqs"]  # noqa: Y015
+    _WhichOneofReturnType__num_speculative_tokens: _TypeAlias = _typing.Literal["num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofArgType__num_speculative_tokens: _TypeAlias = _typing.Literal["_num_speculative_tokens", b"_num_speculative_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__quantization: _TypeAlias = _typing.Literal["quantization"]  # noqa: Y015
+    _WhichOneofArgType__quantization: _TypeAlias = _typing.Literal["_quantization", b"_quantization"]  # noqa: Y015
+    _WhichOneofReturnType__speculative_tree_width: _TypeAlias = _typing.Literal["speculative_tree_width"]  # noqa: Y015
+    _WhichOneofArgType__speculative_tree_width: _TypeAlias = _typing.Literal["_speculative_tree_width", b"_speculative_tree_width"]  # noqa: Y015
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__branches) -> _WhichOneofReturnType__branches | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__device) -> _WhichOneofReturnType__device | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__guesses) -> _WhichOneofReturnType__guesses | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_model) -> _WhichOneofReturnType__draft_model | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_batch_tokens) -> _WhichOneofReturnType__max_batch_tokens | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dtype) -> _WhichOneofReturnType__dtype | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_sequences) -> _WhichOneofReturnType__max_sequences | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kernel) -> _WhichOneofReturnType__kernel | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__offload_bytes) -> _WhichOneofReturnType__offload_bytes | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache) -> _WhichOneofReturnType__kv_cache | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__state_bytes) -> _WhichOneofReturnType__state_bytes | None: ...
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kv_cache_memory_bytes) -> _WhichOneofReturnType__kv_cache_memory_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_batched_tokens) -> _WhichOneofReturnType__max_num_batched_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_num_seqs) -> _WhichOneofReturnType__max_num_seqs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_speculative_tokens) -> _WhichOneofReturnType__num_speculative_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quantization) -> _WhichOneofReturnType__quantization | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__speculative_tree_width) -> _WhichOneofReturnType__speculative_tree_width | None: ...
 
-Global___EngineOptions: _TypeAlias = EngineOptions  # noqa: Y015
+Global___EngineConfig: _TypeAlias = EngineConfig  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
@@ -274,13 +292,13 @@ class ListModelsResponse(_message.Message):
     next_page_token: _builtins.str
     """Give this as `page_token` for the next page; empty on the last page."""
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInfo]:
         """Models sorted by name."""
 
     def __init__(
         self,
         *,
-        models: _abc.Iterable[Global___Model] | None = ...,
+        models: _abc.Iterable[Global___ModelInfo] | None = ...,
         next_page_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -321,13 +339,13 @@ class GetModelResponse(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def model(self) -> Global___Model:
+    def model(self) -> Global___ModelInfo:
         """The model."""
 
     def __init__(
         self,
         *,
-        model: Global___Model | None = ...,
+        model: Global___ModelInfo | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -351,7 +369,7 @@ class LoadModelRequest(_message.Message):
     source: _builtins.str
     """A folder on the server, a registered name, or the id of a finished training job; empty means `name`."""
     @_builtins.property
-    def engine(self) -> Global___EngineOptions:
+    def engine(self) -> Global___EngineConfig:
         """How to run it."""
 
     def __init__(
@@ -359,7 +377,7 @@ class LoadModelRequest(_message.Message):
         *,
         name: _builtins.str = ...,
         source: _builtins.str = ...,
-        engine: Global___EngineOptions | None = ...,
+        engine: Global___EngineConfig | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -377,13 +395,13 @@ class LoadModelResponse(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def model(self) -> Global___Model:
+    def model(self) -> Global___ModelInfo:
         """The model, serving."""
 
     def __init__(
         self,
         *,
-        model: Global___Model | None = ...,
+        model: Global___ModelInfo | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -400,24 +418,24 @@ class UnloadModelRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    GRACE_SECONDS_FIELD_NUMBER: _builtins.int
+    SHUTDOWN_TIMEOUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name."""
-    grace_seconds: _builtins.float
+    shutdown_timeout: _builtins.float
     """How long running requests may take to finish, in seconds; then they end with UNAVAILABLE. Absent means 30."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        grace_seconds: _builtins.float | None = ...,
+        shutdown_timeout: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds", "grace_seconds", b"grace_seconds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout", "shutdown_timeout", b"shutdown_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds", "grace_seconds", b"grace_seconds", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout", "name", b"name", "shutdown_timeout", b"shutdown_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__grace_seconds: _TypeAlias = _typing.Literal["grace_seconds"]  # noqa: Y015
-    _WhichOneofArgType__grace_seconds: _TypeAlias = _typing.Literal["_grace_seconds", b"_grace_seconds"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__grace_seconds) -> _WhichOneofReturnType__grace_seconds | None: ...
+    _WhichOneofReturnType__shutdown_timeout: _TypeAlias = _typing.Literal["shutdown_timeout"]  # noqa: Y015
+    _WhichOneofArgType__shutdown_timeout: _TypeAlias = _typing.Literal["_shutdown_timeout", b"_shutdown_timeout"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shutdown_timeout) -> _WhichOneofReturnType__shutdown_timeout | None: ...
 
 Global___UnloadModelRequest: _TypeAlias = UnloadModelRequest  # noqa: Y015
 

@@ -84,7 +84,7 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Takes a model out of service; requests that run are finished first, for as long as `grace_seconds`.
+        """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,7 +42,7 @@ class ModelServiceStub:
     returns it, another source is ALREADY_EXISTS.
     """
     UnloadModel: _grpc.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]
-    """Takes a model out of service; requests that run are finished first, for as long as `grace_seconds`."""
+    """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -58,7 +58,7 @@ class ModelServiceAsyncStub(ModelServiceStub):
     returns it, another source is ALREADY_EXISTS.
     """
     UnloadModel: _aio.UnaryUnaryMultiCallable[_model_pb2.UnloadModelRequest, _model_pb2.UnloadModelResponse]  # type: ignore[assignment]
-    """Takes a model out of service; requests that run are finished first, for as long as `grace_seconds`."""
+    """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The models a server has loaded."""
@@ -95,6 +95,6 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.UnloadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.UnloadModelResponse, _abc.Awaitable[_model_pb2.UnloadModelResponse]]:
-        """Takes a model out of service; requests that run are finished first, for as long as `grace_seconds`."""
+        """Takes a model out of service; requests that run are finished first, for at most `shutdown_timeout` seconds."""
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

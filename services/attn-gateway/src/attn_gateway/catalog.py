@@ -15,19 +15,20 @@ from attn_core.errors import AttnError
 from attn_core.options import option_fields
 from attn_core.plugins.catalog import Catalog
 from attn_core.plugins.loader import PluginStatus
-from google.protobuf import json_format
-from google.protobuf.struct_pb2 import Value
+from attn_schema import BrokenPlugin, Mechanism, MechanismOption, Paper, StateKind
+from attn_schema.codec import to_message
+from msgspec import UNSET
 
 from attn_gateway.call import Context
 from attn_gateway.paging import page_of
 
-STATE_KINDS: dict[type[attn_core.StateSpec], pb.StateKind.ValueType] = {
-    attn_core.Paged: pb.STATE_KIND_PAGED,
-    attn_core.Slot: pb.STATE_KIND_SLOT,
-    attn_core.Source: pb.STATE_KIND_SOURCE,
+STATE_KINDS: dict[type[attn_core.StateSpec], StateKind] = {
+    attn_core.Paged: StateKind.PAGED,
+    attn_core.Slot: StateKind.SLOT,
+    attn_core.Source: StateKind.SOURCE,
 }
 SAMPLE_WIDTH = 64
-"""The width at which a mechanism is asked what it remembers; the kinds do not depend on it."""
+"""The hidden size at which a mechanism is asked for its state; the kinds do not depend on it."""
 
 
 class CatalogGrpc:
@@ -46,7 +47,7 @@ class CatalogGrpc:
         """Load the catalogue."""
         await self._servicer.load()
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Nothing is held."""
 
 
@@ -55,7 +56,7 @@ class CatalogServicer(CatalogServiceServicer):
 
     def __init__(self, catalog: Catalog | None = None) -> None:
         self._given = catalog
-        self._mechanisms: list[pb.Mechanism] = []
+        self._mechanisms: list[Mechanism] = []
 
     @property
     def _catalog(self) -> Catalog:
@@ -63,81 +64,73 @@ class CatalogServicer(CatalogServiceServicer):
 
     async def load(self) -> None:
         """Read the catalogue in a thread, as plugins are imported."""
-        self._mechanisms = await asyncio.to_thread(messages, self._catalog)
+        self._mechanisms = await asyncio.to_thread(mechanisms_of, self._catalog)
 
     async def ListMechanisms(self, request: pb.ListMechanismsRequest, context: Context) -> pb.ListMechanismsResponse:
         """A page of mechanisms; the first tells of broken plugins, too."""
         page, following = page_of(self._mechanisms, request)
-        response = pb.ListMechanismsResponse(mechanisms=page, next_page_token=following)
-        if not request.page_token:
-            response.broken_plugins.extend(broken_plugins(self._catalog))
-        return response
+        broken = [] if request.page_token else broken_plugins(self._catalog)
+        return pb.ListMechanismsResponse(
+            mechanisms=map(to_message, page), next_page_token=following, broken_plugins=map(to_message, broken)
+        )
 
     async def GetMechanism(self, request: pb.GetMechanismRequest, context: Context) -> pb.GetMechanismResponse:
         """One mechanism, by short or full name."""
         full = self._catalog.mechanisms.full_name(request.name)
         found = next(m for m in self._mechanisms if f"{m.distribution}/{m.name}" == full)
-        return pb.GetMechanismResponse(mechanism=found)
+        return pb.GetMechanismResponse(mechanism=to_message(found))
 
 
-def messages(catalog: Catalog) -> list[pb.Mechanism]:
-    """Every mechanism of the catalogue as a message, sorted by name, then distribution."""
+def mechanisms_of(catalog: Catalog) -> list[Mechanism]:
+    """Every mechanism of the catalogue, sorted by name, then distribution."""
     versions = {plugin.distribution: plugin.version for plugin in catalog.plugins}
     found = []
     for shown in catalog.mechanisms.names():
-        message = mechanism_message(catalog.mechanisms.get(shown))
-        message.distribution = catalog.mechanisms.owner(shown)
-        message.version = versions.get(message.distribution, "")
-        message.ambiguous = shown != message.name
-        found.append(message)
-    return sorted(found, key=lambda message: (message.name, message.distribution))
+        mechanism, owner = catalog.mechanisms.get(shown), catalog.mechanisms.owner(shown)
+        found.append(described(mechanism, owner, versions.get(owner, ""), ambiguous=shown != mechanism.name))
+    return sorted(found, key=lambda each: (each.name, each.distribution))
 
 
-def mechanism_message(mechanism: attn_core.Mechanism) -> pb.Mechanism:
+def described(mechanism: attn_core.Mechanism, distribution: str, version: str, *, ambiguous: bool) -> Mechanism:
     """What the mechanism says of itself."""
-    return pb.Mechanism(
+    paper = mechanism.paper
+    return Mechanism(
         name=mechanism.name,
+        distribution=distribution,
+        version=version,
         summary=mechanism.summary,
-        paper=pb.Paper(
-            title=mechanism.paper.title,
-            authors=mechanism.paper.authors,
-            year=mechanism.paper.year,
-            arxiv=mechanism.paper.arxiv or "",
-        ),
+        paper=Paper(title=paper.title, authors=paper.authors, year=paper.year, arxiv=paper.arxiv or ""),
         equation=mechanism.equation,
-        capabilities=sorted(mechanism.capabilities),
+        capabilities=tuple(sorted(mechanism.capabilities)),
         state_kinds=state_kinds(mechanism),
-        options=[option_message(mechanism, name, default) for name, default in option_fields(mechanism).items()],
+        options=tuple(option(mechanism, name, default) for name, default in option_fields(mechanism).items()),
+        ambiguous=ambiguous,
     )
 
 
-def option_message(mechanism: attn_core.Mechanism, name: str, default: Any) -> pb.MechanismOption:
-    """An option with its type and default; a default that JSON cannot hold is given as text."""
+def option(mechanism: attn_core.Mechanism, name: str, default: Any) -> MechanismOption:
+    """An option with its type and default."""
     field = next(field for field in dataclasses.fields(mechanism.Config) if field.name == name)
     kind = field.type if isinstance(field.type, str) else getattr(field.type, "__name__", str(field.type))
-    option = pb.MechanismOption(name=name, type=kind, description=field.metadata.get("help", ""))
-    if default is not dataclasses.MISSING:
-        try:
-            option.default_value.CopyFrom(json_format.ParseDict(default, Value()))
-        except json_format.ParseError:
-            option.default_value.string_value = str(default)
-    return option
+    given = UNSET if default is dataclasses.MISSING else default
+    return MechanismOption(name=name, type=kind, default_value=given, description=field.metadata.get("help", ""))
 
 
-def state_kinds(mechanism: attn_core.Mechanism) -> list[pb.StateKind.ValueType]:
-    """What it remembers with default options; nothing where it needs options to say."""
+def state_kinds(mechanism: attn_core.Mechanism) -> tuple[StateKind, ...]:
+    """What it keeps between decoding steps with default options; nothing if that depends on required options."""
     try:
         specs = mechanism.state(attn_core.configure(mechanism, width=SAMPLE_WIDTH))
     except AttnError:
-        return []
-    return sorted({kind for spec in specs.values() for cls, kind in STATE_KINDS.items() if isinstance(spec, cls)})
+        return ()
+    found = {kind for spec in specs.values() for cls, kind in STATE_KINDS.items() if isinstance(spec, cls)}
+    return tuple(kind for kind in StateKind if kind in found)
 
 
-def broken_plugins(catalog: Catalog) -> list[pb.BrokenPlugin]:
+def broken_plugins(catalog: Catalog) -> list[BrokenPlugin]:
     """The plugins that could not be used, with the reason."""
     well = (PluginStatus.OK, PluginStatus.NOT_SELECTED)
     return [
-        pb.BrokenPlugin(distribution=plugin.distribution, version=plugin.version, reason=plugin.reason)
+        BrokenPlugin(distribution=plugin.distribution, version=plugin.version, reason=plugin.reason)
         for plugin in catalog.plugins
         if plugin.status not in well
     ]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from attn_core.errors import InvalidValue, Unavailable
-from attn_core.home import home_folder
-from attn_core.kernels.linear import WEIGHT_CHOICES
+from attn_schema import EngineConfig
+from attn_schema.home import home_folder
 
 from attn_gateway.ray_process import RayProcess
 
@@ -37,11 +36,8 @@ class ModelToLoad:
 class ClusterSettings:
     """How to reach or make the cluster, and what services need to know of this installation.
 
-    `address` None makes a private cluster on this machine, with `cpus` logical CPUs (None: all) and an object
-    store of `object_store_bytes`. `weights` is what those of `models` are kept as, `cache` names how these remember
-    states, `guesses` is how many tokens they guess ahead at a step, None: as the service chooses; `draft` is the
-    smaller model that guesses, and `branches` in how many ways a guess may go on; `offload_bytes` is the memory for
-    states of requests that had to leave, for each model; `shares` are those of tenants, 1 where none is given.
+    Without `address` a private cluster is started on this machine, with `cpus` logical CPUs (None: all) and an object
+    store of `object_store_bytes`. `models` are loaded at the start, with the config `engine`.
     """
 
     address: str | None = None
@@ -49,17 +45,7 @@ class ClusterSettings:
     object_store_bytes: int = 256 * 2**20
     home: Path = field(default_factory=home_folder)
     models: tuple[ModelToLoad, ...] = ()
-    weights: str | None = None
-    cache: str | None = None
-    guesses: int | None = None
-    draft: str | None = None
-    offload_bytes: int = 0
-    branches: int = 1
-    shares: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.weights is not None and self.weights not in WEIGHT_CHOICES:
-            raise InvalidValue.of("weights", self.weights, ", ".join(WEIGHT_CHOICES))
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
 
 class Cluster:
@@ -82,16 +68,6 @@ class Cluster:
     def models(self) -> tuple[ModelToLoad, ...]:
         """The models to load before the server is ready."""
         return self.settings.models
-
-    @property
-    def weights(self) -> str | None:
-        """What the weights of these models are kept as, one of `WEIGHT_CHOICES`; None leaves the choice."""
-        return self.settings.weights
-
-    @property
-    def cache(self) -> str | None:
-        """The name of the cache that these models remember states in; None leaves the choice to the service."""
-        return self.settings.cache
 
     async def start(self) -> None:
         """Start or join Ray unless that is done; afterwards `import ray` and its calls work in this process.

@@ -69,21 +69,21 @@ class Gateway:
         await _all(self._open(service) for service in self.services)
         await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self, grace: float) -> None:
-        """Refuse new calls, let running ones end for `grace` seconds, then cut them; stop the services."""
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Refuse new calls, let running ones end for `shutdown_timeout` seconds, then cut them; stop the services."""
         await self._health.enter_graceful_shutdown()
         self._readiness.close()
-        stops = [service.stop(grace) for service in self.services]
-        results = await asyncio.gather(self._drain(grace), *stops, return_exceptions=True)
+        stops = [service.stop(shutdown_timeout) for service in self.services]
+        results = await asyncio.gather(self._drain(shutdown_timeout), *stops, return_exceptions=True)
         for error in results:
             if isinstance(error, Exception):
                 log.error("stop failed", exc_info=error)
 
-    async def _drain(self, grace: float) -> None:
+    async def _drain(self, shutdown_timeout: float) -> None:
         if self._server is None:
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._readiness.idle(), timeout=grace)
+            await asyncio.wait_for(self._readiness.idle(), timeout=shutdown_timeout)
         # What is left has had its time; health watches would otherwise hold the server open.
         await self._server.stop(grace=0.1)
 
@@ -111,7 +111,7 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def serving(
-    services: Sequence[GrpcService], settings: GatewaySettings | None = None, *, grace: float = 1.0
+    services: Sequence[GrpcService], settings: GatewaySettings | None = None, *, shutdown_timeout: float = 1.0
 ) -> AsyncIterator[Gateway]:
     """A gateway that serves inside the block; by default on any free port of loopback."""
     gateway = Gateway(settings or GatewaySettings(port=0), services)
@@ -119,7 +119,7 @@ async def serving(
         await gateway.start()
         yield gateway
     finally:
-        await gateway.stop(grace)
+        await gateway.stop(shutdown_timeout)
 
 
 def server_options(settings: GatewaySettings) -> list[tuple[str, int]]:

@@ -28,12 +28,12 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """Everything `attn serve` is told; `grace` is how long running calls may take at the end, in seconds."""
+    """How `attn serve` is set up; `shutdown_timeout` is how long running calls may take at the end, in seconds."""
 
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     ready_file: Path | None = None
-    grace: float = 10.0
+    shutdown_timeout: float = 10.0
 
 
 MODEL_SERVICE = "attn.v1.ModelService"
@@ -68,7 +68,7 @@ async def serve(
         return signals.received
     finally:
         ready.remove()
-        await gateway.stop(settings.grace)
+        await gateway.stop(settings.shutdown_timeout)
         await cluster.stop()
 
 

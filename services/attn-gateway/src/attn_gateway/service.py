@@ -10,7 +10,7 @@ import grpc.aio
 
 @runtime_checkable
 class GrpcService(Protocol):
-    """A service behind the door. Its life: `add_to`, `start`, calls, `stop`; each happens once.
+    """A service of the gateway. Its life: `add_to`, `start`, calls, `stop`; each happens once.
 
     Calls reach it only between the end of `start` and the beginning of `stop`: before and after, the gateway
     answers UNAVAILABLE and its health is NOT_SERVING.
@@ -29,8 +29,8 @@ class GrpcService(Protocol):
         """Get ready to answer: start engines, load models. An error ends the whole server."""
         ...
 
-    async def stop(self, grace: float) -> None:
-        """Free everything; returns within about `grace` seconds.
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Free everything; returns within about `shutdown_timeout` seconds.
 
         Begins while the last calls still run: short ones may finish, long streams should end now. Called also when
         `start` failed or was cancelled, so it must cope with what was never made.

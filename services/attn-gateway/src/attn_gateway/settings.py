@@ -1,4 +1,4 @@
-"""How the door is configured."""
+"""How the gateway is configured."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class TlsFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
-    """Where the door is and what it lets in; raises `InvalidValue` for a door open to strangers.
+    """Where the gateway listens and whom it lets in; raises `InvalidValue` for one that anybody can reach.
 
     Sizes are in bytes, times in seconds. `port` 0 picks a free one. `token` is the bearer token callers must give,
-    or one of `other_tokens`: callers of another token are another tenant, with a fair share and a memory of their own.
+    or one of `other_tokens`: callers of another token are another tenant, with a weight in fair queueing and a
+    prefix cache of their own.
     `insecure` allows other hosts than loopback without token and TLS.
     """
 
@@ -63,7 +64,7 @@ class GatewaySettings:
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """All tokens that open the door; none where it is open."""
+        """All tokens that are accepted; none if no token is needed."""
         return () if self.token is None else (self.token, *self.other_tokens)
 
 
@@ -76,18 +77,18 @@ def is_loopback(host: str) -> bool:
 
 
 def read_tokens(path: Path) -> dict[str, float]:
-    """The tokens in a file that only its owner can read, a line each, and their shares: the number behind one, or 1.
+    """The tokens in a file that only its owner can read, a line each, and their weights: the number after one, or 1.
 
-    Raises `UserError` for another file, and for a share that is not above 0 or is said twice.
+    Raises `UserError` for another file, and for a weight that is not above 0 or is given twice.
     """
     lines = _read(path, "token_file").decode("utf-8", errors="replace").splitlines()
     found: dict[str, float] = {}
     for number, line in enumerate(lines, start=1):
         token, *rest = line.split()[:3] or [""]
-        share = _share(rest, f"token_file: line {number}")
-        if token and found.setdefault(token, share) != share:
+        weight = _weight(rest, f"token_file: line {number}")
+        if token and found.setdefault(token, weight) != weight:
             raise UserError(
-                f"token_file: line {number} gives a token of another line another share", field="token_file"
+                f"token_file: line {number} gives a token of another line another weight", field="token_file"
             )
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UserError(f"token_file: {path} can be read by others; run: chmod 600 {path}", field="token_file")
@@ -96,17 +97,17 @@ def read_tokens(path: Path) -> dict[str, float]:
     return found
 
 
-def _share(words: list[str], place: str) -> float:
-    """The share that stands behind a token; what it says does not tell the token."""
+def _weight(words: list[str], place: str) -> float:
+    """The weight that follows a token; errors do not quote the token."""
     if not words:
         return 1.0
     try:
-        share = float(words[0]) if len(words) == 1 else 0.0
+        weight = float(words[0]) if len(words) == 1 else 0.0
     except ValueError:
-        share = 0.0
-    if not 0 < share < float("inf"):
-        raise UserError(f"{place} is neither a token nor a token and a share above 0", field="token_file")
-    return share
+        weight = 0.0
+    if not 0 < weight < float("inf"):
+        raise UserError(f"{place} is neither a token nor a token and a weight above 0", field="token_file")
+    return weight
 
 
 def _read(path: Path, field: str) -> bytes:

@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 
 from attn_core.errors import AlreadyExists, AttnError, InvalidValue, Unavailable, UnknownName
+from attn_host import find_folder
+from attn_schema import EngineConfig, ModelInfo, ModelState
 
-from attn_serve.answers import ModelInfo
-from attn_serve.engines.client import EngineClient
-from attn_serve.requests import EngineSettings
-from attn_serve.source import find_folder
+from attn_serve.engine_client import EngineClient
 
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-EngineMaker = Callable[[str, Path, EngineSettings], EngineClient]
+EngineMaker = Callable[[str, Path, EngineConfig], EngineClient]
 """Makes an engine, not yet started, for the model of this name in this folder."""
-
-
-class ServedState(StrEnum):
-    """Where a model is in its life."""
-
-    LOADING = "loading"
-    SERVING = "serving"
-    DRAINING = "draining"
-    FAILED = "failed"
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model and its engine."""
+    """One model and its engine; `info` says what it is and where it is in its life."""
 
-    name: str
-    source: str
+    info: ModelInfo
     engine: EngineClient
-    state: ServedState = ServedState.LOADING
-    detail: str = ""
-    info: ModelInfo | None = None
-    since: datetime = field(default_factory=lambda: datetime.now(UTC))
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        """The name that requests use."""
+        return self.info.name
 
 
 class Fleet:
@@ -71,52 +59,54 @@ class Fleet:
     def engine(self, name: str) -> EngineClient:
         """The engine of a model that serves; raises `UnknownName`, or `Unavailable` where it does not serve now."""
         model = self.find(name)
-        if model.state is not ServedState.SERVING:
-            detail = f": {model.detail}" if model.detail else ""
-            raise Unavailable(f"model {name!r} is {model.state}{detail}", model=name)
+        if model.info.state is not ModelState.SERVING:
+            detail = f": {model.info.state_detail}" if model.info.state_detail else ""
+            raise Unavailable(f"model {name!r} is {model.info.state}{detail}", model=name)
         return model.engine
 
-    async def load(self, name: str, source: str, settings: EngineSettings) -> ServedModel:
+    async def load(self, name: str, source: str, config: EngineConfig) -> ServedModel:
         """Load a model and wait until it serves; the same name and source twice is one model."""
         if not NAME.fullmatch(name):
             allowed = "letters, digits, '-', '_' and '.', beginning with a letter or digit, at most 128 characters"
             raise InvalidValue.of("name", name, allowed)
         known = self._models.get(name)
-        if known and known.state is not ServedState.FAILED:
-            if known.source != (source or name):
-                raise AlreadyExists(f"model {name!r} is served from {known.source}", name=name, source=known.source)
+        if known and known.info.state is not ModelState.FAILED:
+            served = known.info.source
+            if served != (source or name):
+                raise AlreadyExists(f"model {name!r} is served from {served}", name=name, source=served)
             await known.ready.wait()
             return self.find(name)
         folder = find_folder(source or name, self._home)
-        if settings.draft is not None:
-            settings = dataclasses.replace(settings, draft=str(find_folder(settings.draft, self._home)))
-        model = ServedModel(name=name, source=source or name, engine=self._make(name, folder, settings))
+        if config.draft_model is not None:
+            config = config.replace(draft_model=str(find_folder(config.draft_model, self._home)))
+        info = ModelInfo(name=name, source=source or name, state=ModelState.LOADING, load_time=datetime.now(UTC))
+        model = ServedModel(info=info, engine=self._make(name, folder, config))
         self._models[name] = model
         await self._start(model)
         return model
 
-    async def unload(self, name: str, grace: float) -> None:
-        """Take a model out of service; running requests have `grace` seconds to finish."""
+    async def unload(self, name: str, shutdown_timeout: float) -> None:
+        """Take a model out of service; running requests have `shutdown_timeout` seconds to finish."""
         model = self.find(name)
-        model.state = ServedState.DRAINING
-        await model.engine.stop(grace)
+        model.info = model.info.replace(state=ModelState.DRAINING)
+        await model.engine.stop(shutdown_timeout)
         if self._models.get(name) is model:
             del self._models[name]
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Unload everything."""
         names = [model.name for model in self.models()]
-        await asyncio.gather(*(self.unload(name, grace) for name in names), return_exceptions=True)
+        await asyncio.gather(*(self.unload(name, shutdown_timeout) for name in names), return_exceptions=True)
 
     async def _start(self, model: ServedModel) -> None:
         try:
-            model.info = await model.engine.start()
-            model.state = ServedState.SERVING
+            known = {name: getattr(model.info, name) for name in ("name", "source", "load_time")}
+            model.info = (await model.engine.start()).replace(state=ModelState.SERVING, **known)
             if model.info.note:
                 log.warning("model %s: %s", model.name, model.info.note)
         except BaseException as error:
-            model.detail = error.message if isinstance(error, AttnError) else type(error).__name__
-            model.state = ServedState.FAILED
+            detail = error.message if isinstance(error, AttnError) else type(error).__name__
+            model.info = model.info.replace(state=ModelState.FAILED, state_detail=detail)
             del self._models[model.name]
             await asyncio.shield(model.engine.stop(0))
             raise

@@ -1,9 +1,8 @@
-"""Inference as a service of the door."""
+"""Inference and models as services of the gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +10,12 @@ import grpc.aio
 from attn.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from attn.v1.model_pb2_grpc import add_ModelServiceServicer_to_server
 from attn_gateway import Cluster
+from attn_schema import EngineConfig
 
-from attn_serve.engines import EngineClient, RayEngine
+from attn_serve.engine_client import EngineClient
 from attn_serve.fleet import Fleet
-from attn_serve.requests import EngineSettings
-from attn_serve.servicers.inference import InferenceServicer
-from attn_serve.servicers.model import ModelServicer
+from attn_serve.ray_backend import RayBackend
+from attn_serve.servicers import InferenceServicer, ModelServicer
 
 
 class InferenceGrpc:
@@ -36,26 +35,14 @@ class InferenceGrpc:
     async def start(self) -> None:
         """Start Ray and load the models that were asked for at the start."""
         await self._cluster.start()
-        models = self._cluster.models
-        settings = _settings(self._cluster)
-        await asyncio.gather(*(self.fleet.load(model.name, model.source, settings) for model in models))
+        models, config = self._cluster.models, self._cluster.settings.engine
+        await asyncio.gather(*(self.fleet.load(model.name, model.source, config) for model in models))
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Unload all models."""
-        await self.fleet.stop(grace)
+        await self.fleet.stop(shutdown_timeout)
 
-    def _engine(self, name: str, folder: Path, settings: EngineSettings) -> EngineClient:
+    def _engine(self, name: str, folder: Path, config: EngineConfig) -> EngineClient:
         # Tenants are the server's, whoever loads a model.
-        return RayEngine(name, folder, dataclasses.replace(settings, shares=self._cluster.settings.shares))
-
-
-def _settings(cluster: Cluster) -> EngineSettings:
-    options, default = cluster.settings, EngineSettings()
-    return EngineSettings(
-        weights=options.weights or default.weights,
-        cache=options.cache or default.cache,
-        guesses=options.guesses,
-        draft=options.draft,
-        offload_bytes=options.offload_bytes,
-        branches=options.branches,
-    )
+        weights = self._cluster.settings.engine.tenant_weights
+        return EngineClient(RayBackend(name, folder, config.replace(tenant_weights=weights)))

@@ -276,7 +276,7 @@ class TrainingGrpc:
         for work in (self._servicer.changes.follow(), self._dispatcher.run()):
             self._tasks.append(asyncio.create_task(work))
 
-    async def stop(self, grace: float) -> None:
+    async def stop(self, shutdown_timeout: float) -> None:
         """Suspend jobs that cannot go on without this server; they go on when it starts again."""
         for task in self._tasks:
             task.cancel()
@@ -284,7 +284,7 @@ class TrainingGrpc:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         await self._servicer.changes.close()
-        await self._dispatcher.stop(grace)
+        await self._dispatcher.stop(shutdown_timeout)
         self._store.close()
 
     async def make_host(self) -> Host:

@@ -47,7 +47,7 @@ def server(home: Path) -> Callable[..., contextlib.AbstractAsyncContextManager[T
         cluster = Cluster(ClusterSettings(home=home))
         service = InProcessTrainingGrpc(cluster, TrainSettings(**settings))
         async with (
-            serving([service], grace=20.0) as gateway,
+            serving([service], shutdown_timeout=20.0) as gateway,
             grpc.aio.insecure_channel(gateway.address) as channel,
         ):
             yield TrainingServiceStub(channel)

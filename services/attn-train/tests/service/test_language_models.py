@@ -6,7 +6,7 @@ import grpc
 import pytest
 from attn.v1 import training_pb2 as pb
 from attn_client.recipe import read_recipe
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import Request, SamplingParams, build_engine
 from attn_models.loading import load_model
 
 SMALL = {
@@ -41,11 +41,11 @@ async def test_a_recipe_becomes_a_model_that_goes_on_with_a_text(server, recipe,
     assert loaded.family in (job.spec.model.family, "decoder")  # as which decoders of papers are kept
     engine = build_engine(loaded.model, loaded.tokenizer)
     prompt = tuple(loaded.tokenizer.encode("key "))
-    engine.submit(Request(id="r", token_ids=prompt, task=Sampling(temperature=0.0, max_new_tokens=4)))
+    engine.submit(Request(id="r", token_ids=prompt, params=SamplingParams(temperature=0.0, max_new_tokens=4)))
     events = []
     while not engine.idle:
         events += engine.step()
-    assert len("".join(event.text for event in events)) == 4
+    assert len("".join(event.delta.text for event in events)) == 4
 
 
 @pytest.mark.parametrize(

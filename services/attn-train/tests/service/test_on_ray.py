@@ -55,7 +55,7 @@ async def test_killed_workers_and_supervisors_cost_an_interval_and_not_a_bit(hom
     cluster = Cluster(ClusterSettings(home=home, cpus=2))
     try:
         async with (
-            serving([TrainingGrpc(cluster, TrainSettings(threads=1))], grace=20.0) as gateway,
+            serving([TrainingGrpc(cluster, TrainSettings(threads=1))], shutdown_timeout=20.0) as gateway,
             grpc.aio.insecure_channel(gateway.address) as channel,
         ):
             stub = TrainingServiceStub(channel)

@@ -4,70 +4,46 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_schema import ConnectionOptions, EngineConfig, SamplingParams
+from attn_schema.flags import with_flags
 
 from attn_client.commands.conversation import Conversation
-from attn_client.commands.options import ADDRESS, Address, Certificates, TokenFile, Weights, connect
-from attn_client.commands.place import here
-from attn_client.sampling import Sampling
-from attn_client.writer import Writer
+from attn_client.commands.options import LocalWriter, ModelHere, writer_for
 
-NEW_TOKENS = 512
+MAX_NEW_TOKENS = 512
+"""Of an answer, if not given."""
 FORGET = "/new"
 LEAVE = "/bye"
-Option = typer.Option
 
 
-def chat_command(  # noqa: PLR0913 - a command has the options it has
+@with_flags
+def chat_command(
     *,
     served: Annotated[str | None, typer.Argument(metavar="[SERVED]", help="Name of a server's model.")] = None,
-    model: Annotated[str | None, Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")] = None,
-    system: Annotated[str | None, Option(help="System message before the conversation.")] = None,
-    max_new_tokens: Annotated[int, Option("--max-new-tokens", "-n", help="Most tokens of an answer.")] = NEW_TOKENS,
-    temperature: Annotated[float | None, Option(help="0 takes the likeliest token.")] = None,
-    top_k: Annotated[int | None, Option(help="Keep the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, Option(help="Keep the likeliest tokens up to this probability.")] = None,
-    min_p: Annotated[float | None, Option(help="Keep tokens this fraction as likely as the likeliest.")] = None,
-    repetition_penalty: Annotated[float | None, Option(help="More than 1 avoids tokens already seen.")] = None,
-    seed: Annotated[int | None, Option(help="Make the choice repeatable.")] = None,
-    weights: Weights = None,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    model: ModelHere = None,
+    system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None,
+    sampling: SamplingParams,
+    engine: EngineConfig,
+    connection: ConnectionOptions,
 ) -> None:
-    """Talk with a model, here without a server or, where one is named first, with a server's.
+    """Talk with a model, here without a server or, if one is named first, with a server's.
 
-    A line is a turn. Ctrl-C ends an answer, at the prompt the conversation, as Ctrl-D does; `/new` forgets it.
+    A line is a message. Ctrl-C ends an answer, at the prompt the conversation, as Ctrl-D does; `/new` starts another.
+    The options of engines are for a model that runs here. An answer has at most 512 tokens, if not given.
 
     Examples: `attn pull smollm2-135m-instruct`, then `attn chat`; `attn chat smollm2-135m-instruct --address HOST:PORT`
     """
     if served is not None and model is not None:
         raise InvalidValue.of("--model", model, f"either --model or a server's model ({served}), not both")
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
+    if sampling.max_new_tokens is None:
+        sampling = sampling.replace(max_new_tokens=MAX_NEW_TOKENS)
     with ExitStack() as stack:
-        writer: Writer
-        if served is not None:
-            if weights is not None:
-                raise InvalidValue.of(
-                    "--weights", weights, "only without a server; it has its own: attn serve --weights"
-                )
-            name, writer = served, stack.enter_context(connect(address, token_file, certificates))
-        else:
-            local = stack.enter_context(here())
-            if weights is not None:
-                local.keep(weights)
-            name, writer = model or local.only_chat_model(), local
+        writer = writer_for(stack, local=served is None, connection=connection, engine=engine)
+        name = served or model or cast("LocalWriter", writer).only_chat_model()
         _talk(Conversation(writer, name, sampling, system), name)
 
 

@@ -7,19 +7,19 @@ from contextlib import closing
 
 import typer
 from attn_core.errors import ContextLengthExceeded
+from attn_schema import ChatMessage, SamplingParams
 
-from attn_client.sampling import ChatMessage, Sampling
 from attn_client.writer import Writer
 
 
 class Conversation:
     """The turns with one model. What the context no longer holds is dropped, the oldest turn first."""
 
-    def __init__(self, writer: Writer, model: str, sampling: Sampling, system: str | None) -> None:
+    def __init__(self, writer: Writer, model: str, sampling: SamplingParams, system: str | None) -> None:
         self._writer = writer
         self._model = model
         self._sampling = sampling
-        self._system = [ChatMessage("system", system)] if system else []
+        self._system = [ChatMessage(role="system", content=system)] if system else []
         self._turns: list[ChatMessage] = []
 
     @property
@@ -37,7 +37,7 @@ class Conversation:
         Ctrl-C ends it, while writing too; what was said by then stays part of the conversation. A turn that fails does
         not.
         """
-        self._turns.append(ChatMessage("user", text.rstrip("\n")))
+        self._turns.append(ChatMessage(role="user", content=text.rstrip("\n")))
         said: list[str] = []
         try:
             with closing(self._pieces()) as pieces:
@@ -49,7 +49,7 @@ class Conversation:
         except BaseException:
             self._turns.pop()
             raise
-        self._turns.append(ChatMessage("assistant", "".join(said)))
+        self._turns.append(ChatMessage(role="assistant", content="".join(said)))
 
     def _pieces(self) -> Generator[str, None, None]:
         while True:

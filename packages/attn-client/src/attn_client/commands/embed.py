@@ -8,14 +8,17 @@ from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_schema import ConnectionOptions
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json
 
-from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
-from attn_client.commands.place import here
+from attn_client.commands.options import Json, connect, here
 
 SHOWN = 60
 WORDS_HELP = "Name of a server's encoder unless --model is given, then texts; - reads them, one a line."
 
 
+@with_flags
 def embed_command(
     *,
     words: Annotated[list[str], typer.Argument(metavar="[SERVED] TEXT...", help=WORDS_HELP)],
@@ -23,11 +26,9 @@ def embed_command(
         str | None, typer.Option("--model", "-m", help="Encoder to run here: a pulled one, or a folder.")
     ] = None,
     json: Json = False,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    connection: ConnectionOptions,
 ) -> None:
-    """Turn texts into vectors and show how near they are in meaning (1 is the same).
+    """Embed texts and show the cosine similarity of each pair (1 is the same meaning).
 
     A server's encoder does it, or with `--model` one that runs here. Examples: `attn pull minilm`, then `attn embed
     --model minilm "a cat" "a kitten" "the tax return"`, or `attn embed minilm ...` where `attn serve --model minilm`
@@ -40,18 +41,18 @@ def embed_command(
         raise InvalidValue.of("texts", " ".join(words), f"{first}at least one text that is not empty")
     vectors: Sequence[tuple[float, ...]]
     if model is None:
-        with connect(address, token_file, certificates) as server:
+        with connect(connection) as server:
             vectors = server.embed(name, given)
     else:
         with here() as local:
             vectors = local.embed(name, given)
     if json:
         for text, vector in zip(given, vectors, strict=True):
-            print_line({"text": text, "embedding": vector})
+            print_json({"text": text, "embedding": vector})
         return
     for number, (text, vector) in enumerate(zip(given, vectors, strict=True), start=1):
-        near = " ".join(f"{_cosine(vector, other):6.3f}" for other in vectors[:number])
-        typer.echo(f"{number:>3}  {near}  {text[:SHOWN]}")
+        similarity = " ".join(f"{_cosine(vector, other):6.3f}" for other in vectors[:number])
+        typer.echo(f"{number:>3}  {similarity}  {text[:SHOWN]}")
 
 
 def _cosine(one: tuple[float, ...], other: tuple[float, ...]) -> float:

@@ -8,11 +8,11 @@ from contextlib import closing, contextmanager
 from typing import Any, Protocol
 
 import typer
+from attn_schema.output import print_json
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attn_client.client import Client
-from attn_client.commands.options import print_line
 from attn_client.results.jobs import Checkpoint, Job, JobEvent, JobState, LogLine, Metrics, StateChange
 
 SHOWN = {
@@ -84,18 +84,18 @@ class JsonView:
     def show(self, update: Job | JobEvent) -> None:
         """Print the update."""
         if isinstance(update, Job):
-            print_line({"job": update.id, "state": update.state, "step": update.step, "steps": update.steps})
+            print_json({"job": update.id, "state": update.state, "step": update.step, "steps": update.steps})
             return
         head = {"event": update.id, "time": update.time.isoformat(), "attempt": update.attempt}
         match update.payload:
             case Metrics(step=step, values=values):
-                print_line({**head, "step": step, **values})
+                print_json({**head, "step": step, **values})
             case Checkpoint(step=step, path=path):
-                print_line({**head, "checkpoint": path, "step": step})
+                print_json({**head, "checkpoint": path, "step": step})
             case StateChange(current=current, error=error):
-                print_line({**head, "state": current, "error": error.message if error else None})
+                print_json({**head, "state": current, "error": error.message if error else None})
             case LogLine(text=text):
-                print_line({**head, "log": text})
+                print_json({**head, "log": text})
 
 
 class LineView:

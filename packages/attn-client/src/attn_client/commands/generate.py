@@ -3,120 +3,71 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from attn_core.errors import InvalidValue
+from attn_schema import (
+    ChatMessage,
+    ConnectionOptions,
+    EncoderPrompt,
+    EngineConfig,
+    OutputDelta,
+    Prompt,
+    PromptLike,
+    SamplingParams,
+)
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json
 
-from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, Weights, connect
-from attn_client.commands.place import here
-from attn_client.commands.show import show
-from attn_client.sampling import Beams, ChatMessage, Grammar, Prompt, Sampling, Sourced
-from attn_client.writer import Writer
+from attn_client.commands.options import Json, ModelHere, writer_for
 
-Option = typer.Option
 WORDS_HELP = "Name of a server's model (see `attn models list`) unless --model is given, and the prompt; - reads it."
 
 
-def generate_command(  # noqa: PLR0913 - a command has the options it has
+@with_flags
+def generate_command(  # noqa: PLR0913 - a command has the options it has  # noqa: PLR0913 - a command has the options it has
     *,
     words: Annotated[list[str] | None, typer.Argument(metavar="[SERVED] PROMPT", help=WORDS_HELP)] = None,
-    model: Annotated[str | None, Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")] = None,
+    model: ModelHere = None,
     chat: Annotated[
-        bool, Option("--chat", help="Take the prompt as a user's turn, by the model's chat template.")
+        bool, typer.Option("--chat", help="Take the prompt as a user's message, by the model's chat template.")
     ] = False,
-    system: Annotated[str | None, Option(help="System message before the prompt; means --chat.")] = None,
-    source: Annotated[
-        str | None, Option(help="What a model with a source reads; a prompt is then how the answer begins.")
+    system: Annotated[str | None, typer.Option(help="System message before the prompt; implies --chat.")] = None,
+    encoder_prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="What the encoder of an encoder-decoder model reads; a prompt is then how the output begins."
+        ),
     ] = None,
-    max_new_tokens: Annotated[int | None, Option("--max-new-tokens", "-n", help="Most tokens to generate.")] = None,
-    temperature: Annotated[float | None, Option(help="0 takes the likeliest token.")] = None,
-    top_k: Annotated[int | None, Option(help="Keep the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, Option(help="Keep the likeliest tokens up to this probability.")] = None,
-    min_p: Annotated[float | None, Option(help="Keep tokens this fraction as likely as the likeliest.")] = None,
-    repetition_penalty: Annotated[float | None, Option(help="More than 1 avoids tokens already seen.")] = None,
-    seed: Annotated[int | None, Option(help="Make the choice repeatable.")] = None,
-    typical_p: Annotated[float | None, Option(help="Keep tokens of typical surprise up to this probability.")] = None,
-    completions: Annotated[int, Option("--completions", help="How many to write; each has a seed of its own.")] = 1,
-    beams: Annotated[int | None, Option(help="Search with so many beams for the likeliest; draw nothing.")] = None,
-    length_penalty: Annotated[float, Option(help="With --beams: above 0 favours long texts, below 0 short.")] = 1.0,
-    guesses: Annotated[int | None, Option(help="Most tokens to guess ahead at a step; changes only the time.")] = None,
-    draft: Annotated[str | None, Option(help="With --model, a smaller model of the same tokens that guesses.")] = None,
-    branches: Annotated[int | None, Option(help="With --model, in how many ways a guess may go on, as a tree.")] = None,
-    weights: Weights = None,
-    min_new_tokens: Annotated[int | None, Option(help="Do not end before so many tokens.")] = None,
-    stop: Annotated[list[str] | None, Option(help="End at this text; may be repeated.")] = None,
-    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
-    top_logprobs: Annotated[int | None, Option(help="With --json, the likeliest tokens at each place.")] = None,
-    frequency_penalty: Annotated[float | None, Option(help="Lower a token each time it was generated.")] = None,
-    presence_penalty: Annotated[float | None, Option(help="Lower a token that was generated.")] = None,
-    json_schema: Annotated[
-        Path | None, Option(metavar="FILE", help="Write JSON that this schema allows, and nothing else.")
-    ] = None,
-    regex: Annotated[str | None, Option(help="Write what this regular expression matches, and nothing else.")] = None,
-    lark: Annotated[Path | None, Option(metavar="FILE", help="Write what this Lark grammar describes.")] = None,
-    timeout: Annotated[float | None, Option(help="Most seconds it may take.")] = None,
+    sampling: SamplingParams,
+    engine: EngineConfig,
+    timeout: Annotated[float | None, typer.Option(help="Maximum time, in seconds.")] = None,
     json: Json = False,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    connection: ConnectionOptions,
 ) -> None:
-    """Let a model write: a server's, or with `--model` one that runs here; the text appears as it is made.
+    """Generate text: with a server's model, or with `--model` one that runs here; the text appears as it is generated.
 
-    Examples: `attn generate smollm2-135m-instruct --chat "Where is Paris?"` asks a server, `attn generate --model
-    smollm2-135m-instruct "Once"` needs none. With `--regex "(yes|no)"` it says nothing else, with `--json-schema
-    person.json` only JSON of that form.
+    The options of engines are for a model that runs here. With `--regex "(yes|no)"` the text matches that
+    expression, with `--json-schema person.json` it is JSON of that form. Examples: `attn generate
+    smollm2-135m-instruct --chat "Where is Paris?"` asks a server, `attn generate --model smollm2-135m-instruct "Once"`
+    needs none.
     """
-    name, prompt = _asked(words or [], model, source)
+    name, prompt = _asked(words or [], model, encoder_prompt)
     text = sys.stdin.read() if prompt == "-" else prompt
-    sampling = Sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        typical_p=typical_p,
-        completions=completions,
-        guesses=guesses,
-        beams=None if beams is None else Beams(width=beams, length_penalty=length_penalty),
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        min_new_tokens=min_new_tokens,
-        stop=stop or (),
-        ignore_eos=ignore_eos,
-        top_logprobs=top_logprobs,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        grammar=_grammar(json_schema, regex, lark),
-    )
     with ExitStack() as stack:
-        writer: Writer
-        if model is None:
-            for option, value in (("--draft", draft), ("--weights", weights), ("--branches", branches)):
-                if value is not None:
-                    raise InvalidValue.of(
-                        option, value, f"only with --model; a server has its own: attn serve {option}"
-                    )
-            writer = stack.enter_context(connect(address, token_file, certificates))
-        else:
-            local = writer = stack.enter_context(here())
-            if weights is not None:
-                local.keep(weights)
-            if branches is not None:
-                local.guess(branches)
-            if draft is not None:
-                local.draft(model, draft)
-        chunks = writer.generate(name, _prompt(text, system, source, chat=chat), sampling, timeout=timeout)
+        writer = writer_for(stack, local=model is not None, connection=connection, engine=engine)
+        deltas = writer.generate(name, _prompt(text, system, encoder_prompt, chat=chat), sampling, timeout=timeout)
         # Closing cancels, also on a server, also at Ctrl-C.
-        with closing(chunks):
-            show(chunks, json=json, several=completions > 1)
+        with closing(deltas):
+            show(deltas, json=json, several=sampling.n > 1)
 
 
-def _asked(words: list[str], model: str | None, source: str | None) -> tuple[str, str]:
-    """The model and the prompt, which may be left out with a source; raises `InvalidValue` for other words."""
-    if source is not None and len(words) == (model is None):
+def _asked(words: list[str], model: str | None, encoder_prompt: str | None) -> tuple[str, str]:
+    """The model and the prompt, which is optional with an encoder prompt; raises `InvalidValue` for other words."""
+    if encoder_prompt is not None and len(words) == (model is None):
         words = [*words, ""]
     if model is not None and len(words) == 1:
         return model, words[0]
@@ -126,24 +77,35 @@ def _asked(words: list[str], model: str | None, source: str | None) -> tuple[str
     raise InvalidValue.of("arguments", " ".join(words), allowed)
 
 
-def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> Grammar | None:
-    """What was asked for; raises `InvalidValue` for more than one, or a file that cannot be read."""
-    grammar = Grammar(json_schema=_read("--json-schema", json_schema), regex=regex, lark=_read("--lark", lark))
-    return None if grammar == Grammar() else grammar
-
-
-def _read(option: str, path: Path | None) -> str | None:
-    try:
-        return None if path is None else path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidValue.of(option, str(path), f"a text file that can be read ({error})") from error
-
-
-def _prompt(text: str, system: str | None, source: str | None, *, chat: bool) -> Prompt:
-    if source is not None:
+def _prompt(text: str, system: str | None, encoder_prompt: str | None, *, chat: bool) -> PromptLike:
+    if encoder_prompt is not None:
         if chat or system is not None:
-            raise InvalidValue.of("--source", source, "without --chat and --system")
-        return Sourced(source, text)
-    if system is not None:
-        return [ChatMessage("system", system), ChatMessage("user", text)]
-    return [ChatMessage("user", text)] if chat else text
+            raise InvalidValue.of("--encoder-prompt", encoder_prompt, "without --chat and --system")
+        return Prompt(text=text, encoder_prompt=EncoderPrompt(text=encoder_prompt))
+    if not chat and system is None:
+        return text
+    messages = [ChatMessage(role="system", content=system)] if system is not None else []
+    return [*messages, ChatMessage(role="user", content=text)]
+
+
+def show(deltas: Iterable[OutputDelta], *, json: bool, several: bool) -> None:
+    """Print a completion as it is generated, or each of several once it is whole; as JSON, every delta as it comes."""
+    if json:
+        for delta in deltas:
+            print_json(delta)
+    elif several:
+        _show_whole(deltas)
+    else:
+        for delta in deltas:
+            typer.echo(delta.text, nl=False)
+            sys.stdout.flush()
+        typer.echo()
+
+
+def _show_whole(deltas: Iterable[OutputDelta]) -> None:
+    """Completions that are generated side by side, one after the other, under their numbers."""
+    texts: dict[int, str] = {}
+    for delta in deltas:
+        texts[delta.index] = texts.get(delta.index, "") + delta.text
+        if delta.finish_reason is not None:
+            typer.echo(f"--- {delta.index}\n{texts.pop(delta.index)}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from attn_schema import ConnectionOptions
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json, print_table
 from google.protobuf.json_format import MessageToDict
 
 from attn_client.commands.follow import follow
-from attn_client.commands.options import ADDRESS, Address, Certificates, Json, TokenFile, connect, print_line
-from attn_client.commands.tables import print_table
+from attn_client.commands.options import Json, connect
 from attn_client.results.jobs import Job
 
 app = typer.Typer(no_args_is_help=True, help="The training jobs of a server.")
@@ -17,68 +19,63 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job; see `a
 
 
 @app.command("list")
-def list_command(
-    *, json: Json = False, address: Address = ADDRESS, token_file: TokenFile = None, certificates: Certificates = None
-) -> None:
+@with_flags
+def list_command(*, json: Json = False, connection: ConnectionOptions) -> None:
     """List jobs, newest first."""
-    with connect(address, token_file, certificates) as client:
+    with connect(connection) as client:
         jobs = client.jobs.list()
     if json:
         for job in jobs:
-            print_line(facts(job))
+            print_json(facts(job))
     else:
         print_table([_row(job) for job in jobs], "no job yet; start one with: attn train")
 
 
 @app.command("show")
-def show_command(
-    *, job: JobId, address: Address = ADDRESS, token_file: TokenFile = None, certificates: Certificates = None
-) -> None:
+@with_flags
+def show_command(*, job: JobId, connection: ConnectionOptions) -> None:
     """Show all of a job, as JSON."""
-    with connect(address, token_file, certificates) as client:
-        print_line(facts(client.jobs.get(job)))
+    with connect(connection) as client:
+        print_json(facts(client.jobs.get(job)))
 
 
 @app.command("watch")
+@with_flags
 def watch_command(
     *,
     job: JobId,
     after: Annotated[int, typer.Option(help="Show only events with a higher id.", min=0)] = 0,
     json: Json = False,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Follow a job until it ends; a broken connection is made again. Ctrl-C leaves the job running."""
-    with connect(address, token_file, certificates) as client:
+    with connect(connection) as client:
         follow(client, job, after=after, json=json)
 
 
 @app.command("cancel")
+@with_flags
 def cancel_command(
     *,
     job: JobId,
     discard: Annotated[bool, typer.Option("--discard", help="Stop without a last checkpoint.")] = False,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Ask a job to stop."""
-    with connect(address, token_file, certificates) as client:
+    with connect(connection) as client:
         typer.echo(f"{job} is {client.jobs.cancel(job, discard=discard).state}")
 
 
 @app.command("resume")
+@with_flags
 def resume_command(
     *,
     job: JobId,
     detach: Annotated[bool, typer.Option("--detach", help="Do not follow it.")] = False,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Start a failed or cancelled job again from its newest checkpoint."""
-    with connect(address, token_file, certificates) as client:
+    with connect(connection) as client:
         resumed = client.jobs.resume(job)
         if detach:
             typer.echo(f"{job} is {resumed.state}")

@@ -1,65 +1,65 @@
-"""Options that the commands share, and what is made of them."""
+"""Options that the commands share, and where a model is: on a server or in this process."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Annotated, Protocol, Self
 
 import typer
-from attn_core.errors import InvalidValue
+from attn_core import installed
+from attn_core.errors import InvalidValue, MissingPackage
+from attn_schema import ConnectionOptions, EngineConfig, SamplingParams
+from attn_schema.flags import flag_fields
 
 from attn_client.client import Client
-from attn_client.settings import DEFAULT_ADDRESS, ClientSettings
+from attn_client.settings import ClientSettings
+from attn_client.writer import Writer
 
-Address = Annotated[
-    str,
-    typer.Option(help="Server as HOST:PORT.", envvar="ATTN_ADDRESS", rich_help_panel="Connection", metavar="HOST:PORT"),
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option(help="File with the server's bearer token.", envvar="ATTN_TOKEN_FILE", rich_help_panel="Connection"),
-]
-Certificates = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca", help="PEM file of the authority to trust; turns TLS on.", envvar="ATTN_TLS_CA",
-        rich_help_panel="Connection",
-    ),
-]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one value a line.")]
-
-Weights = Annotated[
-    str | None,
-    typer.Option(help="With a model here, keep its weights as float32, bfloat16, int8, int4, auto or unpacked."),
-]
-
-ADDRESS = DEFAULT_ADDRESS
+ModelHere = Annotated[str | None, typer.Option("--model", "-m", help="Model to run here: a pulled one, or a folder.")]
 
 
-def connect(address: str, token_file: Path | None, certificates: Path | None) -> Client:
-    """A client for these options; raises `InvalidValue` for a file that cannot be read or an address without port."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise InvalidValue.of("address", address, "HOST:PORT")
-    token = _read(token_file, "--token-file").decode().strip() if token_file else None
-    return Client(
-        ClientSettings(
-            address=address,
-            token=token,
-            tls=certificates is not None,
-            certificates=_read(certificates, "--tls-ca") if certificates else None,
-        )
-    )
+class LocalWriter(Writer, AbstractContextManager["LocalWriter"], Protocol):
+    """A client that runs models in this process."""
+
+    def __enter__(self) -> Self:
+        """Itself; leaving stops its models."""
+        ...
+
+    def embed(self, model: str, texts: Sequence[str]) -> list[tuple[float, ...]]:
+        """A vector of length 1 for each text."""
+        ...
+
+    def only_chat_model(self) -> str:
+        """The one model of this machine that can chat."""
+        ...
 
 
-def print_line(value: Any) -> None:
-    """Print a value as one line of JSON."""
-    typer.echo(json.dumps(value, ensure_ascii=False))
+def connect(options: ConnectionOptions) -> Client:
+    """A client for these options; raises `InvalidValue` for a file that cannot be read."""
+    return Client(ClientSettings.of(options))
 
 
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidValue(f"{option}: {path}: {error.strerror}", field=option, given=path) from error
+def here(engine: EngineConfig | None = None) -> LocalWriter:
+    """The client of this process, from the first plugin that offers one; raises `MissingPackage` without one."""
+    for _, open_client in installed().offers("attn_local_clients"):
+        client: LocalWriter = open_client(engine or EngineConfig())
+        return client
+    raise MissingPackage.of("attn-local", "running a model without a server")
+
+
+def writer_for(stack: ExitStack, *, local: bool, connection: ConnectionOptions, engine: EngineConfig) -> Writer:
+    """A client of this process with this engine, or of a server, which has engines of its own.
+
+    Raises `InvalidValue` for an engine option with a server.
+    """
+    if local:
+        return stack.enter_context(here(engine))
+    shared = {info.name for info in flag_fields(SamplingParams)}
+    for info in flag_fields(EngineConfig):
+        given = getattr(engine, info.name)
+        if given != info.default and info.name not in shared:
+            flag = f"--{info.name.replace('_', '-')}"
+            raise InvalidValue.of(flag, given, f"only with a model here; a server has its own: attn serve {flag}")
+    return stack.enter_context(connect(connection))

@@ -9,20 +9,15 @@ from attn.v1 import common_pb2
 from attn.v1 import training_pb2 as pb
 from attn_core.errors import InvalidValue
 from attn_core.options import parse_options
+from attn_schema import ConnectionOptions
+from attn_schema.flags import with_flags
+from attn_schema.output import print_json
 from google.protobuf import struct_pb2
 
 from attn_client.client import Client
 from attn_client.commands.changes import Changes, changed, data_source, set_fields
 from attn_client.commands.follow import follow
-from attn_client.commands.options import (
-    ADDRESS,
-    Address,
-    Certificates,
-    Json,
-    TokenFile,
-    connect,
-    print_line,
-)
+from attn_client.commands.options import Json, connect
 from attn_client.recipe import read_recipe, recipe_names
 from attn_client.results.jobs import Job
 
@@ -37,6 +32,7 @@ USUAL = {"steps": 2000, "batch_size": 12, "learning_rate": 1e-3}
 """Of the optimiser, without a recipe."""
 
 
+@with_flags
 def train_command(  # noqa: PLR0913 - a command has the options it has
     line: typer.Context,
     *,
@@ -105,9 +101,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
         bool, Option("--detach", help="Print the job's id and do not follow it.", rich_help_panel=RUN)
     ] = False,
     json: Json = False,
-    address: Address = ADDRESS,
-    token_file: TokenFile = None,
-    certificates: Certificates = None,
+    connection: ConnectionOptions,
 ) -> None:
     """Train a model on the server and watch it. The job goes on if this command ends; Ctrl-C leaves it running.
 
@@ -162,7 +156,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
         set_fields(spec.optimizer, USUAL)
         set_fields(spec.optimizer, optimizer)
         set_fields(spec.checkpoint, policy)
-    with connect(address, token_file, certificates) as client:
+    with connect(connection) as client:
         submitted = client.jobs.submit(spec, job_id=job)
         _tell(client, submitted, detach=detach, json=json)
 
@@ -171,7 +165,7 @@ def _tell(client: Client, job: Job, *, detach: bool, json: bool) -> None:
     if not detach:
         follow(client, job.id, after=0, json=json)
     elif json:
-        print_line({"job": job.id, "state": job.state})
+        print_json({"job": job.id, "state": job.state})
     else:
         typer.echo(job.id)
 

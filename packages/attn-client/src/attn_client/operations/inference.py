@@ -3,56 +3,93 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from attn.v1 import inference_pb2 as pb
-from attn_core.errors import InvalidValue
+from attn_core.errors import InternalError, InvalidValue
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    Embeddings,
+    EmbedRequest,
+    EngineStats,
+    GenerateRequest,
+    OutputDelta,
+    Prompt,
+    PromptLike,
+    SamplingParams,
+    ScoreRequest,
+    SequenceScore,
+    Tokenization,
+    TokenizeRequest,
+)
+from attn_schema.codec import from_message, message_class, to_message
 
 from attn_client.operations import Operation
-from attn_client.results.inference import AttentionMap, Chunk, Load, Score, Tokenization
-from attn_client.results.tensors import rows_of
-from attn_client.sampling import Prompt, Sampling, prompt_message
 
 SERVICE = "/attn.v1.InferenceService"
 
 
-def generate(model: str, prompt: Prompt, sampling: Sampling | None) -> Operation[pb.GenerateResponse, Chunk]:
-    """A completion of a prompt, in chunks."""
-    request = pb.GenerateRequest(
-        model=model, prompt=prompt_message(prompt), sampling=(sampling or Sampling()).message()
-    )
-    return Operation(f"{SERVICE}/Generate", request, pb.GenerateResponse, Chunk.of)
-
-
-def score(model: str, prompts: Sequence[Prompt], top_logprobs: int) -> Operation[pb.ScoreResponse, list[Score]]:
-    """The log probabilities of sequences."""
-    request = pb.ScoreRequest(model=model, prompts=map(prompt_message, prompts), top_logprobs=top_logprobs)
-    return Operation(f"{SERVICE}/Score", request, pb.ScoreResponse, lambda answer: [*map(Score.of, answer.scores)])
-
-
-def embed(model: str, texts: Sequence[str]) -> Operation[pb.EmbedResponse, list[tuple[float, ...]]]:
-    """A vector for each text; raises `InvalidValue` for anything but texts."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InvalidValue.of("texts", texts, "texts, in a list")
-    request = pb.EmbedRequest(model=model, texts=texts)
+def generate(model: str, prompt: PromptLike, sampling: SamplingParams | None) -> Operation[Any, OutputDelta]:
+    """Completions of a prompt, in deltas."""
+    request = GenerateRequest(model=model, prompt=Prompt.of(prompt), sampling=sampling or SamplingParams())
     return Operation(
-        f"{SERVICE}/Embed", request, pb.EmbedResponse, lambda answer: rows_of(answer.embeddings, len(texts))
+        f"{SERVICE}/Generate", to_message(request), message_class(OutputDelta), partial(from_message, OutputDelta)
     )
 
 
-def tokenize(model: str, prompt: Prompt) -> Operation[pb.TokenizeResponse, Tokenization]:
+def score(
+    model: str, prompts: Sequence[PromptLike], top_logprobs: int
+) -> Operation[pb.ScoreResponse, list[SequenceScore]]:
+    """The log probabilities of sequences."""
+    request = ScoreRequest(model=model, prompts=tuple(map(Prompt.of, prompts)), top_logprobs=top_logprobs)
+
+    def result(answer: pb.ScoreResponse) -> list[SequenceScore]:
+        return [from_message(SequenceScore, item) for item in answer.scores]
+
+    return Operation(f"{SERVICE}/Score", to_message(request), pb.ScoreResponse, result)
+
+
+def embed(model: str, texts: Sequence[str]) -> Operation[Any, list[tuple[float, ...]]]:
+    """A vector for each text; raises `InvalidValue` for anything but texts."""
+    if isinstance(texts, str):
+        raise InvalidValue.of("texts", texts, "a list of texts")
+    request = EmbedRequest(model=model, texts=tuple(texts))
+
+    def result(answer: Any) -> list[tuple[float, ...]]:
+        rows = from_message(Embeddings, answer).rows()
+        if len(rows) != len(texts):
+            raise InternalError(f"the server sent {len(rows)} vectors for {len(texts)} texts")
+        return rows
+
+    return Operation(f"{SERVICE}/Embed", to_message(request), message_class(Embeddings), result)
+
+
+def tokenize(model: str, prompt: PromptLike) -> Operation[Any, Tokenization]:
     """The tokens of a prompt."""
-    request = pb.TokenizeRequest(model=model, prompt=prompt_message(prompt))
-    return Operation(f"{SERVICE}/Tokenize", request, pb.TokenizeResponse, Tokenization.of)
+    request = TokenizeRequest(model=model, prompt=Prompt.of(prompt))
+    return Operation(
+        f"{SERVICE}/Tokenize", to_message(request), message_class(Tokenization), partial(from_message, Tokenization)
+    )
 
 
 def attention_maps(
-    model: str, prompt: Prompt, layers: Sequence[int], heads: Sequence[int]
-) -> Operation[pb.AttentionMapsResponse, AttentionMap]:
+    model: str, prompt: PromptLike, layers: Sequence[int], heads: Sequence[int]
+) -> Operation[Any, AttentionMap]:
     """The attention weights of a prompt, layer by layer."""
-    request = pb.AttentionMapsRequest(model=model, prompt=prompt_message(prompt), layers=layers, heads=heads)
-    return Operation(f"{SERVICE}/AttentionMaps", request, pb.AttentionMapsResponse, AttentionMap.of)
+    request = AttentionMapsRequest(model=model, prompt=Prompt.of(prompt), layers=tuple(layers), heads=tuple(heads))
+    return Operation(
+        f"{SERVICE}/AttentionMaps",
+        to_message(request),
+        message_class(AttentionMap),
+        partial(from_message, AttentionMap),
+    )
 
 
-def get_load(model: str) -> Operation[pb.GetLoadResponse, Load]:
+def engine_stats(model: str) -> Operation[Any, EngineStats]:
     """How busy a model is."""
-    return Operation(f"{SERVICE}/GetLoad", pb.GetLoadRequest(model=model), pb.GetLoadResponse, Load.of)
+    request = pb.GetEngineStatsRequest(model=model)
+    return Operation(
+        f"{SERVICE}/GetEngineStats", request, message_class(EngineStats), partial(from_message, EngineStats)
+    )

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 from attn.v1 import catalog_pb2
 from attn.v1 import model_pb2 as pb
+from attn_schema import EngineConfig, Mechanism, ModelInfo
+from attn_schema.codec import from_message, to_message
 
 from attn_client.operations import Operation, Page, nothing
-from attn_client.results.models import Mechanism, Model
 
 SERVICE = "/attn.v1.ModelService"
 CATALOG = "/attn.v1.CatalogService"
 
 
-def list_models(token: str) -> Operation[pb.ListModelsResponse, Page[Model]]:
+def list_models(token: str) -> Operation[pb.ListModelsResponse, Page[ModelInfo]]:
     """A page of models."""
     request = pb.ListModelsRequest(page_token=token)
 
-    def page(answer: pb.ListModelsResponse) -> Page[Model]:
-        return Page([*map(Model.of, answer.models)], answer.next_page_token)
+    def page(answer: pb.ListModelsResponse) -> Page[ModelInfo]:
+        return Page([from_message(ModelInfo, model) for model in answer.models], answer.next_page_token)
 
     return Operation(f"{SERVICE}/ListModels", request, pb.ListModelsResponse, page)
 
 
-def get_model(name: str) -> Operation[pb.GetModelResponse, Model]:
+def _model(answer: pb.GetModelResponse | pb.LoadModelResponse) -> ModelInfo:
+    return from_message(ModelInfo, answer.model)
+
+
+def get_model(name: str) -> Operation[pb.GetModelResponse, ModelInfo]:
     """One model."""
     request = pb.GetModelRequest(name=name)
-    return Operation(f"{SERVICE}/GetModel", request, pb.GetModelResponse, lambda answer: Model.of(answer.model))
+    return Operation(f"{SERVICE}/GetModel", request, pb.GetModelResponse, _model)
 
 
-def load_model(name: str, source: str, engine: pb.EngineOptions | None) -> Operation[pb.LoadModelResponse, Model]:
+def load_model(name: str, source: str, engine: EngineConfig | None) -> Operation[pb.LoadModelResponse, ModelInfo]:
     """Load a model."""
-    request = pb.LoadModelRequest(name=name, source=source, engine=engine)
-    return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, lambda answer: Model.of(answer.model))
+    request = pb.LoadModelRequest(name=name, source=source, engine=None if engine is None else to_message(engine))
+    return Operation(f"{SERVICE}/LoadModel", request, pb.LoadModelResponse, _model)
 
 
-def unload_model(name: str, grace_seconds: float | None) -> Operation[pb.UnloadModelResponse, None]:
+def unload_model(name: str, shutdown_timeout: float | None) -> Operation[pb.UnloadModelResponse, None]:
     """Take a model out of service."""
-    request = pb.UnloadModelRequest(name=name, grace_seconds=grace_seconds)
+    request = pb.UnloadModelRequest(name=name, shutdown_timeout=shutdown_timeout)
     return Operation(f"{SERVICE}/UnloadModel", request, pb.UnloadModelResponse, nothing)
 
 
@@ -45,7 +50,7 @@ def list_mechanisms(token: str) -> Operation[catalog_pb2.ListMechanismsResponse,
     request = catalog_pb2.ListMechanismsRequest(page_token=token)
 
     def page(answer: catalog_pb2.ListMechanismsResponse) -> Page[Mechanism]:
-        return Page([*map(Mechanism.of, answer.mechanisms)], answer.next_page_token)
+        return Page([from_message(Mechanism, item) for item in answer.mechanisms], answer.next_page_token)
 
     return Operation(f"{CATALOG}/ListMechanisms", request, catalog_pb2.ListMechanismsResponse, page)
 
@@ -56,5 +61,5 @@ def get_mechanism(name: str) -> Operation[catalog_pb2.GetMechanismResponse, Mech
         f"{CATALOG}/GetMechanism",
         catalog_pb2.GetMechanismRequest(name=name),
         catalog_pb2.GetMechanismResponse,
-        lambda answer: Mechanism.of(answer.mechanism),
+        lambda answer: from_message(Mechanism, answer.mechanism),
     )

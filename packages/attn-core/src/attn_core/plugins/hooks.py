@@ -87,8 +87,8 @@ def attn_commands() -> list[Command]:  # type: ignore[empty-body]
 
 
 @hookspec
-def attn_local_clients() -> list[Callable[[], Any]]:  # type: ignore[empty-body]
-    """Functions that open what answers in this process as attn-client's `Client` answers from a server."""
+def attn_local_clients() -> list[Callable[[Any], Any]]:  # type: ignore[empty-body]
+    """Functions that open a client of this process from an `attn_schema.EngineConfig`; see `attn_client.Client`."""
 
 
 @hookspec

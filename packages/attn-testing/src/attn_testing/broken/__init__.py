@@ -7,31 +7,31 @@ from collections.abc import Mapping
 from attn_core import Mechanism
 
 from attn_testing import laws
-from attn_testing.broken import borrowing, dropping, forward, labels, numbers, padding, steps
+from attn_testing.broken import mechanisms, sound
 from attn_testing.law import MechanismLaw
 
 BROKEN: Mapping[type[MechanismLaw], Mechanism] = {
-    laws.Described: labels.NoEquation(),
-    laws.Options: labels.Unchecked(),
-    laws.Settings: labels.RefusesGroups(),
-    laws.Undeclared: padding.IgnoredMask(),
-    laws.RowSums: forward.Unnormalised(),
-    laws.CausalityByPerturbation: forward.LargeLeak(),
-    laws.CausalityByGradient: forward.GradientLeak(),
-    laws.Bidirectionality: forward.NeverAhead(),
-    laws.PaddingInvariance: padding.LateMask(),
-    laws.NoAllowedKey: forward.UniformWhenBlind(),
-    laws.DecodeEqualsForward: steps.UnscaledStep(),
-    laws.ChunkedPrefill: steps.TopLeft(),
-    laws.BatchInvariance: padding.Rubbish(),
-    laws.TreeEqualsPaths: steps.Orphan(),
-    laws.Borrowing: borrowing.FirstRequest(),
-    laws.DroppedWeights: dropping.AlwaysDrops(),
-    laws.Gradients: numbers.WrongBackward(),
-    laws.Precision: numbers.Widens(),
-    laws.StateBytes: steps.OverstatedState(),
-    laws.DeclaredCost: labels.Cheap(),
-    laws.SavedAndLoaded: numbers.HiddenWeight(),
-    laws.Compiles: numbers.LooksInside(),
+    laws.Described: mechanisms.NoEquation(),
+    laws.Options: mechanisms.Unchecked(),
+    laws.Settings: mechanisms.RefusesGroups(),
+    laws.Undeclared: mechanisms.IgnoredMask(),
+    laws.RowSums: mechanisms.Unnormalised(),
+    laws.CausalityByPerturbation: mechanisms.LargeLeak(),
+    laws.CausalityByGradient: mechanisms.GradientLeak(),
+    laws.Bidirectionality: mechanisms.NeverAhead(),
+    laws.PaddingInvariance: mechanisms.LateMask(),
+    laws.NoAllowedKey: mechanisms.UniformWhenBlind(),
+    laws.DecodeEqualsForward: mechanisms.UnscaledStep(),
+    laws.ChunkedPrefill: mechanisms.TopLeft(),
+    laws.BatchInvariance: mechanisms.Rubbish(),
+    laws.TreeEqualsPaths: mechanisms.Orphan(),
+    laws.KVSharing: sound.FirstRequest(),
+    laws.DroppedWeights: sound.AlwaysDrops(),
+    laws.Gradients: mechanisms.WrongBackward(),
+    laws.Precision: mechanisms.Widens(),
+    laws.StateBytes: mechanisms.OverstatedState(),
+    laws.Cost: mechanisms.Cheap(),
+    laws.SavedAndLoaded: mechanisms.HiddenWeight(),
+    laws.Compiles: mechanisms.LooksInside(),
 }
 """The mechanism that breaks each law."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attn_testing.broken.sound import Sound, SoundLayer
 from attn_testing.law import Law
-from attn_testing.laws import model
+from attn_testing.laws import models as laws_of_models
 
 FIELDS = ("vocabulary", "width")
 
@@ -147,11 +147,11 @@ class Forgetful(SoundModel):
 
 
 BROKEN_MODELS: Mapping[type[Law], ModelFamily] = {
-    model.Described: CarelessFamily(),
-    model.Causality: SoundFamily(Constant),
-    model.StepEqualsForward: SoundFamily(Hurried),
-    model.CrowdEqualsAlone: SoundFamily(Mixed),
-    model.GreedyTokensOfLogits: SoundFamily(Unscathed),
-    model.SavedAndLoaded: SoundFamily(Forgetful),
+    laws_of_models.Described: CarelessFamily(),
+    laws_of_models.Causality: SoundFamily(Constant),
+    laws_of_models.StepEqualsForward: SoundFamily(Hurried),
+    laws_of_models.CrowdEqualsAlone: SoundFamily(Mixed),
+    laws_of_models.GreedyTokensOfLogits: SoundFamily(Unscathed),
+    laws_of_models.SavedAndLoaded: SoundFamily(Forgetful),
 }
 """The family that breaks each law."""

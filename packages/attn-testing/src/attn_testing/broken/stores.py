@@ -9,7 +9,7 @@ from attn_core import CacheFamily, Paged
 from attn_core.stores import ModelSpecs, StateStore, StoreSize, Usage
 
 from attn_testing.law import Law
-from attn_testing.laws import cache
+from attn_testing.laws import caches as laws_of_caches
 from attn_testing.memory import DictionaryStore, Held
 
 
@@ -126,9 +126,9 @@ class StoreFamily(CacheFamily):
 
 
 BROKEN_STORES: Mapping[type[Law], CacheFamily] = {
-    cache.ViewsEqual: StoreFamily(StaleStore),
-    cache.RefusesWhenFull: StoreFamily(GreedyStore),
-    cache.ReleaseFreesAll: StoreFamily(LeakyStore),
-    cache.LiveBytes: StoreFamily(WastefulStore),
+    laws_of_caches.ViewsEqual: StoreFamily(StaleStore),
+    laws_of_caches.RefusesWhenFull: StoreFamily(GreedyStore),
+    laws_of_caches.ReleaseFreesAll: StoreFamily(LeakyStore),
+    laws_of_caches.LiveBytes: StoreFamily(WastefulStore),
 }
 """The cache that breaks each law."""

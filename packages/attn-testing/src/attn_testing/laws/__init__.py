@@ -1,30 +1,14 @@
-"""The laws, one a file."""
+"""The laws of mechanisms; those of kernels, caches and models are in `kernel`, `caches` and `models`."""
 
 from __future__ import annotations
 
 from attn_testing.law import MechanismLaw
-from attn_testing.laws.batch_invariance import BatchInvariance
-from attn_testing.laws.bidirectionality import Bidirectionality
-from attn_testing.laws.borrowing import Borrowing
-from attn_testing.laws.causality_by_gradient import CausalityByGradient
-from attn_testing.laws.causality_by_perturbation import CausalityByPerturbation
-from attn_testing.laws.chunked_prefill import ChunkedPrefill
-from attn_testing.laws.compiles import Compiles
-from attn_testing.laws.cost import DeclaredCost
-from attn_testing.laws.decode_equals_forward import DecodeEqualsForward
-from attn_testing.laws.described import Described
-from attn_testing.laws.dropped_weights import DroppedWeights
-from attn_testing.laws.gradients import Gradients
-from attn_testing.laws.no_allowed_key import NoAllowedKey
-from attn_testing.laws.options import Options
-from attn_testing.laws.padding_invariance import PaddingInvariance
-from attn_testing.laws.precision import Precision
-from attn_testing.laws.row_sums import RowSums
-from attn_testing.laws.saved_and_loaded import SavedAndLoaded
-from attn_testing.laws.settings import Settings
-from attn_testing.laws.state_bytes import StateBytes
-from attn_testing.laws.tree_equals_paths import TreeEqualsPaths
-from attn_testing.laws.undeclared import Undeclared
+from attn_testing.laws.attention_weights import DroppedWeights, NoAllowedKey, PaddingInvariance, RowSums
+from attn_testing.laws.causality import Bidirectionality, CausalityByGradient, CausalityByPerturbation
+from attn_testing.laws.declarations import Cost, Described, Options, Settings, Undeclared
+from attn_testing.laws.decoding import BatchInvariance, ChunkedPrefill, DecodeEqualsForward, StateBytes, TreeEqualsPaths
+from attn_testing.laws.kv_sharing import KVSharing
+from attn_testing.laws.numerics import Compiles, Gradients, Precision, SavedAndLoaded
 
 MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     Described,
@@ -41,12 +25,12 @@ MECHANISM_LAWS: tuple[type[MechanismLaw], ...] = (
     ChunkedPrefill,
     BatchInvariance,
     TreeEqualsPaths,
-    Borrowing,
+    KVSharing,
     DroppedWeights,
     Gradients,
     Precision,
     StateBytes,
-    DeclaredCost,
+    Cost,
     SavedAndLoaded,
     Compiles,
 )
@@ -55,16 +39,16 @@ __all__ = [
     "MECHANISM_LAWS",
     "BatchInvariance",
     "Bidirectionality",
-    "Borrowing",
     "CausalityByGradient",
     "CausalityByPerturbation",
     "ChunkedPrefill",
     "Compiles",
-    "DeclaredCost",
+    "Cost",
     "DecodeEqualsForward",
     "Described",
     "DroppedWeights",
     "Gradients",
+    "KVSharing",
     "MechanismLaw",
     "NoAllowedKey",
     "Options",

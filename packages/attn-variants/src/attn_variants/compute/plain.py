@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 from attn_core import AttentionInputs, AttentionSpec
-from attn_core.dropout import TOGETHER, Dropout
 from attn_core.masking import of_query_heads, wide
 from attn_core.modifiers import RelativeValues
 from torch import Tensor
 
 from attn_variants.compute.allowed import nothing
 from attn_variants.compute.distribution import distribute
+from attn_variants.compute.dropout import kept_weights
 from attn_variants.compute.modifiers import modify
 from attn_variants.compute.pairs import Pairs
 from attn_variants.compute.relative import relative_values
@@ -50,20 +50,10 @@ def dropped(operands: AttentionInputs, weights: Tensor) -> Tensor:
         return weights
     if torch.compiler.is_compiling():
         # Made by a part of torch that only a process which compiles need load.
-        from attn_variants.compute.uncompiled import kept as stays
+        from attn_variants.compute.uncompiled import kept_weights as kept
     else:
-        stays = kept
-    return torch.where(stays(dropout, weights), weights * dropout.scale, 0)
-
-
-def kept(dropout: Dropout, weights: Tensor) -> Tensor:
-    """Which weights [batch, heads, query, key] stay, bool."""
-    batch, heads, queries, keys = weights.shape
-    counts = batch * heads, queries, -(-keys // TOGETHER)
-    row, query, four = (torch.arange(count, device=weights.device) for count in counts)
-    row = (row + dropout.first * heads).view(batch, heads, 1, 1)
-    word = torch.stack(dropout.words(row, query[:, None], four), dim=-1).flatten(-2)[..., :keys]
-    return word >= dropout.threshold
+        kept = kept_weights
+    return torch.where(kept(dropout, weights), weights * dropout.scale, 0)
 
 
 def pairs_of(spec: AttentionSpec, operands: AttentionInputs) -> Pairs:

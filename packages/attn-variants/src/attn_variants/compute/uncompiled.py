@@ -1,12 +1,14 @@
-"""What stays out of graphs of `torch.compile`, so that it draws and drops there what it does elsewhere."""
+"""Functions that stay out of graphs of `torch.compile`, so that they give what they give elsewhere.
+
+They are in a module of their own because `torch.compiler.disable` loads dynamo, which only compiling processes need.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from attn_variants import dropping
-from attn_variants.compute import plain
+from attn_variants.compute import dropout
 
-drawn = torch.compiler.disable(dropping.drawn)  # type: ignore[no-untyped-call]
-# Fused into what reads it, every round of random numbers would be written out anew for each use of the one before.
-kept = torch.compiler.disable(plain.kept)  # type: ignore[no-untyped-call]
+new_dropout = torch.compiler.disable(dropout.new_dropout)  # type: ignore[no-untyped-call]
+# In a graph, every round of random numbers would be computed anew for each use of the one before.
+kept_weights = torch.compiler.disable(dropout.kept_weights)  # type: ignore[no-untyped-call]

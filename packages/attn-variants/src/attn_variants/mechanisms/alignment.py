@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from attn_core import AttentionSpec, Capability, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core.checks import require_number
 from attn_core.distributions import Distribution, Hard, Softmax
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible
 from attn_core.scores import Additive
 
 from attn_variants.mechanisms.common import GROUPED_SELF
@@ -82,8 +83,7 @@ class HardConfig(AdditiveConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mean_rate <= 1:
-            raise InvalidValue.of("mean_rate", self.mean_rate, "a number from 0 to 1")
+        require_number("mean_rate", self.mean_rate, ge=0, le=1)
 
 
 class HardVisual(SoftVisual):

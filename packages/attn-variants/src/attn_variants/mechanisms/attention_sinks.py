@@ -20,10 +20,11 @@ from attn_core import (
     StateSpecs,
     Window,
 )
+from attn_core.checks import require_whole
 from attn_core.masks import Prefix
 from attn_core.scores import ScaledDot
 
-from attn_variants.mechanisms.common import DECODER, check_whole, only_causal
+from attn_variants.mechanisms.common import DECODER, only_causal
 
 
 class AttentionSinks(DeclaredMechanism):
@@ -56,8 +57,8 @@ class AttentionSinks(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("sinks", self.sinks, "tokens")
-            check_whole("window", self.window, "tokens")
+            require_whole("sinks", self.sinks, ge=1, unit="tokens")
+            require_whole("window", self.window, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""

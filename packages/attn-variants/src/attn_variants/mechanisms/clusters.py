@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Cost, MechanismConfig, Paper, Shape
+from attn_core.checks import require_choice, require_number, require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import check_whole
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
 
 WORDS = {"within": ("bucket", "chunks"), "duplicates": ("corrected", "counted"), "ring": ("round", "rounds")}
@@ -50,12 +50,11 @@ class HashedAttention(WholeSequence):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("buckets", "chunk", "rounds"):
-                check_whole(name, getattr(self, name), name)
+                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.buckets % 2:
                 raise InvalidValue.of("buckets", self.buckets, "an even number: a rotation makes two of each direction")
             for name, words in WORDS.items():
-                if getattr(self, name) not in words:
-                    raise InvalidValue.of(name, getattr(self, name), " or ".join(words))
+                require_choice(name, getattr(self, name), words)
             if self.ring == "rounds" and (self.within != "chunks" or self.duplicates != "counted"):
                 allowed = "'round', or within 'chunks' with duplicates 'counted': chunks of two rounds share no buckets"
                 raise InvalidValue.of("ring", self.ring, allowed)
@@ -119,10 +118,9 @@ class RoutingAttention(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("clusters", self.clusters, "clusters")
-            check_whole("window", self.window, "tokens")
-            if not 0 <= self.decay <= 1:
-                raise InvalidValue.of("decay", self.decay, "a number from 0 to 1")
+            require_whole("clusters", self.clusters, ge=1, unit="clusters")
+            require_whole("window", self.window, ge=1, unit="tokens")
+            require_number("decay", self.decay, ge=0, le=1)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Clusters with centroids drawn from the seed."""
@@ -182,11 +180,10 @@ class ClusteredAttention(WholeSequence):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("clusters", "bits", "iterations"):
-                check_whole(name, getattr(self, name), name)
+                require_whole(name, getattr(self, name), ge=1, unit=name)
             if self.top != 0:
-                check_whole("top", self.top, "keys")
-            if not isinstance(self.seed, int):
-                raise InvalidValue.of("seed", self.seed, "a whole number")
+                require_whole("top", self.top, ge=1, unit="keys")
+            require_whole("seed", self.seed)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Groups of queries, and their best keys."""
@@ -240,10 +237,9 @@ class SinkhornAttention(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("block", self.block, "tokens")
-            check_whole("iterations", self.iterations, "steps")
-            if not self.temperature > 0:
-                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+            require_whole("block", self.block, ge=1, unit="tokens")
+            require_whole("iterations", self.iterations, ge=1, unit="steps")
+            require_number("temperature", self.temperature, gt=0)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Blocks that are sorted."""

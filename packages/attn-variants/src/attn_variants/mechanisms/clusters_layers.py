@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
-from attn_variants.mechanisms.layer_utils import softmax_over
+from attn_variants.layer_utils import softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 OWN_SCORE = -5e4

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from attn_core import Capability, Causal, Full, Heads, Mask, MechanismConfig
+from attn_core.checks import is_whole
 from attn_core.errors import Incompatible, InvalidValue
 
 SELF = frozenset(
@@ -37,26 +36,6 @@ CHOOSING = GROUPED_SELF | {Capability.CHOOSES}
 def self_mask(config: MechanismConfig) -> Mask:
     """Causal where the model is, else full."""
     return Causal() if config.causal else Full()
-
-
-def check_whole(field: str, value: object, unit: str, least: int = 1) -> None:
-    """Raise `InvalidValue` unless the value is a whole number of `unit`s from `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidValue.of(field, value, f"a whole number of {unit} from {least}")
-
-
-def check_number(field: str, value: object, above: float, most: float = math.inf) -> None:
-    """Raise `InvalidValue` unless the value is a finite number above `above` and at most `most`."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not above < value <= most:  # type: ignore[arg-type, operator]
-        top = "" if math.isinf(most) else f", at most {most:g}"
-        raise InvalidValue.of(field, value, f"a number above {above:g}{top}")
-
-
-def check_flag(field: str, value: object) -> None:
-    """Raise `InvalidValue` unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise InvalidValue.of(field, value, "true or false")
 
 
 def check_causal(config: MechanismConfig, mechanism: str) -> None:
@@ -107,31 +86,14 @@ PATTERNS = ("union", "heads", "local", "column")
 other, or one alone, for models that alternate them from layer to layer."""
 
 
-def check_pattern(pattern: object) -> None:
-    """Raise `InvalidValue` unless the pattern is one of `PATTERNS`."""
-    if pattern not in PATTERNS:
-        raise InvalidValue.of("pattern", pattern, ", ".join(PATTERNS))
-
-
-def check_least(field: str, value: object, least: int) -> None:
-    """Raise `InvalidValue` unless the value is a whole number from `least`."""
-    if not is_whole(value, least):
-        raise InvalidValue.of(field, value, f"a whole number from {least}")
-
-
 def whole_numbers(field: str, values: object, least: int = 0) -> tuple[int, ...]:
     """A list of whole numbers from `least`, as a tuple of ints; raises `InvalidValue` for anything else."""
     entries = tuple(values) if isinstance(values, Sequence) and not isinstance(values, str) else (None,)
     # Numbers of JSON and of protobuf's Struct may be floats.
     whole = [int(one) if isinstance(one, float) and one.is_integer() else one for one in entries]
-    if not all(is_whole(one, least) for one in whole):
+    if not all(is_whole(one) and one >= least for one in whole):
         raise InvalidValue.of(field, values, f"a list of whole numbers from {least}")
     return tuple(whole)
-
-
-def is_whole(value: Any, least: int) -> bool:
-    """Whether the value is a whole number from `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def only_causal(name: str, config: MechanismConfig) -> None:

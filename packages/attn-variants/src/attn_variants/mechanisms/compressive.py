@@ -18,9 +18,10 @@ from attn_core import (
     Slot,
     StateSpecs,
 )
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import causal_heads, check_whole
+from attn_variants.mechanisms.common import causal_heads
 
 if TYPE_CHECKING:
     from attn_variants.mechanisms.compressive_layer import Past
@@ -44,12 +45,11 @@ class CompressiveConfig(MechanismConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("segment", "memory", "compressed", "rate"):
-            check_whole(name, getattr(self, name), "tokens")
+            require_whole(name, getattr(self, name), ge=1, unit="tokens")
         for name in ("segment", "memory"):
             if getattr(self, name) % self.rate:
                 raise InvalidValue.of(name, getattr(self, name), f"a multiple of the rate {self.rate}")
-        if self.pooling not in POOLINGS:
-            raise InvalidValue.of("pooling", self.pooling, " or ".join(POOLINGS))
+        require_choice("pooling", self.pooling, POOLINGS)
 
 
 class CompressiveMemory(ComputedMechanism):

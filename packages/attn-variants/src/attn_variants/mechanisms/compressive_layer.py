@@ -10,7 +10,7 @@ from attn_core.masking import shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attn_variants.mechanisms.layer_utils import refuse_source
+from attn_variants.layer_utils import refuse_source
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Cost, DeclaredMechanism, MechanismConfig, Paper, Shape
+from attn_core.checks import require_flag, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import DependencyKeys, DependencyTree, DependencyValues
 
-from attn_variants.mechanisms.common import GROUPED_SELF, check_flag, check_whole, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 
 class DependencyAttention(DeclaredMechanism):
@@ -46,8 +47,8 @@ class DependencyAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("clip", self.clip, "positions", least=0)
-            check_flag("share", self.share)
+            require_whole("clip", self.clip, ge=0, unit="positions")
+            require_flag("share", self.share)
             object.__setattr__(self, "parse", parse_of(self.parse))
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:

@@ -14,6 +14,7 @@ from attn_core import (
     Paper,
     Window,
 )
+from attn_core.checks import require_number
 from attn_core.distributions import (
     AdaptiveEntmax,
     Entmax,
@@ -24,9 +25,8 @@ from attn_core.distributions import (
     Sparsemax,
     StickBreaking,
 )
-from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, check_number, only_causal, self_mask
+from attn_variants.mechanisms.common import CHOOSING, GROUPED_SELF, UNNORMALISED, only_causal, self_mask
 
 
 class SparsemaxAttention(DeclaredMechanism):
@@ -80,7 +80,7 @@ class EntmaxAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_number("alpha", self.alpha, above=1, most=LARGEST_ALPHA)
+            require_number("alpha", self.alpha, gt=1, le=LARGEST_ALPHA)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -265,8 +265,7 @@ class SampledAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not 0 <= self.expected <= 1:
-                raise InvalidValue.of("expected", self.expected, "a probability, 0 to 1")
+            require_number("expected", self.expected, ge=0, le=1)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""

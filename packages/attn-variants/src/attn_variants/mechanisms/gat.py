@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Cost, MechanismConfig, Paper, Shape
+from attn_core.checks import require_choice, require_number
 from attn_core.errors import InvalidValue
 
 from attn_variants.mechanisms.common import multi_heads
@@ -50,10 +51,8 @@ class GraphAttention(ComputedMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.merge not in MERGES:
-                raise InvalidValue.of("merge", self.merge, " or ".join(MERGES))
-            if not 0 <= self.slope < 1:
-                raise InvalidValue.of("slope", self.slope, "a number from 0, below 1")
+            require_choice("merge", self.merge, MERGES)
+            require_number("slope", self.slope, ge=0, lt=1)
             if self.edges is not None:
                 object.__setattr__(self, "edges", pairs(self.edges))
 

@@ -9,7 +9,7 @@ from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from attn_variants.mechanisms.layer_utils import refuse_source, softmax_over
+from attn_variants.layer_utils import refuse_source, softmax_over
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,9 @@ from attn_core import (
     StateSpecs,
     Window,
 )
+from attn_core.checks import require_whole
 
-from attn_variants.mechanisms.common import DECODER, check_whole, only_causal
+from attn_variants.mechanisms.common import DECODER, only_causal
 from attn_variants.mechanisms.multi_head import GroupedQueryAttention
 
 FULL = GroupedQueryAttention()
@@ -59,8 +60,8 @@ class HeavyHitters(ComputedMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("heavy", self.heavy, "keys", least=0)
-            check_whole("recent", self.recent, "keys")
+            require_whole("heavy", self.heavy, ge=0, unit="keys")
+            require_whole("recent", self.recent, ge=1, unit="keys")
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `HeavyLayer`; raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paged, Paper, Shape, StateSpecs
+from attn_core.checks import require_whole
 
-from attn_variants.mechanisms.common import causal_heads, check_whole
+from attn_variants.mechanisms.common import causal_heads
 
 PAPER = Paper(
     title="Frustratingly Short Attention Spans in Neural Language Modeling",
@@ -25,7 +26,7 @@ class KeyValueConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("window", self.window, "tokens")
+        require_whole("window", self.window, ge=1, unit="tokens")
 
 
 class KeyValue(ComputedMechanism):

@@ -8,7 +8,7 @@ from attn_core.masking import counted, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from attn_variants.mechanisms.layer_utils import drawn, refuse_source
+from attn_variants.layer_utils import glorot_parameter, refuse_source
 
 
 class KeyValueLayer(nn.Module):
@@ -24,11 +24,11 @@ class KeyValueLayer(nn.Module):
         count, size = heads.query, heads.key_size
         self.heads, self.size, self.window = count, size, window
         self.split = nn.Linear(width, parts * count * size, bias=bias)
-        self.of_past = drawn(count, size, size)
-        self.of_own = drawn(count, size, size)
-        self.of_read = drawn(count, size, size)
-        self.of_last = drawn(count, size, size)
-        self.vector = drawn(count, size)
+        self.of_past = glorot_parameter(count, size, size)
+        self.of_own = glorot_parameter(count, size, size)
+        self.of_read = glorot_parameter(count, size, size)
+        self.of_last = glorot_parameter(count, size, size)
+        self.vector = glorot_parameter(count, size)
         self.output = nn.Linear(count * size, width, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:

@@ -12,8 +12,6 @@ from attn_core import (
     ComputedMechanism,
     Cost,
     Field,
-    Heads,
-    Mask,
     MechanismConfig,
     Paged,
     Paper,
@@ -21,66 +19,12 @@ from attn_core import (
     Shape,
     StateSpecs,
 )
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.paged import LATENT
-from attn_core.scores import ScaledDot
 
-from attn_variants.mechanisms.common import SELF, check_whole, multi_heads, self_mask
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentSizes:
-    """Sizes in elements, as DeepSeek-V2 names them: `latent` d_c, `rotated` d_R, `nope` and `value` of one head.
-
-    `query_latent` is the queries' own latent, None where queries come straight from the inputs. Scores are
-    `score_factor` q·k / √(nope + rotated).
-    """
-
-    heads: int
-    latent: int
-    query_latent: int | None
-    rotated: int
-    nope: int
-    value: int
-    score_factor: float = 1.0
-
-    @property
-    def key(self) -> int:
-        """Elements of a head's query or expanded key: those without positions, then those with."""
-        return self.nope + self.rotated
-
-    @property
-    def remembered(self) -> int:
-        """Elements remembered per token: latent and rotary key."""
-        return self.latent + self.rotated
-
-    @property
-    def scale(self) -> float:
-        """What q·k is multiplied by."""
-        return self.score_factor * float(self.key**-0.5)
-
-    def expanded(self, mask: Mask) -> AttentionSpec:
-        """Multi-head attention over expanded keys and values."""
-        heads = Heads(query=self.heads, key_value=self.heads, key_size=self.key, value_size=self.value)
-        return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
-
-    def absorbed(self, mask: Mask) -> AttentionSpec:
-        """Multi-query attention over the remembered rows themselves, whose scores are those of the expanded keys."""
-        heads = Heads(query=self.heads, key_value=1, key_size=self.remembered, value_size=self.latent)
-        return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatentShape:
-    """What a layer of multi-head latent attention is built of; `norm_eps` is of both RMSNorms, `dropout` of weights."""
-
-    width: int
-    sizes: LatentSizes
-    mask: Mask
-    rotary: Rotary
-    bias: bool
-    norm_eps: float
-    dropout: float = 0.0
+from attn_variants.mechanisms.common import SELF, multi_heads, self_mask
+from attn_variants.mechanisms.latent_sizes import LatentShape, LatentSizes
 
 
 class MultiHeadLatentAttention(ComputedMechanism):
@@ -124,17 +68,14 @@ class MultiHeadLatentAttention(ComputedMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("latent", "rotary_size"):
-                check_whole(name, getattr(self, name), "elements")
+                require_whole(name, getattr(self, name), ge=1, unit="elements")
             for name in ("nope_size", "value_size", "query_latent"):
-                if getattr(self, name) is not None:
-                    check_whole(name, getattr(self, name), "elements")
+                require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
             if self.rotary_size % 2:
                 raise InvalidValue.of("rotary_size", self.rotary_size, "an even number: elements are turned in pairs")
-            if not self.base > 1:
-                raise InvalidValue.of("base", self.base, "a number above 1")
+            require_number("base", self.base, gt=1)
             for name in ("norm_eps", "score_factor"):
-                if not getattr(self, name) > 0:
-                    raise InvalidValue.of(name, getattr(self, name), "a number above 0")
+                require_number(name, getattr(self, name), gt=0)
 
     drops_weights = True
 
@@ -229,7 +170,7 @@ class FactorisedAttention(ComputedMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("latent", self.latent, "elements")
+            require_whole("latent", self.latent, ge=1, unit="elements")
 
     drops_weights = True
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from attn_variants.compute.norm import RmsNorm
 from attn_variants.compute.plain import attention_weights
 from attn_variants.compute.rotary import CosSin, cos_sin_to, rotate, rotated_size
-from attn_variants.dropping import dropping
-from attn_variants.mechanisms.latent import LatentShape
-from attn_variants.mechanisms.layer_utils import refuse_source
+from attn_variants.layer_utils import refuse_source, with_dropout
+from attn_variants.mechanisms.latent_sizes import LatentShape
 from attn_variants.paged_plan import PagedPlan, Reached
 from attn_variants.plan import KernelPlan
 from attn_variants.stepping import batch_cos_sin, parted
@@ -112,7 +111,7 @@ class LatentAttentionLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
         """
-        return self._out(self.attend_expanded(dropping(self._operands(query, source, key_padding_mask), self)))
+        return self._out(self.attend_expanded(with_dropout(self._operands(query, source, key_padding_mask), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""
@@ -256,7 +255,7 @@ class FactorisedLayer(nn.Module):
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
         """
-        return self._out(self._plan.run(dropping(self._operands(query, source, key_padding_mask), self)))
+        return self._out(self._plan.run(with_dropout(self._operands(query, source, key_padding_mask), self)))
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Attention weights [batch, heads, query, key]; arguments as of `forward`."""

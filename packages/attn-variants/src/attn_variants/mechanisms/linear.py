@@ -19,10 +19,11 @@ from attn_core import (
     Slot,
     StateSpecs,
 )
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import RecurrenceSpec
 
-from attn_variants.mechanisms.common import check_whole, multi_heads, projection_biases, projection_weights
+from attn_variants.mechanisms.common import multi_heads, projection_biases, projection_weights
 from attn_variants.mechanisms.recurrences import Extra, Recurrence, RecurrenceConfig, Update, chunked_flops, least_flops
 
 
@@ -61,7 +62,7 @@ class LinearAttention(ComputedMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("chunk", self.chunk, "tokens")
+            require_whole("chunk", self.chunk, ge=1, unit="tokens")
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `LinearAttentionLayer`; raises `InvalidValue` or `Incompatible` as `heads` does."""
@@ -152,10 +153,8 @@ class Performer(Recurrence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.features is not None:
-                check_whole("features", self.features, "features")
-            if self.kernel not in EPSILONS:
-                raise InvalidValue.of("kernel", self.kernel, " or ".join(map(repr, EPSILONS)))
+            require_whole("features", self.features, ge=1, unit="features", optional=True)
+            require_choice("kernel", self.kernel, EPSILONS)
             if self.epsilon is not None and not self.epsilon > 0:
                 raise InvalidValue.of("epsilon", self.epsilon, "a number above 0")
 

@@ -19,10 +19,11 @@ from attn_core import (
     Shape,
     Window,
 )
+from attn_core.checks import require_whole
 from attn_core.errors import Incompatible
 from attn_core.masks import GlobalTokens
 
-from attn_variants.mechanisms.common import ENCODER, check_least, never_causal, whole_numbers
+from attn_variants.mechanisms.common import ENCODER, never_causal, whole_numbers
 
 
 class LongformerAttention(DeclaredMechanism):
@@ -54,7 +55,7 @@ class LongformerAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_least("window", self.window, 0)
+            require_whole("window", self.window, ge=0)
             places = whole_numbers("global_positions", self.global_positions, 0)
             object.__setattr__(self, "global_positions", tuple(sorted(set(places))))
 

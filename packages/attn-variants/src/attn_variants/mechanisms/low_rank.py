@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attn_core import Capability, Cost, MechanismConfig, Paper, Shape
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import check_whole
 from attn_variants.mechanisms.whole_sequence import WHOLE_SEQUENCE, WholeSequence
 
 SHARING = {"none": (None, 2), "heads": (1, 2), "keys_values": (1, 1)}
@@ -43,11 +43,9 @@ class Linformer(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("rank", self.rank, "rows")
-            if self.length is not None:
-                check_whole("length", self.length, "tokens")
-            if self.sharing not in SHARING:
-                raise InvalidValue.of("sharing", self.sharing, ", ".join(SHARING))
+            require_whole("rank", self.rank, ge=1, unit="rows")
+            require_whole("length", self.length, ge=1, unit="tokens", optional=True)
+            require_choice("sharing", self.sharing, SHARING)
 
     def attention(self, config: MechanismConfig) -> Any:
         """Fresh projections of the length."""
@@ -104,8 +102,8 @@ class NystromAttention(WholeSequence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("landmarks", self.landmarks, "rows")
-            check_whole("iterations", self.iterations, "steps")
+            require_whole("landmarks", self.landmarks, ge=1, unit="rows")
+            require_whole("iterations", self.iterations, ge=1, unit="steps")
             if self.kernel != 0 and (self.kernel < 0 or self.kernel % 2 != 1):
                 raise InvalidValue.of("kernel", self.kernel, "an odd number of tokens, or 0 for no convolution")
 
@@ -160,7 +158,7 @@ class LowRankAttention(WholeSequence):
             super().__post_init__()
             if self.rank is None:
                 return
-            check_whole("rank", self.rank, "elements")
+            require_whole("rank", self.rank, ge=1, unit="elements")
             if self.rank > self.head_layout.key_size:
                 raise InvalidValue.of("rank", self.rank, f"at most the head size, {self.head_layout.key_size}")
 

@@ -9,7 +9,7 @@ from attn_core.errors import InvalidValue
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from attn_variants.mechanisms.layer_utils import softmax_over
+from attn_variants.layer_utils import softmax_over
 from attn_variants.mechanisms.whole_sequence_layer import ranks
 
 

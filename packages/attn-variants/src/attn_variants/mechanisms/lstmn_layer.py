@@ -10,7 +10,7 @@ from attn_core.batch import Rows
 from attn_core.masking import shares, wide
 from torch import Tensor, nn
 
-from attn_variants.mechanisms.layer_utils import drawn, refuse_source
+from attn_variants.layer_utils import glorot_parameter, refuse_source
 
 
 class Tape(NamedTuple):
@@ -45,10 +45,10 @@ class LstmnLayer(nn.Module):
         self.heads, self.size = count, size
         self.gates = nn.Linear(width, count * 4 * size)
         self.attend_input = nn.Linear(width, count * size, bias=False)
-        self.recurrent = drawn(count, size, 4 * size)
-        self.attend_hidden = drawn(count, size, size)
-        self.attend_summary = drawn(count, size, size)
-        self.vector = drawn(count, size)
+        self.recurrent = glorot_parameter(count, size, 4 * size)
+        self.attend_hidden = glorot_parameter(count, size, size)
+        self.attend_summary = glorot_parameter(count, size, size)
+        self.vector = glorot_parameter(count, size)
         self.output = nn.Linear(count * size, width, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:

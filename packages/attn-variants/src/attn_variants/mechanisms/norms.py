@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, DeclaredMechanism, MechanismConfig, Paper, Rotary, Window
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.modifiers import SoftCap
 from attn_core.norms import QkL2Norm, QkNorm
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot, ScaledDot
 
-from attn_variants.mechanisms.common import GROUPED_SELF, check_number, check_whole, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 
 class QkNormAttention(DeclaredMechanism):
@@ -43,7 +44,7 @@ class QkNormAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_number("eps", self.eps, above=0)
+            require_number("eps", self.eps, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -79,8 +80,8 @@ class QkL2NormAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("length", self.length, "tokens", least=2)
-            check_number("eps", self.eps, above=0)
+            require_whole("length", self.length, ge=2, unit="tokens")
+            require_number("eps", self.eps, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -111,7 +112,7 @@ class SoftCapAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_number("cap", self.cap, above=0)
+            require_number("cap", self.cap, gt=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -152,12 +153,9 @@ class GemmaAttention(DeclaredMechanism):
         def __post_init__(self) -> None:
             super().__post_init__()
             for name in ("norm_eps", "cap", "scale"):
-                if getattr(self, name) is not None:
-                    check_number(name, getattr(self, name), above=0)
-            if self.window is not None:
-                check_whole("window", self.window, "tokens")
-            if self.base is not None:
-                check_number("base", self.base, above=1)
+                require_number(name, getattr(self, name), gt=0, optional=True)
+            require_whole("window", self.window, ge=1, unit="tokens", optional=True)
+            require_number("base", self.base, gt=1, optional=True)
             for name in ("base", "scaling"):
                 if self.rotary is None and getattr(self, name) is not None:
                     raise InvalidValue.of(name, getattr(self, name), "none where the model turns no positions")

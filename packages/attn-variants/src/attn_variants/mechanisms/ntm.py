@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import Capability, ComputedMechanism, Cost, Field, MechanismConfig, Paper, Shape, Slot, StateSpecs
+from attn_core.checks import require_whole
 from attn_core.errors import InvalidValue
 
-from attn_variants.mechanisms.common import causal_heads, check_whole
+from attn_variants.mechanisms.common import causal_heads
 
 
 class NeuralTuringMachine(ComputedMechanism):
@@ -45,9 +46,9 @@ class NeuralTuringMachine(ComputedMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("slots", self.slots, "rows")
+            require_whole("slots", self.slots, ge=1, unit="rows")
             if self.shift != 0:
-                check_whole("shift", self.shift, "slots, or 0")
+                require_whole("shift", self.shift, ge=1, unit="slots, or 0")
             if 2 * self.shift + 1 > self.slots:
                 raise InvalidValue.of(
                     "shift", self.shift, f"less than half of the {self.slots} slots, around which it goes"

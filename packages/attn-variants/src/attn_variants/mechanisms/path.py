@@ -18,8 +18,9 @@ from attn_core import (
     Paper,
     Shape,
 )
+from attn_core.checks import require_whole
 
-from attn_variants.mechanisms.common import GROUPED_SELF, check_whole, only_causal, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, only_causal, self_mask
 from attn_variants.mechanisms.positions import refuse_rotary
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ class PathAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("rank", self.rank, "elements")
-            check_whole("taps", self.taps, "tokens")
-            check_whole("block", self.block, "tokens")
+            require_whole("rank", self.rank, ge=1, unit="elements")
+            require_whole("taps", self.taps, ge=1, unit="tokens")
+            require_whole("block", self.block, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead or turn positions, `InvalidValue` where heads do not

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Rotary
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.checks import require_flag, require_number, require_whole
+from attn_core.errors import Incompatible
 from attn_core.modifiers import Alibi, RelativeBias, RelativeKeys, RelativeValues, T5Bias
 from attn_core.rotary import rotary_scaling
 from attn_core.scores import Dot
 
-from attn_variants.mechanisms.common import GROUPED_SELF, check_flag, check_whole, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 
 class NoPositions(DeclaredMechanism):
@@ -73,10 +74,8 @@ class RotaryAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if not self.base > 1:
-                raise InvalidValue.of("base", self.base, "a number above 1")
-            if not 0 < self.fraction <= 1:
-                raise InvalidValue.of("fraction", self.fraction, "above 0 and at most 1")
+            require_number("base", self.base, gt=1)
+            require_number("fraction", self.fraction, gt=0, le=1)
             _ = self.own
 
         @property
@@ -140,8 +139,8 @@ class T5Attention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("buckets", self.buckets, "buckets")
-            check_whole("max_distance", self.max_distance, "positions")
+            require_whole("buckets", self.buckets, ge=1, unit="buckets")
+            require_whole("max_distance", self.max_distance, ge=1, unit="positions")
             T5Bias(buckets=self.buckets, max_distance=self.max_distance, bidirectional=not self.causal)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
@@ -176,7 +175,7 @@ class RelativeBiasAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("clip", self.clip, "positions")
+            require_whole("clip", self.clip, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -214,8 +213,8 @@ class ShawAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("clip", self.clip, "positions", least=0)
-            check_flag("share", self.share)
+            require_whole("clip", self.clip, ge=0, unit="positions")
+            require_flag("share", self.share)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu, softplus
 
 from attn_variants.compute.rotary import cos_sin_of, rotate, rotated_size
-from attn_variants.mechanisms.layer_utils import by_heads, fresh_linear, multiplied_in, refuse_source, rms_normed, unit
+from attn_variants.layer_utils import by_heads, fresh_linear, multiplied_in, refuse_source, rms_normed, unit
 from attn_variants.mechanisms.recurrence_scan import effective_weights
 
 

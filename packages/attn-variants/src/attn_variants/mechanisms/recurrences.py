@@ -20,16 +20,11 @@ from attn_core import (
     Slot,
     StateSpecs,
 )
+from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.kernels.recurrence import Decay, RecurrenceSpec
 
-from attn_variants.mechanisms.common import (
-    check_causal,
-    check_whole,
-    multi_heads,
-    projection_biases,
-    projection_weights,
-)
+from attn_variants.mechanisms.common import check_causal, multi_heads, projection_biases, projection_weights
 
 
 class Update(NamedTuple):
@@ -97,10 +92,9 @@ class RecurrenceConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("chunk", self.chunk, "tokens")
+        require_whole("chunk", self.chunk, ge=1, unit="tokens")
         for name in ("key_size", "value_size"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), "elements")
+            require_whole(name, getattr(self, name), ge=1, unit="elements", optional=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +106,7 @@ class ConvolvedConfig(RecurrenceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.convolution:
-            check_whole("convolution", self.convolution, "taps")
+            require_whole("convolution", self.convolution, ge=1, unit="taps")
 
 
 class Recurrence(ComputedMechanism):
@@ -303,9 +297,8 @@ class GatedLinearAttention(Recurrence):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("rank", self.rank, "units")
-            if not self.temperature > 0:
-                raise InvalidValue.of("temperature", self.temperature, "a number above 0")
+            require_whole("rank", self.rank, ge=1, unit="units")
+            require_number("temperature", self.temperature, gt=0)
 
     def build(self, config: MechanismConfig) -> Any:
         """A fresh `GatedLinearLayer`; raises as `heads` does."""

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attn_core import AttentionSpec, Capability, DeclaredMechanism, Heads, MechanismConfig, Paper, Window
+from attn_core.checks import require_choice, require_whole
 from attn_core.distributions import LocalGaussian
-from attn_core.errors import Incompatible, InvalidValue
+from attn_core.errors import Incompatible
 from attn_core.scores import Additive, Concat, Cosine, Dot, General, Location, Score
 
-from attn_variants.mechanisms.common import GROUPED_SELF, check_whole, self_mask
+from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,7 @@ class AdditiveConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.hidden is not None:
-            check_whole("hidden", self.hidden, "units")
+        require_whole("hidden", self.hidden, ge=1, unit="units", optional=True)
 
 
 class AdditiveAttention(DeclaredMechanism):
@@ -159,8 +159,7 @@ class LuongConfig(MechanismConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.score not in WORDS:
-            raise InvalidValue.of("score", self.score, " or ".join(WORDS))
+        require_choice("score", self.score, WORDS)
 
 
 def score_of(config: MechanismConfig) -> Score:
@@ -230,8 +229,7 @@ class LocationAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.longest is not None:
-                check_whole("longest", self.longest, "tokens")
+            require_whole("longest", self.longest, ge=1, unit="tokens", optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -265,7 +263,7 @@ class MonotonicLocalAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("radius", self.radius, "positions")
+            require_whole("radius", self.radius, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where rotary positions are asked for."""
@@ -304,7 +302,7 @@ class PredictiveLocalAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("radius", self.radius, "positions")
+            require_whole("radius", self.radius, ge=1, unit="positions")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where rotary positions are asked for."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attn_core import AttentionSpec, Causal, DeclaredMechanism, Mask, MechanismConfig, Paper, Window
+from attn_core.checks import require_choice, require_whole
 from attn_core.errors import InvalidValue
 from attn_core.masks import BigBird, Chunked, ChunkRing, Neighbourhood, NeighbourhoodGrid, PerHead, Summaries
 from attn_core.masks import Fixed as FixedMask
@@ -15,9 +16,7 @@ from attn_variants.mechanisms.common import (
     DECODER,
     ENCODER,
     GROUPED_SELF,
-    check_least,
-    check_pattern,
-    check_whole,
+    PATTERNS,
     never_causal,
     only_causal,
     whole_numbers,
@@ -48,7 +47,7 @@ class SlidingWindow(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("window", self.window, "tokens")
+            require_whole("window", self.window, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -87,7 +86,7 @@ class DilatedWindow(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("window", self.window, "tokens")
+            require_whole("window", self.window, ge=1, unit="tokens")
             object.__setattr__(self, "dilations", whole_numbers("dilations", self.dilations, 1))
             if not self.dilations:
                 raise InvalidValue.of("dilations", self.dilations, "at least one")
@@ -129,8 +128,8 @@ class BlockLocalAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("block", self.block, "tokens")
-            check_least("reach", self.reach, 0)
+            require_whole("block", self.block, ge=1, unit="tokens")
+            require_whole("reach", self.reach, ge=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -166,7 +165,7 @@ class ChunkedAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("chunk", self.chunk, "tokens")
+            require_whole("chunk", self.chunk, ge=1, unit="tokens")
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
@@ -202,8 +201,8 @@ class ChunkRingAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("chunk", self.chunk, "tokens")
-            check_least("reach", self.reach, 0)
+            require_whole("chunk", self.chunk, ge=1, unit="tokens")
+            require_whole("reach", self.reach, ge=0)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
@@ -244,8 +243,8 @@ class StridedAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("stride", self.stride, "tokens")
-            check_pattern(self.pattern)
+            require_whole("stride", self.stride, ge=1, unit="tokens")
+            require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
@@ -296,10 +295,10 @@ class FixedAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("block", self.block, "tokens")
-            check_whole("summaries", self.summaries, "tokens")
+            require_whole("block", self.block, ge=1, unit="tokens")
+            require_whole("summaries", self.summaries, ge=1, unit="tokens")
             FixedMask(block=self.block, summaries=self.summaries)
-            check_pattern(self.pattern)
+            require_choice("pattern", self.pattern, PATTERNS)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should look ahead, `InvalidValue` where heads do not divide."""
@@ -353,10 +352,9 @@ class BigBirdAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("block", self.block, "tokens")
-            check_least("random", self.random, 0)
-            if self.seed is not None:
-                check_least("seed", self.seed, 0)
+            require_whole("block", self.block, ge=1, unit="tokens")
+            require_whole("random", self.random, ge=0)
+            require_whole("seed", self.seed, ge=0, optional=True)
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `Incompatible` where it should be causal, `InvalidValue` where heads do not divide."""
@@ -397,8 +395,8 @@ class NeighborhoodAttention(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            check_whole("size", self.size, "tokens")
-            check_whole("dilation", self.dilation, "tokens")
+            require_whole("size", self.size, ge=1, unit="tokens")
+            require_whole("dilation", self.dilation, ge=1, unit="tokens")
             if self.grid is not None:
                 object.__setattr__(self, "grid", whole_numbers("grid", self.grid, 1))
                 if len(self.grid) != 2:

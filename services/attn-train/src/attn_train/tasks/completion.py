@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from attn_core.errors import InvalidValue
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import Request, SamplingParams, build_engine
 from attn_models.decoder.mixture_of_experts import router_aux_loss
 from attn_models.evaluation import next_token_loss
 from attn_models.tokenizers import Tokenizer
@@ -121,12 +121,12 @@ def complete(
     engine = build_engine(model, tokenizer)  # type: ignore[arg-type]
     for place, ids in enumerate(given):
         room = int(model.context) - len(ids)  # type: ignore[arg-type]
-        task = Sampling(temperature=0.0, max_new_tokens=room)
-        engine.submit(Request(id=str(place), token_ids=ids, task=task))
+        task = SamplingParams(temperature=0.0, max_new_tokens=room)
+        engine.submit(Request(id=str(place), token_ids=ids, params=task))
     written: list[tuple[int, ...]] = [()] * len(given)
     while not engine.idle:
         for event in engine.step():
-            written[int(event.request)] += tuple(token.id for token in event.tokens)
+            written[int(event.request_id)] += tuple(token.id for token in event.delta.tokens)
         on_batch()
     model.train(training)
     return written

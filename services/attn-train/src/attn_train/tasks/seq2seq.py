@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from attn_core.errors import InvalidValue, MissingPackage
-from attn_engine import Request, Sampling, build_engine
+from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 from attn_models.tokenizers import Tokenizer
 from attn_models.tokenizers.learned import byte_pair_tokenizer, word_tokenizer
 from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids, eos_id
@@ -35,18 +35,18 @@ def translate(
     """
     training = model.training
     model.eval()
-    engine = build_engine(model, tokenizer, requests=AT_ONCE)  # type: ignore[arg-type]
+    engine = build_engine(model, tokenizer, EngineConfig(max_num_seqs=AT_ONCE))  # type: ignore[arg-type]
     begin, longest = decoder_start_ids(tokenizer), int(model.source_context)  # type: ignore[arg-type]
     room = int(model.context) - len(begin)  # type: ignore[arg-type]
-    task = Sampling(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
+    task = SamplingParams(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
     for place, source in enumerate(sources):
         ids = encoder_input_ids(tokenizer, source)
         if len(ids) <= longest:
-            engine.submit(Request(id=str(place), token_ids=begin, source_ids=ids, task=task))
+            engine.submit(Request(id=str(place), token_ids=begin, encoder_token_ids=ids, params=task))
     written = [""] * len(sources)
     while not engine.idle:
         for event in engine.step():
-            written[int(event.request)] += event.text
+            written[int(event.request_id)] += event.delta.text
         on_batch()
     model.train(training)
     return [text.strip() for text in written]

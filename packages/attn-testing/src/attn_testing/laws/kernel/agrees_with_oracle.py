@@ -11,9 +11,8 @@ from attn_core import AttentionInputs, AttentionSpec
 from torch import Tensor
 
 from attn_testing import oracle
-from attn_testing.expect import require
 from attn_testing.kernel_subject import KernelCase
-from attn_testing.law import Law
+from attn_testing.law import Law, require
 from attn_testing.problems import operands_of, spec_of, tensors
 
 Run = Callable[[AttentionSpec, AttentionInputs], Tensor]

@@ -10,9 +10,8 @@ from attn_core.kernels.base import Anything, Problem
 from attn_core.kernels.dispatch import choose
 from attn_core.plugins.registry import Registry
 
-from attn_testing.expect import LawBroken, require
 from attn_testing.kernel_subject import STRANGE, VALUES, KernelSubject, with_field
-from attn_testing.law import Law
+from attn_testing.law import Law, LawBroken, require
 
 
 class RefusesTheRest(Law):

@@ -1,0 +1,138 @@
+"""Steps that fail: the request at fault is found, and ends alone.
+
+When a step of several requests raises, their KV cache is rolled back and each is computed alone, so that the others go
+on as if nothing had happened. When logits are not finite, the layer at fault is found by recomputing the sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attn_core.errors import InternalError, LayerFailed, WrongState
+from attn_core.stores import BranchingStore
+from torch import Tensor
+
+from attn_engine import sequence as sequences
+from attn_engine.kv_reuse import PrefixCaching
+from attn_engine.model_runner import ModelRunner
+from attn_engine.nan_tracer import NanTracer
+from attn_engine.scheduler import ScheduledChunk, Scheduler
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class ComputedChunks:
+    """Chunks that were computed together, in batch order, and their hidden states [tokens, hidden_size]."""
+
+    chunks: list[ScheduledChunk]
+    hidden: Tensor
+
+
+@dataclass(frozen=True)
+class FailedSequence:
+    """A sequence that cannot be computed, and why."""
+
+    sequence: sequences.Sequence
+    error: Exception
+
+
+class FaultIsolator:
+    """Computes steps. A sequence of a step that failed is computed alone until it is past the failed position."""
+
+    def __init__(self, runner: ModelRunner, scheduler: Scheduler) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._alone_until: dict[int, int] = {}
+
+    def run(self, chunks: Sequence[ScheduledChunk]) -> tuple[list[ComputedChunks], list[FailedSequence]]:
+        """Compute the chunks, together as far as no step with them failed; and the sequences at fault."""
+        together = [chunk for chunk in chunks if chunk.sequence.number not in self._alone_until]
+        alone = [chunk for chunk in chunks if chunk.sequence.number in self._alone_until]
+        computed: list[ComputedChunks] = []
+        if together:
+            try:
+                computed.append(ComputedChunks(*self._runner.run(together)))
+            except Exception:
+                log.exception("a step of %d requests failed; each is computed alone", len(together))
+                alone += self._rolled_back(together)
+        failed: list[FailedSequence] = []
+        for chunk in alone:
+            # A sequence that was sent back to waiting with others is computed again later.
+            if self._scheduler.holds(chunk.sequence):
+                self._run_alone(chunk, computed, failed)
+        return computed, failed
+
+    def forget(self, sequence: sequences.Sequence) -> None:
+        """Note that a sequence has ended."""
+        self._alone_until.pop(sequence.number, None)
+
+    def _run_alone(self, chunk: ScheduledChunk, computed: list[ComputedChunks], failed: list[FailedSequence]) -> None:
+        number = chunk.sequence.number
+        with NanTracer(self._runner.model) as tracer:
+            try:
+                computed.append(ComputedChunks(*self._runner.run([chunk], tracer)))
+            except Exception as error:
+                log.exception("request %s cannot be computed", chunk.sequence.id)
+                unknown = InternalError(f"a step failed: {type(error).__name__}")
+                failed.append(FailedSequence(chunk.sequence, tracer.blame(error) or unknown))
+                return
+        if chunk.start + chunk.rows >= self._alone_until[number]:
+            del self._alone_until[number]
+
+    def _rolled_back(self, chunks: Sequence[ScheduledChunk]) -> list[ScheduledChunk]:
+        """Those of the chunks that can be computed at once, as their KV cache could be rolled back."""
+        store = self._runner.store
+        ready: list[ScheduledChunk] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if not self._scheduler.holds(sequence):
+                continue
+            self._alone_until[sequence.number] = chunk.start + chunk.rows
+            start = sequence.computed
+            try:
+                if not isinstance(store, BranchingStore):
+                    raise WrongState("the cache cannot be rolled back")
+                sequence.computed = store.rewind(sequence.number, start)
+            except WrongState:
+                self._scheduler.drop_states(sequence)
+            else:
+                ready += [chunk] if sequence.computed == start else []
+        return ready
+
+
+class FaultDiagnosis:
+    """Recomputes sequences that are about to fail from their beginning: the fault may be older than the step in which
+    it showed."""
+
+    def __init__(self, runner: ModelRunner, prefixes: PrefixCaching, max_num_batched_tokens: int) -> None:
+        self._runner = runner
+        self._prefixes = prefixes
+        self._max_batched = max_num_batched_tokens
+
+    def layer_at_fault(self, sequence: sequences.Sequence) -> LayerFailed | None:
+        """The first layer whose numbers are not finite; None if there is none, or no room to recompute.
+
+        The sequence must be in the store; its KV cache is lost.
+        """
+        store, number = self._runner.store, sequence.number
+        store.release(number)
+        sequence.lost_states()
+        if not store.admit(number):
+            return None
+        if not store.reserve(number, len(sequence.tokens)):
+            return None
+        with NanTracer(self._runner.model) as tracer:
+            try:
+                self._runner.encode(number, sequence.request.encoder_token_ids)
+                while sequence.pending and tracer.failure is None:
+                    length = self._prefixes.chunk(sequence, min(sequence.pending, self._max_batched))
+                    chunk = ScheduledChunk(sequence, length)
+                    self._runner.run([chunk], tracer)
+                    sequence.computed += chunk.length
+            except Exception as error:
+                log.exception("request %s: the layer at fault could not be found", sequence.id)
+                return tracer.blame(error)
+        return tracer.failure

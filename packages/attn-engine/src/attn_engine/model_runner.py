@@ -1,0 +1,134 @@
+"""Runs the model over the scheduled chunks of a step, and computes the logits that are needed of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, cast
+
+import torch
+from attn_core import RaggedBatch, Source
+from attn_core.errors import InternalError
+from attn_core.models import GreedyHead, LanguageModel, SourceModel
+from attn_core.stores import StateStore
+from torch import Tensor
+
+from attn_engine import sequence as sequences
+from attn_engine.nan_tracer import NanTracer
+from attn_engine.scheduler import ScheduledChunk
+
+
+class BatchEntry(NamedTuple):
+    """One entry of a ragged batch: whose KV cache it reads, its tokens, and the tokens before them.
+
+    `path` are the cache positions of the ancestors of a token in a draft tree, and its own.
+    """
+
+    number: int
+    length: int
+    context: int
+    path: tuple[int, ...] | None = None
+
+
+class ModelRunner:
+    """Runs the model over ragged batches against the store."""
+
+    def __init__(self, model: LanguageModel, store: StateStore) -> None:
+        self.model = model
+        self.store = store
+        parameter = next(iter(model.parameters()), None)  # type: ignore[attr-defined]
+        self._greedy_head = model if isinstance(model, GreedyHead) else None
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+        states = [spec for specs in model.state_specs().values() for spec in specs.values()]
+        self.has_encoder = any(isinstance(spec, Source) for spec in states)
+        self.max_encoder_len = cast("SourceModel", model).source_context if self.has_encoder else None
+
+    def encode(self, number: int, encoder_token_ids: Sequence[int] | None) -> None:
+        """Run the encoder for a sequence that was just admitted, if the model has one."""
+        if self.has_encoder and encoder_token_ids is not None:
+            model = cast("SourceModel", self.model)
+            self.store.write_source(number, model.encode(self._tensor(list(encoder_token_ids))))
+
+    def run(
+        self, chunks: Sequence[ScheduledChunk], tracer: NanTracer | None = None
+    ) -> tuple[list[ScheduledChunk], Tensor]:
+        """Compute the chunks; returns them in batch order, and their hidden states [tokens, hidden_size].
+
+        Raises whatever the model raises, and `InternalError` if it returns fewer or more rows.
+        """
+        by_number = {chunk.sequence.number: chunk for chunk in chunks}
+        numbers = self.store.order(list(by_number))
+        ordered = [by_number[number] for number in numbers]
+        batch, names = self._batch(ordered)
+        tokens = [
+            token
+            for chunk in ordered
+            for token in (*chunk.sequence.tokens[chunk.start : chunk.start + chunk.length], *chunk.draft.tokens)
+        ]
+        state = self.store.view(batch, names)
+        hidden = self.model.step(self._tensor(tokens), batch, tracer.observed(state) if tracer else state)
+        if hidden.dim() != 2 or len(hidden) != len(tokens):
+            raise InternalError(f"the model gave hidden rows {tuple(hidden.shape)} for {len(tokens)} tokens")
+        if tracer:
+            tracer.check_output(hidden)
+        return ordered, hidden
+
+    def logits(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        """Logits [rows, vocab_size] of these rows of hidden [tokens, hidden_size]."""
+        return self.model.logits(self._rows(hidden, rows))
+
+    def greedy_tokens(self, hidden: Tensor, rows: Sequence[int]) -> list[int] | None:
+        """The most likely token after each of these rows of hidden [tokens, hidden_size], -1 if there is none.
+
+        None if the model can tell only by its logits.
+        """
+        found = None if self._greedy_head is None else self._greedy_head.greedy_tokens(self._rows(hidden, rows))
+        return None if found is None else cast("list[int]", found.tolist())
+
+    def _rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
+        # An equal number is not enough: completions of one prompt share its last row.
+        return hidden if list(rows) == list(range(len(hidden))) else hidden[self._tensor(list(rows))]
+
+    def _batch(self, chunks: Sequence[ScheduledChunk]) -> tuple[RaggedBatch, list[int]]:
+        """The batch, and whose KV cache each entry reads: every token of a draft tree is an entry of its own."""
+        if not any(chunk.draft.is_tree for chunk in chunks):
+            lengths, contexts = [chunk.rows for chunk in chunks], [chunk.start for chunk in chunks]
+            return RaggedBatch.of(lengths, contexts, self._tensor), [chunk.sequence.number for chunk in chunks]
+        entries: list[BatchEntry] = []
+        for chunk in chunks:
+            number, end = chunk.sequence.number, chunk.start + chunk.length
+            if not chunk.draft.is_tree:
+                entries.append(BatchEntry(number, chunk.rows, chunk.start))
+                continue
+            entries.append(BatchEntry(number, chunk.length, chunk.start))
+            for node in range(len(chunk.draft)):
+                path = tuple(end + ancestor for ancestor in chunk.draft.path(node))
+                entries.append(BatchEntry(number, 1, end + len(path) - 1, path))
+        lengths, contexts = [entry.length for entry in entries], [entry.context for entry in entries]
+        batch = RaggedBatch.of(lengths, contexts, self._tensor, [entry.path for entry in entries])
+        return batch, [entry.number for entry in entries]
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+class LazyLogits:
+    """What comes after rows of hidden [tokens, hidden_size], given with the sequences they end; `ends` are indexed.
+
+    Greedy sequences get no logits if the model can find the most likely token without them.
+    """
+
+    def __init__(self, runner: ModelRunner, hidden: Tensor, ends: Sequence[tuple[sequences.Sequence, int]]) -> None:
+        greedy = [place for place, (sequence, _) in enumerate(ends) if not sequence.needs_logits]
+        tokens = runner.greedy_tokens(hidden, [ends[place][1] for place in greedy]) if greedy else None
+        self.tokens = dict(zip(greedy, tokens, strict=True)) if tokens is not None else {}
+        """The most likely token, -1 if there is none, of ends without logits."""
+        self.with_logits = [place for place in range(len(ends)) if place not in self.tokens]
+        """Ends with logits."""
+        self._rows = {place: row for row, place in enumerate(self.with_logits)}
+        rows = [ends[place][1] for place in self.with_logits]
+        self._logits = runner.logits(hidden, rows) if rows else None
+
+    def logits(self, places: Sequence[int]) -> Tensor:
+        """Logits [places, vocab_size] of ends that have them, at least one."""
+        rows, known = [self._rows[place] for place in places], cast("Tensor", self._logits)
+        return known if rows == list(range(len(known))) else known[rows]

@@ -1,0 +1,196 @@
+"""Turns the hidden states of a step into outputs: new tokens or log probabilities, text, and why a sequence ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import cast
+
+from attn_core.errors import UserError
+from attn_core.stores import BranchingStore
+from attn_schema import FinishReason, Token
+from torch import Tensor
+
+from attn_engine import sequence as sequences
+from attn_engine.beam_search import BeamHypothesis
+from attn_engine.model_runner import LazyLogits, ModelRunner
+from attn_engine.sampler import SamplingRow, choose_tokens, greedy_tokens, log_probabilities
+from attn_engine.scheduler import ScheduledChunk
+from attn_engine.sequence import NOT_FINITE, NoTokenError, SequenceOutput
+from attn_engine.speculative import Verification, roll_back, verify
+
+NO_TOKEN = f"no token can be chosen: {NOT_FINITE}, or structured_output allows none of the vocabulary"
+
+Fork = Callable[[sequences.Sequence], list[sequences.Sequence]]
+"""Lets the followers of a sequence go on from its KV cache; returns them."""
+Choice = tuple[int, float | None, Sequence[tuple[int, float]]]
+"""A token, -1 if there is none; its log probability and the most likely (id, logprob), if asked for."""
+
+
+def process_step(
+    runner: ModelRunner, chunks: Sequence[ScheduledChunk], hidden: Tensor, end_ids: Collection[int], fork: Fork
+) -> list[SequenceOutput]:
+    """Note the chunks as computed, choose a token for each sequence that is complete, and score those that ask.
+
+    `hidden` [tokens, hidden_size] are the rows of the chunks, in their order. The sequences that `fork` returns for a
+    complete sequence go on from the same row.
+    """
+    found: list[SequenceOutput] = []
+    ends: list[tuple[sequences.Sequence, int]] = []
+    drafts: list[tuple[ScheduledChunk, int]] = []
+    start = 0
+    for chunk in chunks:
+        sequence, end = chunk.sequence, start + chunk.length
+        if sequence.scoring is not None:
+            found.append(_score(runner, chunk, hidden[start:end]))
+        elif chunk.completes:
+            ends.append((sequence, end - 1))
+        if chunk.draft.tokens:
+            drafts.append((chunk, end))
+        sequence.computed += chunk.length
+        start += chunk.rows
+    ends += [(follower, row) for sequence, row in ends if sequence.followers for follower in fork(sequence)]
+    if ends:
+        lazy = LazyLogits(runner, hidden, ends)
+        beams = {place for place in lazy.with_logits if ends[place][0].params.num_beams > 1}
+        for place in beams:
+            ends[place][0].logits = lazy.logits([place])[0]
+        growing = [(sequence, place) for place, (sequence, _) in enumerate(ends) if place not in beams]
+        found += _generate(growing, lazy, end_ids)
+    return _verify_drafts(runner, found, drafts, hidden, end_ids) if drafts else found
+
+
+def beam_output(sequence: sequences.Sequence, hypothesis: BeamHypothesis, end_ids: Collection[int]) -> SequenceOutput:
+    """A finished hypothesis of a beam search as the output of the completion `sequence`."""
+    texts = []
+    last = len(hypothesis.tokens) - 1
+    ends = not sequence.params.ignore_eos and hypothesis.tokens[last].id in end_ids
+    for place, token in enumerate(hypothesis.tokens):
+        sequence.tokens.append(token.id)
+        if not (ends and place == last):
+            texts.append(sequence.text_of(token.id))
+            if sequence.matcher is not None:
+                sequence.matcher.accept(token.id)
+    texts.append(sequence.remaining_text())
+    sequence.score = hypothesis.score
+    reason = FinishReason.LENGTH
+    if sequence.stops.found is not None:
+        reason = FinishReason.STOP
+    elif ends or (sequence.matcher is not None and sequence.matcher.complete):
+        reason = FinishReason.END_OF_SEQUENCE
+    return SequenceOutput(sequence, hypothesis.tokens, "".join(texts), reason)
+
+
+def _verify_drafts(
+    runner: ModelRunner,
+    found: Sequence[SequenceOutput],
+    chunks: Sequence[tuple[ScheduledChunk, int]],
+    hidden: Tensor,
+    end_ids: Collection[int],
+) -> list[SequenceOutput]:
+    """The outputs with those of accepted draft tokens; chunks come with the row of `hidden` of their first one."""
+    drafts: list[Verification] = []
+    ends: list[tuple[sequences.Sequence, int]] = []
+    for chunk, start in chunks:
+        rows = range(len(ends), len(ends) + len(chunk.draft))
+        drafts.append(Verification(chunk.sequence, chunk.draft, rows))
+        ends += [(chunk.sequence, start + node) for node in range(len(chunk.draft))]
+    lazy = LazyLogits(runner, hidden, ends)
+    found = verify(found, drafts, lambda growing: _generate(growing, lazy, end_ids))
+    ended = {output.sequence.number for output in found if output.ended}
+    for verified in drafts:
+        if verified.sequence.number not in ended:
+            roll_back(verified, cast("BranchingStore", runner.store))
+    return found
+
+
+def _generate(
+    growing: Sequence[tuple[sequences.Sequence, int]], lazy: LazyLogits, end_ids: Collection[int]
+) -> list[SequenceOutput]:
+    """The next token of each sequence, which is given with its place among the ends of `lazy`."""
+    found: dict[int, Choice] = {place: (token, None, ()) for place, token in lazy.tokens.items()}
+    rest = [(sequence, place) for sequence, place in growing if place not in found]
+    if rest:
+        logits = lazy.logits([place for _, place in rest])
+        chosen = _choose([sequence for sequence, _ in rest], logits, end_ids)
+        found.update(zip((place for _, place in rest), chosen, strict=True))
+    return [_extend(sequence, found[place], end_ids) for sequence, place in growing]
+
+
+def _choose(growing: Sequence[sequences.Sequence], logits: Tensor, end_ids: Collection[int]) -> list[Choice]:
+    if all(sequence.greedy for sequence in growing):
+        tokens = greedy_tokens(logits)
+    else:
+        tokens = choose_tokens(logits, [_sampling_row(sequence, logits, end_ids) for sequence in growing])
+    return _with_logprobs(growing, logits, tokens)
+
+
+def _sampling_row(sequence: sequences.Sequence, logits: Tensor, end_ids: Collection[int]) -> SamplingRow:
+    vocab_size, device = logits.shape[-1], logits.device
+    return SamplingRow(
+        sequence.params,
+        sequence.seed,
+        len(sequence.tokens),
+        seen=sequence.seen(vocab_size, device),
+        counts=sequence.counts(vocab_size, device),
+        allowed=sequence.allowed(vocab_size, device, end_ids),
+    )
+
+
+def _with_logprobs(growing: Sequence[sequences.Sequence], logits: Tensor, tokens: Sequence[int]) -> list[Choice]:
+    choices: list[Choice] = [(token, None, ()) for token in tokens]
+    asked = [row for row, s in enumerate(growing) if s.params.top_logprobs is not None and tokens[row] >= 0]
+    if asked:
+        wanted = [growing[row].params.top_logprobs or 0 for row in asked]
+        details = log_probabilities(logits[asked], [tokens[row] for row in asked], max(wanted))
+        for row, count, (own, top) in zip(asked, wanted, details, strict=True):
+            choices[row] = (tokens[row], own, top[:count])
+    return choices
+
+
+def _extend(sequence: sequences.Sequence, choice: Choice, end_ids: Collection[int]) -> SequenceOutput:
+    """Append the token; decide whether the sequence ends."""
+    id, logprob, top = choice  # noqa: A001
+    if id < 0:
+        error = NoTokenError(NO_TOKEN if sequence.matcher else NOT_FINITE)
+        return SequenceOutput(sequence, (), sequence.remaining_text(), error=error)
+    token = sequence.token(id, logprob, top)
+    sequence.tokens.append(id)
+    ended = id in end_ids and not sequence.params.ignore_eos
+    full = len(sequence.tokens) >= sequence.max_len
+    text = "" if ended else sequence.text_of(id)
+    if sequence.matcher is not None and not ended:
+        try:
+            sequence.matcher.accept_checked(id)
+        except UserError as failure:
+            return SequenceOutput(sequence, (token,), text, error=failure)
+        ended = sequence.matcher.complete
+    if sequence.stops.found is None and (ended or full):
+        text += sequence.remaining_text()
+    reason = None
+    if sequence.stops.found is not None:
+        reason = FinishReason.STOP
+    elif ended:
+        reason = FinishReason.END_OF_SEQUENCE
+    elif full:
+        reason = FinishReason.LENGTH
+    return SequenceOutput(sequence, (token,), text, reason)
+
+
+def _score(runner: ModelRunner, chunk: ScheduledChunk, hidden: Tensor) -> SequenceOutput:
+    """Log probabilities of the tokens that follow those of the chunk; the first token of all has none."""
+    sequence, start = chunk.sequence, chunk.sequence.computed
+    following = sequence.tokens[start + 1 : start + chunk.length + 1]
+    count = sequence.scoring.top_logprobs if sequence.scoring else 0
+    found: list[Token] = [sequence.token(sequence.tokens[0])] if start == 0 else []
+    if following:
+        logits = runner.logits(hidden, range(len(following)))
+        if not bool(logits.amax(-1).isfinite().all()):
+            return SequenceOutput(sequence, (), error=NoTokenError(NOT_FINITE))
+        for token, (own, top) in zip(following, log_probabilities(logits, following, count), strict=True):
+            found.append(sequence.token(token, own, top))
+    # After a preemption the beginning is computed again; what was returned is not returned twice.
+    first = start + len(following) + 1 - len(found)
+    fresh = found[max(0, sequence.scores_returned - first) :]
+    sequence.scores_returned += len(fresh)
+    reason = FinishReason.LENGTH if chunk.completes else None
+    return SequenceOutput(sequence, tuple(fresh), finish_reason=reason)

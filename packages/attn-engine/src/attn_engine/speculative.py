@@ -1,0 +1,106 @@
+"""Speculative decoding: who proposes draft tokens, and the verification of them.
+
+Every position gets the token that would have been chosen without a draft: the most likely, or that of the position's
+own random number. A draft token equal to it is accepted, and the next position is known to follow the right tokens; the
+KV cache behind the first that differs is rolled back. So drafts change nothing but the number of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from attn_core.stores import BranchingStore, TreeStore
+
+from attn_engine import sequence as sequences
+from attn_engine.draft_tokens import TokenTree
+from attn_engine.sequence import SequenceOutput
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """Asks for draft tokens of a sequence in decode: at most `max_tokens`, with `tree_width` candidates for each."""
+
+    sequence: sequences.Sequence
+    max_tokens: int
+    tree_width: int = 1
+
+
+class Proposer(Protocol):
+    """Proposes draft tokens. What it proposes changes the number of steps and nothing else."""
+
+    def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
+        """Draft tokens for each sequence, perhaps none; at most `max_tokens` in all."""
+        ...
+
+    def forget(self, sequence: sequences.Sequence) -> None:
+        """Free what is held for a sequence that ended or was preempted."""
+        ...
+
+
+class PromptLookupProposer:
+    """Proposes what followed the last tokens where they occurred before in the sequence (prompt lookup)."""
+
+    def propose(self, requests: Sequence[DraftRequest], max_tokens: int) -> list[TokenTree]:
+        """See `Proposer.propose`."""
+        drafts = []
+        for one in requests:
+            draft = TokenTree()
+            if max_tokens > 0:
+                draft = one.sequence.lookup.draft(one.sequence.tokens, one.max_tokens, one.tree_width)
+            drafts.append(draft.first(max_tokens))
+            max_tokens -= len(drafts[-1])
+        return drafts
+
+    def forget(self, sequence: sequences.Sequence) -> None:
+        """Nothing is held outside the sequence."""
+
+
+ChooseNext = Callable[[Sequence[tuple[sequences.Sequence, int]]], list[SequenceOutput]]
+"""Chooses the next token of each sequence, given with the row of its logits."""
+
+
+@dataclass
+class Verification:
+    """The draft of a sequence; `rows` are those after each draft token, `accepted` the nodes accepted so far."""
+
+    sequence: sequences.Sequence
+    draft: TokenTree
+    rows: range
+    accepted: list[int] = field(default_factory=list)
+
+    def accept(self, output: SequenceOutput) -> bool:
+        """Whether the last token of the output was drafted; its node is accepted then."""
+        if output.ended:
+            return False
+        node = self.draft.child(self.accepted[-1] if self.accepted else -1, output.tokens[-1].id)
+        if node is None:
+            return False
+        self.accepted.append(node)
+        self.sequence.accepted += 1
+        return True
+
+
+def verify(first: Sequence[SequenceOutput], drafts: Sequence[Verification], choose: ChooseNext) -> list[SequenceOutput]:
+    """`first` are the outputs before the drafts; returns them with the outputs after each accepted draft token."""
+    found = {output.sequence.number: output for output in first}
+    going_on = list(drafts)
+    while going_on := [one for one in going_on if one.accept(found[one.sequence.number])]:
+        for output in choose([(one.sequence, one.rows[one.accepted[-1]]) for one in going_on]):
+            number = output.sequence.number
+            found[number] = found[number].then(output)
+    return list(found.values())
+
+
+def roll_back(verified: Verification, store: BranchingStore) -> None:
+    """Keep the KV cache of the accepted tokens of a sequence that goes on, and roll back the rest."""
+    sequence, known = verified.sequence, verified.sequence.computed
+    accepted_len = len(sequence.tokens) - 1
+    if verified.draft.is_tree:
+        path = [known + node for node in verified.accepted]
+        cast("TreeStore", store).accept_path(sequence.number, known, path)
+        sequence.computed = accepted_len
+    else:
+        computed = known + len(verified.draft)
+        sequence.computed = computed if accepted_len == computed else store.rewind(sequence.number, accepted_len)

@@ -1,0 +1,141 @@
+"""Structured output: which tokens a JSON schema, regular expression or grammar allows next, by llguidance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from attn_core.errors import InvalidValue, MissingPackage, UserError
+from attn_core.models import Tokenizer
+from attn_schema import StructuredOutput
+from torch import Tensor
+
+CACHED_GRAMMARS = 256
+"""Compiled grammars kept for later requests."""
+
+
+@runtime_checkable
+class ByteTokenizer(Protocol):
+    """A tokenizer that knows the bytes of each token."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of the token."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Special tokens, which are not text."""
+        ...
+
+
+class GrammarCompiler:
+    """Compiles grammars for the vocabulary of one tokenizer. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = lru_cache(1)(self._read_vocabulary)
+        self._compile = lru_cache(CACHED_GRAMMARS)(self._compile_uncached)
+
+    def check(self, wanted: StructuredOutput) -> None:
+        """Raises `InvalidValue` for a grammar that cannot be compiled, and `MissingPackage` without llguidance."""
+        self._compile(wanted)
+
+    def matcher(self, wanted: StructuredOutput) -> GrammarMatcher:
+        """A matcher at the start of the grammar; raises as `check` does."""
+        return GrammarMatcher(self._compile(wanted).deep_copy())
+
+    def _compile_uncached(self, wanted: StructuredOutput) -> Any:
+        from llguidance import LLMatcher
+
+        vocabulary = self._vocabulary()
+        compilers: dict[str, Callable[[str], str]] = {
+            "json_schema": LLMatcher.grammar_from_json_schema,
+            "regex": LLMatcher.grammar_from_regex,
+            "lark": LLMatcher.grammar_from_lark,
+        }
+        try:
+            matcher = LLMatcher(vocabulary, compilers[wanted.kind](wanted.grammar), log_level=0)
+        except ValueError as error:
+            raise _compile_error(wanted, error) from error
+        if matcher.is_error():
+            raise _compile_error(wanted, matcher.get_error())
+        return matcher
+
+    def _read_vocabulary(self) -> Any:
+        try:
+            from llguidance import LLTokenizer, TokenizerWrapper
+        except ImportError as error:
+            raise MissingPackage.of("attn-engine[grammar]", "structured_output") from error
+        tokenizer = self._tokenizer
+        if tokenizer is None or not isinstance(tokenizer, ByteTokenizer):
+            allowed = "none, as the engine's tokenizer does not give the bytes of tokens"
+            raise InvalidValue.of("structured_output", "a grammar", allowed)
+        return LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer)))
+
+
+class GrammarMatcher:
+    """Follows one completion through its grammar."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether the grammar allows no further token."""
+        return bool(self._matcher.is_stopped())
+
+    @property
+    def error(self) -> str:
+        """Why matching had to stop, such as a limit of llguidance; empty otherwise."""
+        return _one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def accept(self, token: int) -> None:
+        """Advance by the token that was chosen."""
+        self._matcher.consume_token(token)
+
+    def accept_checked(self, token: int) -> None:
+        """As `accept`; raises `UserError` if matching has to stop."""
+        self.accept(token)
+        if self.error:
+            raise UserError(f"structured_output: matching had to stop: {self.error}")
+
+    def copy(self) -> GrammarMatcher:
+        """A copy in the same state."""
+        return GrammarMatcher(self._matcher.deep_copy())
+
+    def allowed(self, vocab_size: int, device: torch.device) -> Tensor:
+        """Which tokens may come next [vocab_size], bool; an end-of-sequence token where the completion may end."""
+        allowed = torch.zeros(vocab_size, dtype=torch.bool)
+        biases = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)[:vocab_size]
+        allowed[: len(biases)] = biases != 0
+        return allowed.to(device)
+
+
+class _Vocabulary:
+    """A tokenizer in the form that llguidance reads; without an end-of-sequence token it gets one more token."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        end_ids = sorted(tokenizer.end_ids)
+        size = tokenizer.vocabulary
+        # Special tokens have no bytes, so no grammar produces them.
+        self.tokens = [b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(size)]
+        self.tokens += [] if end_ids else [b"<end>"]
+        self.eos_token_id = end_ids[0] if end_ids else size
+        self.bos_token_id = None
+        self.special_token_ids = sorted(tokenizer.special_ids | set(end_ids)) or [size]
+        self._encode = tokenizer.encode
+
+    def __call__(self, text: str) -> Sequence[int]:
+        ids: Sequence[int] = self._encode(text)
+        return ids
+
+
+def _compile_error(wanted: StructuredOutput, cause: object) -> InvalidValue:
+    message = f"structured_output: this {wanted.kind} cannot be compiled: {_one_line(cause)}"
+    return InvalidValue(message, field="structured_output")
+
+
+def _one_line(cause: object) -> str:
+    return " ".join(str(cause).split())[:300]

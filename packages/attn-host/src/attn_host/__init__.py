@@ -1,0 +1,8 @@
+"""A loaded model with its engine or encoder, behind calls in the nouns of attn-schema; no network."""
+
+from attn_host.host import Deliver, EmbedTask, ModelHost, TextTask
+from attn_host.loading import find_folder
+from attn_host.opening import open_host
+from attn_host.tokenization import PromptTokenizer
+
+__all__ = ["Deliver", "EmbedTask", "ModelHost", "PromptTokenizer", "TextTask", "find_folder", "open_host"]

@@ -1,0 +1,69 @@
+"""Attention maps of a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attn_core.errors import ContextLengthExceeded, Incompatible, InvalidValue
+from attn_models.loading import LoadedModel
+from attn_schema import AttentionMap, AttentionMapsRequest, Tensor
+
+from attn_host.tokenization import PromptTokenizer
+
+MAX_TOKENS = 1024
+"""Tokens of a prompt for attention maps, whose size grows with the square."""
+
+
+def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: PromptTokenizer) -> list[AttentionMap]:
+    """The float32 weights of the layers and heads asked for; cross-attention of an encoder-decoder model.
+
+    Raises `InvalidValue` for a token, layer or head that does not exist, too long a prompt, or an encoder prompt that
+    is missing or too much; `Incompatible` for a mechanism without weights.
+    """
+    ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
+    mechanisms, count = loaded.mechanisms, getattr(loaded.config, "heads", 0)
+    if len(ids) > loaded.model.context:
+        raise ContextLengthExceeded.of(len(ids), 0, loaded.model.context)
+    if len(ids) > MAX_TOKENS:
+        raise InvalidValue.of("prompt", f"{len(ids)} tokens", f"at most {MAX_TOKENS} tokens for attention maps")
+    if not mechanisms:
+        raise Incompatible(f"a model of the family {loaded.family!r} has no attention to draw")
+    _require("prompt.token_ids", ids, loaded.config.vocabulary)
+    _require("layers", request.layers, len(mechanisms))
+    _require("heads", request.heads, count)
+    layers = sorted(set(request.layers)) or list(range(len(mechanisms)))
+    heads = sorted(set(request.heads)) or list(range(count))
+    with torch.inference_mode():
+        maps = loaded.model.attention_maps(torch.tensor(ids), layers, *_encoder_inputs(loaded, encoder_ids))
+        chosen = {layer: maps[layer][heads].float().contiguous() for layer in layers}
+    queries = tuple(map(tokenizer.text, ids))
+    keys = queries if encoder_ids is None else tuple(map(tokenizer.text, encoder_ids))
+    return [
+        AttentionMap(
+            layer=layer,
+            mechanism=mechanisms[layer],
+            heads=tuple(heads),
+            attention_weights=Tensor(shape=tuple(weights.shape), data=weights.numpy().tobytes()),
+            query_tokens=queries,
+            # The token that ends an image has no weight.
+            key_tokens=keys[: weights.shape[-1]],
+        )
+        for layer, weights in chosen.items()
+    ]
+
+
+def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
+    if (ids is None) != (loaded.source_context is None):
+        allowed = "none, the model has no encoder" if loaded.source_context is None else "one, for the model's encoder"
+        raise InvalidValue.of("prompt.encoder_prompt", None if ids is None else f"{len(ids)} tokens", allowed)
+    if ids is None:
+        return ()
+    _require("prompt.encoder_prompt.token_ids", ids, loaded.config.vocabulary)
+    return (torch.tensor(ids),)
+
+
+def _require(field: str, values: Sequence[int], limit: int) -> None:
+    for value in values:
+        if not 0 <= value < limit:
+            raise InvalidValue.of(field, value, f"0 to {limit - 1}")

@@ -1,0 +1,200 @@
+"""The host of an encoder, which embeds texts a batch at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from attn_core.errors import AttnError, DeadlineExceeded, InternalError, InvalidValue, Unavailable
+from attn_models.loading.sentences import SentenceEncoder, load_sentence_encoder
+from attn_schema import Embeddings, EngineConfig, EngineStats, ModelInfo, Prompt, Tensor, Tokenization, Usage
+
+from attn_host.host import EmbedTask, ModelHost
+from attn_host.loading import quantization_of, stored_as, use_kernel
+from attn_host.tokenization import PromptTokenizer
+
+log = logging.getLogger(__name__)
+
+GONE = "the model is being unloaded"
+ALLOWED = {"device": ("cpu",), "draft_model": (None,)}
+"""Values of the engine's config that an encoder takes."""
+
+
+class EncoderHost(ModelHost):
+    """Loads the encoder in `folder`; calls take turns, batch by batch.
+
+    An encoder has no KV cache, so options of that change nothing. Raises `InvalidValue` for another device than the CPU
+    or a draft model, and what loading raises.
+    """
+
+    REFUSAL = "the model is an encoder: it embeds texts and does nothing else"
+
+    def __init__(self, folder: Path, config: EngineConfig) -> None:
+        for name, allowed in ALLOWED.items():
+            if getattr(config, name) not in allowed:
+                shown = " or ".join(str(value or "none") for value in allowed)
+                raise InvalidValue.of(name, getattr(config, name), f"{shown} for an encoder")
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self._encoder = load_sentence_encoder(folder, config.dtype, weights=stored_as(config))
+        use_kernel(self._encoder.model, config.kernel)
+        self._tokenizer = PromptTokenizer(self._encoder.tokenizer, encoder=False)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+        self._idle = threading.Condition()
+        self._stopping = False
+        self._calls: dict[str, Embedding] = {}
+        self._computed = 0
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        model = self._encoder.model
+        config, parameter = model.config, next(model.parameters())
+        return ModelInfo(
+            architecture="encoder",
+            mechanisms=config.mechanisms,
+            num_parameters=self._encoder.parameters,
+            max_seq_len=config.context,
+            vocab_size=config.vocabulary,
+            num_layers=config.layers,
+            num_heads=config.heads,
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            quantization=quantization_of(model),
+            device=str(parameter.device),
+        )
+
+    def embed(self, task: EmbedTask) -> Future[Embeddings]:
+        """A vector of length 1 for each text, in a future that may be cancelled; raises `Unavailable` after `stop`.
+
+        The future raises `InvalidValue` for a text that does not fit, `DeadlineExceeded` at the first batch after it.
+        """
+        call = Embedding(self._encoder, task)
+        with self._idle:
+            if self._stopping:
+                raise Unavailable(GONE)
+            self._calls[task.id] = call
+        call.answer.add_done_callback(lambda _: self._leave(task.id))
+        self._queue(call)
+        return call.answer
+
+    def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a text."""
+        return self._tokenizer.tokenize(prompt)
+
+    def cancel(self, task_id: str) -> None:
+        """Stop embedding; the batch that is being computed is its last."""
+        call = self._calls.get(task_id)
+        if call is not None:
+            call.answer.cancel()
+
+    def stats(self) -> EngineStats:
+        """How busy the encoder is; it has no KV cache."""
+        calls = len(self._calls)
+        running = min(calls, 1)
+        return EngineStats(running=running, waiting=calls - running, computed_tokens=self._computed)
+
+    def stop(self, timeout: float) -> None:
+        """Refuse new calls, let running ones finish for up to `timeout` seconds, then end the thread."""
+        with self._idle:
+            self._stopping = True
+            self._idle.wait_for(lambda: not self._calls, timeout=timeout)
+            left = list(self._calls.values())
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        for call in left:
+            call.fail(Unavailable(GONE))
+
+    def _queue(self, call: Embedding) -> None:
+        """Compute a batch of it after one of every other call."""
+        try:
+            self._worker.submit(self._turn, call)
+        except RuntimeError:  # the thread has ended
+            call.fail(Unavailable(GONE))
+
+    def _turn(self, call: Embedding) -> None:
+        self._computed += call.step()
+        if not call.answer.done():
+            self._queue(call)
+
+    def _leave(self, task_id: str) -> None:
+        with self._idle:
+            del self._calls[task_id]
+            self._idle.notify_all()
+
+
+class Embedding:
+    """One call. `answer` may be cancelled by any thread at any time; `step` is for one thread.
+
+    A call that has ended holds neither texts nor vectors, whoever still holds the call.
+    """
+
+    def __init__(self, encoder: SentenceEncoder, task: EmbedTask) -> None:
+        self.answer: Future[Embeddings] = Future()
+        self._end = None if task.timeout is None else time.monotonic() + task.timeout
+        self._work: Work | None = Work(encoder, task.texts)
+        self.answer.add_done_callback(self._free)
+
+    def step(self) -> int:
+        """Compute a batch, or the answer after the last; returns how many tokens were computed."""
+        work = self._work
+        if work is None:
+            return 0
+        try:
+            return self._step(work)
+        except AttnError as error:
+            self.fail(error)
+        except Exception as error:
+            log.exception("texts could not be embedded")
+            self.fail(InternalError(f"the encoder failed: {type(error).__name__}"))
+        return 0
+
+    def fail(self, error: Exception) -> None:
+        """End it, unless it has ended."""
+        with contextlib.suppress(InvalidStateError):
+            self.answer.set_exception(error)
+
+    def _step(self, work: Work) -> int:
+        if self._end is not None and time.monotonic() >= self._end:
+            raise DeadlineExceeded("the deadline passed before all texts were embedded")
+        computed = work.step()
+        if computed is None:
+            with contextlib.suppress(InvalidStateError):
+                self.answer.set_result(work.answer())
+        return computed or 0
+
+    def _free(self, _: Future[Embeddings]) -> None:
+        self._work = None
+
+
+class Work:
+    """Texts of which some have their vectors."""
+
+    def __init__(self, encoder: SentenceEncoder, texts: Sequence[str]) -> None:
+        self._encoder = encoder
+        self._texts = texts
+        self._ids: list[list[int]] = []
+        self._batches: Iterator[tuple[list[int], torch.Tensor]] | None = None
+        self._vectors = torch.empty(0)
+
+    def step(self) -> int | None:
+        """Compute a batch; how many tokens it had, None where all were computed."""
+        if self._batches is None:
+            self._ids = self._encoder.read(self._texts)
+            self._vectors = torch.empty(len(self._ids), self._encoder.size)
+            self._batches = self._encoder.batches(self._ids)
+        batch = next(self._batches, None)
+        if batch is None:
+            return None
+        places, found = batch
+        self._vectors[places] = found.float()
+        return sum(len(self._ids[place]) for place in places)
+
+    def answer(self) -> Embeddings:
+        """All vectors."""
+        tensor = Tensor(shape=tuple(self._vectors.shape), data=self._vectors.numpy().astype("<f4").tobytes())
+        return Embeddings(embeddings=tensor, usage=Usage(prompt_tokens=sum(map(len, self._ids))))

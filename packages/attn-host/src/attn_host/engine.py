@@ -1,0 +1,93 @@
+"""The host of a model that generates: a decoder or an encoder-decoder model, with its engine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from attn_core.errors import InvalidValue
+from attn_engine import EngineLoop, Request, build_engine
+from attn_models.loading import LoadedModel, load_model
+from attn_schema import AttentionMap, AttentionMapsRequest, EngineConfig, EngineStats, ModelInfo, Prompt, Tokenization
+
+from attn_host.attention_maps import compute_maps
+from attn_host.host import Deliver, ModelHost, TextTask
+from attn_host.loading import load_draft_model, quantization_of, stored_as, use_kernel
+from attn_host.tokenization import PromptTokenizer
+
+
+class EngineHost(ModelHost):
+    """Loads the model in `folder` and runs it on a thread."""
+
+    REFUSAL = "the model is no encoder and cannot embed texts; load one that is, such as minilm"
+
+    def __init__(self, folder: Path, config: EngineConfig, deliver: Deliver) -> None:
+        if config.device != "cpu":
+            raise InvalidValue.of("device", config.device, "cpu")
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self._loaded: LoadedModel = load_model(folder, config.dtype, weights=stored_as(config))
+        model, tokenizer = self._loaded.model, self._loaded.tokenizer
+        if tokenizer is None:
+            raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
+        use_kernel(model, config.kernel)
+        self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.source_context is not None)
+        engine = build_engine(model, tokenizer, config, draft_model=load_draft_model(self._loaded, config))
+        self._note = engine.note
+        self._loop = EngineLoop(engine, deliver)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        model, mechanisms = self._loaded.model, self._loaded.mechanisms
+        parameter = next(model.parameters())
+        return ModelInfo(
+            architecture=self._loaded.family,
+            mechanisms=tuple(dict.fromkeys(mechanisms)),
+            num_parameters=self._loaded.parameters,
+            max_seq_len=model.context,
+            vocab_size=model.vocabulary,
+            num_layers=len(mechanisms),
+            num_heads=getattr(self._loaded.config, "heads", 0),
+            dtype=str(parameter.dtype).removeprefix("torch."),
+            quantization=quantization_of(model),
+            device=str(parameter.device),
+            chat=self._tokenizer.chat,
+            note=self._note,
+        )
+
+    def submit(self, task: TextTask) -> None:
+        """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
+        self._loop.submit(
+            Request(
+                id=task.id,
+                token_ids=self._tokenizer.ids(task.prompt),
+                encoder_token_ids=self._tokenizer.encoder_ids(task.prompt),
+                params=task.params,
+                deadline=None if task.timeout is None else time.monotonic() + task.timeout,
+                scope=task.tenant,
+                tenant=task.tenant,
+            )
+        )
+
+    def cancel(self, task_id: str) -> None:
+        """Stop a task before the next engine step."""
+        self._loop.cancel(task_id)
+
+    def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt and the text that was tokenised."""
+        return self._tokenizer.tokenize(prompt)
+
+    def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer."""
+        return compute_maps(self._loaded, request, self._tokenizer)
+
+    def stats(self) -> EngineStats:
+        """How busy the engine is."""
+        return self._loop.stats()
+
+    def stop(self, timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
+        self._loop.drain(timeout)
+        self._loop.stop()

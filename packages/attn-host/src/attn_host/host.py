@@ -1,0 +1,96 @@
+"""What every host answers, and what it is asked."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from attn_core.errors import Incompatible
+from attn_engine import RequestOutput
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    Embeddings,
+    EngineStats,
+    ModelInfo,
+    Prompt,
+    SamplingParams,
+    ScoringParams,
+    Tokenization,
+)
+
+Deliver = Callable[[Sequence[RequestOutput]], None]
+"""Called on the engine's thread with all outputs of a step; must return at once."""
+
+
+def new_id() -> str:
+    """An id for a task."""
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTask:
+    """A prompt to complete (`params` are `SamplingParams`) or to score (`params` are `ScoringParams`).
+
+    `timeout` is the time left until the caller's deadline, in seconds. Requests of one `tenant` share a prefix cache
+    and a weight in fair queueing.
+    """
+
+    prompt: Prompt
+    params: SamplingParams | ScoringParams
+    timeout: float | None = None
+    tenant: str = ""
+    id: str = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedTask:
+    """Texts to embed; `timeout` is the time left until the caller's deadline, in seconds."""
+
+    texts: tuple[str, ...]
+    timeout: float | None = None
+    id: str = field(default_factory=new_id)
+
+
+class ModelHost:
+    """A loaded model. Calls that its kind of model cannot answer raise `Incompatible`.
+
+    All methods may be called from any thread.
+    """
+
+    REFUSAL = "the model cannot do this"
+
+    @property
+    def info(self) -> ModelInfo:
+        """What the model is."""
+        raise NotImplementedError
+
+    def submit(self, task: TextTask) -> None:
+        """Start before the next engine step; outputs are delivered. Raises the `UserError` that refuses it."""
+        raise Incompatible(self.REFUSAL, request=task.id)
+
+    def cancel(self, task_id: str) -> None:
+        """Stop a task before the next engine step or batch; an unknown one is left alone."""
+        raise NotImplementedError
+
+    def embed(self, task: EmbedTask) -> Future[Embeddings]:
+        """A vector of length 1 for each text, in a future that may be cancelled."""
+        raise Incompatible(self.REFUSAL, texts=len(task.texts))
+
+    def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt and the text that was tokenised."""
+        raise NotImplementedError
+
+    def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
+        """The attention weights of a prompt, one map a layer."""
+        raise Incompatible(self.REFUSAL, layers=request.layers)
+
+    def stats(self) -> EngineStats:
+        """How busy the model is."""
+        raise NotImplementedError
+
+    def stop(self, timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `timeout` seconds, then end the thread."""
+        raise NotImplementedError

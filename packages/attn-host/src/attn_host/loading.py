@@ -1,0 +1,69 @@
+"""What a host needs of a model folder: where it is, how its weights are stored, its kernels and its draft model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from attn_core.errors import CheckpointInvalid, Incompatible, UnknownName
+from attn_core.models import LanguageModel
+from attn_models.loading import LoadedModel, load_draft
+from attn_schema import EngineConfig
+from attn_schema.home import models_folder
+
+
+def find_folder(source: str, home: Path) -> Path:
+    """The model folder for an absolute path or a name under the home's models.
+
+    Raises `UnknownName` with near names, or `CheckpointInvalid` for a path that is no model folder.
+    """
+    given = Path(source).expanduser()
+    if given.is_absolute():
+        if not (given / "config.json").is_file():
+            raise CheckpointInvalid.of(given, "is not a model folder: it has no config.json")
+        return given
+    folder = models_folder(home)
+    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if source not in known:
+        raise UnknownName.of("model", source, known)
+    return folder / source
+
+
+def stored_as(config: EngineConfig) -> str:
+    """The engine's `quantization` as `attn_models.load_model` calls it."""
+    return "unpacked" if config.quantization == "none" else config.quantization
+
+
+def quantization_of(model: Any) -> str:
+    """How the weights of a model's linear layers are stored; "none" if they are as loaded."""
+    return getattr(model, "weights", None) or "none"
+
+
+def use_kernel(model: Any, name: str | None) -> None:
+    """Compute all attention with the kernel called `name`; None lets dispatch choose.
+
+    Runs one token, after an encoder input of maximum length if the model reads one, so that a kernel that refuses
+    raises `KernelRefused` here and not in the first request.
+    """
+    if name is not None:
+        choosers = [getattr(module, "use_kernel", None) for module in model.modules()]
+        chosen = [choose for choose in choosers if choose is not None]
+        if not chosen:
+            raise Incompatible("no attention of this model is computed by kernels", kernel=name)
+        for choose in chosen:
+            choose(name)
+        if hasattr(model, "take_apart"):
+            model.take_apart()  # a kernel of whole blocks has an attention of its own
+    with torch.inference_mode():
+        one = torch.zeros(1, 1, dtype=torch.int64)
+        # Of maximum length: images are no other number of tokens.
+        longest = getattr(model, "source_context", None)
+        model(one) if longest is None else model(one, one.expand(1, longest))
+
+
+def load_draft_model(served: LoadedModel, config: EngineConfig) -> LanguageModel | None:
+    """The draft model of the config; raises `Incompatible` for a model of another vocabulary."""
+    if config.draft_model is None:
+        return None
+    return load_draft(Path(config.draft_model), served, config.dtype, stored_as(config))

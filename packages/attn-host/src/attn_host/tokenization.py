@@ -1,0 +1,74 @@
+"""Prompts of any form to token ids, and the text of single tokens."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from attn_core.errors import InvalidValue
+from attn_models.tokenizers import Tokenizer
+from attn_models.tokenizers.tokenizer import decoder_start_ids, encoder_input_ids
+from attn_schema import Prompt, Token, Tokenization
+
+CACHED_TOKENS = 65536
+
+
+class PromptTokenizer:
+    """Tokenizes prompts for one model; `encoder` says whether the model reads an encoder prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, *, encoder: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._text = lru_cache(CACHED_TOKENS)(lambda token: tokenizer.decode([token], skip_special=False))
+
+    @property
+    def chat(self) -> bool:
+        """Whether the model has a chat template."""
+        return self._tokenizer.settings.chat_template is not None
+
+    def ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids of a prompt; with an encoder prompt, those the decoder starts with.
+
+        Raises `InvalidValue` for an empty prompt, and for an encoder prompt if the model has no encoder.
+        """
+        if prompt.encoder_prompt is not None:
+            if not self._encoder:
+                raise InvalidValue.of("prompt.encoder_prompt", "a prompt", "none, as the model has no encoder")
+            if prompt.chat is None and not prompt.token_ids:
+                text = self._tokenizer.encode(prompt.text or "", add_special=False)
+                return decoder_start_ids(self._tokenizer, text)
+        if prompt.token_ids is not None:
+            ids = prompt.token_ids
+        elif prompt.chat is not None:
+            ids = tuple(self._tokenizer.encode_chat(self._messages(prompt)))
+        else:
+            ids = tuple(self._tokenizer.encode(prompt.text or ""))
+        if not ids:
+            raise InvalidValue.of("prompt", "no tokens", "at least one token")
+        return ids
+
+    def encoder_ids(self, prompt: Prompt) -> tuple[int, ...] | None:
+        """The token ids of the encoder prompt, None without one; raises `InvalidValue` for an empty text."""
+        if prompt.encoder_prompt is None:
+            return None
+        if prompt.encoder_prompt.token_ids is not None:
+            return prompt.encoder_prompt.token_ids
+        return encoder_input_ids(self._tokenizer, prompt.encoder_prompt.text or "")
+
+    def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens of a prompt and the text that was tokenised; raises as `ids` does."""
+        ids = self.ids(prompt)
+        text = prompt.text
+        if text is None and prompt.chat is not None:
+            text = self._tokenizer.render_chat(self._messages(prompt))
+        elif text is None:
+            text = self._tokenizer.decode(ids, skip_special=False)
+        return Tokenization(tokens=tuple(Token(id=i, text=self._text(i)) for i in ids), text=text)
+
+    def text(self, token: int) -> str:
+        """The text of a token decoded by itself; U+FFFD for part of a character."""
+        return self._text(token)
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, str]]:
+        if not prompt.chat:
+            raise InvalidValue.of("prompt.chat", "no messages", "at least one")
+        return [{"role": message.role, "content": message.content} for message in prompt.chat]

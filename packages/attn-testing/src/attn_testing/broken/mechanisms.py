@@ -1,0 +1,342 @@
+"""Mechanisms that break one law each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from attn_core import (
+    Capability,
+    Cost,
+    Field,
+    Fields,
+    LayerState,
+    MechanismConfig,
+    Paged,
+    RaggedBatch,
+    Shape,
+    StateSpecs,
+)
+from attn_core.batch import PagedView
+from attn_core.errors import InvalidValue
+from torch import Tensor, nn
+
+from attn_testing.broken.sound import Sound, SoundLayer
+
+FAR = 4
+
+
+class LargeLeakLayer(SoundLayer):
+    """Guards against overflow by the maximum of the whole sequence."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound rows, scaled down where any input of the sequence is large."""
+        most = query.detach().abs().amax((1, 2), keepdim=True)
+        scale = torch.clamp(most / 1000, min=1.0) if self.causal else 1.0
+        return super().forward(query, source, key_padding_mask=key_padding_mask) / scale
+
+
+class LargeLeak(Sound):
+    """Breaks causality by perturbation: a later input shows, without a gradient, once it is large."""
+
+    layer = LargeLeakLayer
+
+
+class GradientLeakLayer(SoundLayer):
+    """Adds a straight-through term that is zero."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound rows, with gradients from far ahead."""
+        out = super().forward(query, source, key_padding_mask=key_padding_mask)
+        if not self.causal or query.shape[1] <= FAR:
+            return out
+        ahead = torch.roll(query, -FAR, 1)
+        return out + (ahead - ahead.detach())
+
+
+class GradientLeak(Sound):
+    """Breaks causality by gradient: gradients, and no values, come from four positions ahead."""
+
+    layer = GradientLeakLayer
+
+
+class NeverAheadLayer(SoundLayer):
+    """Causal, whatever was asked for."""
+
+    def __init__(self, config: MechanismConfig) -> None:
+        super().__init__(config)
+        self.causal = True
+
+
+class NeverAhead(Sound):
+    """Breaks bidirectionality: `causal=False` is taken and ignored."""
+
+    layer = NeverAheadLayer
+
+
+class UnnormalisedLayer(SoundLayer):
+    """Shows the exponentials before they are normalised."""
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Exponentials [batch, heads, query, key]."""
+        shares = super().weights(query, source, key_padding_mask=key_padding_mask)
+        return shares * shares.shape[-1]
+
+
+class Unnormalised(Sound):
+    """Breaks row sums: the weights it shows are not those it uses."""
+
+    layer = UnnormalisedLayer
+
+
+class UniformWhenBlindLayer(SoundLayer):
+    """Looks everywhere where it may look nowhere, as a large negative number in place of minus infinity does."""
+
+    def _share(self, scores: Tensor, allowed: Tensor) -> Tensor:
+        some = allowed.any(-1, keepdim=True)
+        return torch.softmax(scores.masked_fill(~allowed & some, -math.inf), -1)
+
+
+class UniformWhenBlind(Sound):
+    """Breaks the law of no allowed key: such a query gets an average of all values."""
+
+    layer = UniformWhenBlindLayer
+
+
+class LateMaskLayer(SoundLayer):
+    """Masks padding after the softmax, so that padded keys still take their share."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Rows whose weights do not sum to one where there is padding."""
+        weights = self._weights(query, source, None)
+        weights = weights if key_padding_mask is None else weights * key_padding_mask[:, None, None, :]
+        return self._project(weights, self._split(self.value(query), self.heads.key_value))
+
+    def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Not shown."""
+        raise NotImplementedError("this layer shows no weights")
+
+
+class LateMask(Sound):
+    """Breaks padding invariance: padded keys enter the denominator."""
+
+    layer = LateMaskLayer
+    capabilities = Sound.capabilities - {Capability.WEIGHTS, Capability.NORMALISED}
+
+
+class IgnoredMaskLayer(SoundLayer):
+    """Takes a mask of padded keys and does not use it."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound rows as if there were no padding."""
+        return super().forward(query, source)
+
+
+class IgnoredMask(Sound):
+    """Breaks the law of the undeclared: without PADDING, a mask must be refused."""
+
+    layer = IgnoredMaskLayer
+    capabilities = Sound.capabilities - {Capability.PADDING}
+
+
+class RubbishLayer(SoundLayer):
+    """Reads the rows of all requests, but not those of a tree, together and forgets which of them are padding."""
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """As `SoundLayer.step`."""
+        self._in_tree = bool(batch.paths)
+        return super().step(query, batch, state)
+
+    def _read(self, view: PagedView, request: int, requests: int) -> tuple[Fields, Tensor]:
+        if self._in_tree:
+            return super()._read(view, request, requests)
+        held = view.rows(range(requests))
+        return {name: rows[request : request + 1] for name, rows in held.fields.items()}, held.positions[request]
+
+
+class Rubbish(Sound):
+    """Breaks batch invariance: beside a longer request, padding is attended to."""
+
+    layer = RubbishLayer
+
+
+class Louder(torch.autograd.Function):
+    """The identity, with a gradient of 1.5."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        """The rows."""
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        """Too much."""
+        return gradients[0] * 1.5
+
+
+class WrongBackwardLayer(SoundLayer):
+    """Has a backward of its own, which is wrong."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound rows."""
+        louder: Tensor = Louder.apply(query)  # type: ignore[no-untyped-call]
+        return super().forward(louder, source, key_padding_mask=key_padding_mask)
+
+
+class WrongBackward(Sound):
+    """Breaks gradients: they are not those of the function."""
+
+    layer = WrongBackwardLayer
+
+
+class WidensLayer(SoundLayer):
+    """Computes in float32 where it was given 16 bits, and stays there."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound rows, in at least float32."""
+        out = super().forward(query, source, key_padding_mask=key_padding_mask)
+        return out.float() if out.element_size() == 2 else out
+
+
+class Widens(Sound):
+    """Breaks precision: the answer is not in the type of the question."""
+
+    layer = WidensLayer
+
+
+class HiddenWeightLayer(SoundLayer):
+    """Draws a number that its state dict does not have."""
+
+    def __init__(self, config: MechanismConfig) -> None:
+        super().__init__(config)
+        self.temperature = 1.0 + torch.rand(()).item()
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        return super()._scores(query, key) / self.temperature
+
+
+class HiddenWeight(Sound):
+    """Breaks saved and loaded: what was drawn at random is lost."""
+
+    layer = HiddenWeightLayer
+
+
+class LooksInsideLayer(SoundLayer):
+    """Asks for the value of a tensor, which no graph can hold."""
+
+    def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
+        """The sound rows."""
+        if query.detach().abs().max().item() > 1e30:
+            query = query / 2
+        return super().forward(query, source, key_padding_mask=key_padding_mask)
+
+
+class LooksInside(Sound):
+    """Breaks compiles: the graph breaks where a value is looked at."""
+
+    layer = LooksInsideLayer
+
+
+class UnscaledStepLayer(SoundLayer):
+    """Forgets the scale in its step."""
+
+    def _one(self, query: Tensor, places: Tensor, fields: Fields, key_places: Tensor) -> Tensor:
+        louder = {"key": fields["key"] * math.sqrt(self.heads.key_size), "value": fields["value"]}
+        return super()._one(query, places, louder, key_places)
+
+
+class UnscaledStep(Sound):
+    """Breaks decode equals forward: the step is another function, if always the same."""
+
+    layer = UnscaledStepLayer
+
+
+class TopLeftLayer(SoundLayer):
+    """Aligns the causal mask of a chunk with the first remembered key, not the last."""
+
+    def _one(self, query: Tensor, places: Tensor, fields: Fields, key_places: Tensor) -> Tensor:
+        if len(places) > 1:
+            places = places - places[0]
+        return super()._one(query, places, fields, key_places)
+
+
+class TopLeft(Sound):
+    """Breaks chunked prefill: a chunk behind others does not see them all."""
+
+    layer = TopLeftLayer
+
+
+class OrphanLayer(SoundLayer):
+    """Lets a token of a tree see what stood there before and itself, but none of its ancestors."""
+
+    def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
+        """As `SoundLayer.step`."""
+        self._ancestors = [max(0, len(batch.path(request)) - 1) for request in range(batch.requests)]
+        return super().step(query, batch, state)
+
+    def _read(self, view: PagedView, request: int, requests: int) -> tuple[Fields, Tensor]:
+        fields, places = super()._read(view, request, requests)
+        last = len(places) - 1
+        seen = [*range(last - self._ancestors[request]), last]
+        return {name: rows[:, seen] for name, rows in fields.items()}, places[seen]
+
+
+class Orphan(Sound):
+    """Breaks that a tree equals its paths: tokens do not see their ancestors in it."""
+
+    layer = OrphanLayer
+
+
+class OverstatedState(Sound):
+    """Breaks state bytes: claims twice the values it remembers."""
+
+    def state(self, config: MechanismConfig) -> StateSpecs:
+        """Keys, and values of twice their size."""
+        heads = config.head_layout
+        key, value = (heads.key_value, heads.key_size), (heads.key_value, 2 * heads.key_size)
+        return {"kv": Paged({"key": Field(key), "value": Field(value)})}
+
+
+class NoEquation(Sound):
+    """Breaks described: nobody knows what it computes."""
+
+    equation = ""
+
+
+class RefusesGroups(Sound):
+    """Breaks settings: GROUPED is declared, and no grouped heads are taken."""
+
+    def build(self, config: MechanismConfig) -> nn.Module:
+        """A layer, unless heads share keys."""
+        if config.key_value_heads not in {None, config.heads}:
+            raise InvalidValue.of("key_value_heads", config.key_value_heads, f"{config.heads}")
+        return super().build(config)
+
+
+class Unchecked(Sound):
+    """Breaks options: nobody looks at the temperature before it divides."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config(MechanismConfig):
+        """A `temperature` that changes nothing."""
+
+        temperature: float = 1.0
+
+    def build(self, config: MechanismConfig) -> nn.Module:
+        """A layer, unless it is so cold that it cannot be."""
+        layer = super().build(config)
+        layer.register_buffer("coldness", torch.tensor(1 / self.Config.of(config).temperature), persistent=False)
+        return layer
+
+
+class Cheap(Sound):
+    """Breaks declared cost: the projections are free."""
+
+    def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
+        """The price without the projections."""
+        sound = super().cost(config, shape)
+        hidden = super().cost(config, replace(shape, query=0, key=0)).flops
+        pairs = 4 * config.heads * config.head_layout.key_size * shape.batch * shape.query * shape.key
+        return replace(sound, flops=hidden + pairs, allowed_flops=hidden)

@@ -1,0 +1,213 @@
+"""Laws of attention weights: padding, queries that may attend to nothing, sums over keys, dropout."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+from attn_core import Capability
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.laws.decoding import PLAN, follow, silent_where_nothing_decodes
+from attn_testing.subject import Case
+
+TOKENS, PADDED = 5, 8
+
+
+class PaddingInvariance(MechanismLaw):
+    """Padding at the end changes no real output, and the content of padding anywhere is never seen."""
+
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
+
+    def test_padding_at_the_end_changes_nothing(self, case: Case) -> None:
+        query, source, key_padding_mask = padded_batch(case)
+        with torch.no_grad():
+            together = case.attend(query, source, key_padding_mask)
+            for row, length in enumerate((PADDED, TOKENS)):
+                one = query[row : row + 1] if case.cross else query[row : row + 1, :length]
+                alone = case.attend(one, None if source is None else source[row : row + 1, :length])
+                what = f"a sequence of {length} padded to {PADDED} and alone"
+                require_same(together[row : row + 1, : one.shape[1]], alone, what, 1e-10)
+
+    def test_the_content_of_padding_is_never_seen(self, case: Case) -> None:
+        key_padding_mask = torch.tensor([[True, True, False, True, True, False, False, True]])
+        query, source = case.rows(1, PADDED), case.source(1, PADDED)
+        rubbish = 100 * case.rows(1, PADDED, seed=4)
+        with torch.no_grad():
+            before = case.attend(query, source, key_padding_mask)
+            if source is None:
+                after = case.attend(torch.where(key_padding_mask[..., None], query, rubbish), None, key_padding_mask)
+            else:
+                after = case.attend(query, torch.where(key_padding_mask[..., None], source, rubbish), key_padding_mask)
+        real = torch.ones_like(key_padding_mask) if case.cross else key_padding_mask
+        require_same(after[real], before[real], "outputs with other content in the padding", 1e-10)
+
+
+def padded_batch(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Two sequences, of 8 and of 5 tokens, padded to 8; for cross attention the sources are padded."""
+    key_padding_mask = torch.ones(2, PADDED, dtype=torch.bool)
+    key_padding_mask[1, TOKENS:] = False
+    return case.rows(2, PADDED), case.source(2, PADDED), key_padding_mask
+
+
+class NoAllowedKey(MechanismLaw):
+    """Without any allowed key, output, weights and gradients are zero, and all gradients are finite."""
+
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.PADDING,)
+
+    def test_a_sequence_without_real_keys_gives_zeros(self, case: Case) -> None:
+        query, source, key_padding_mask = blocked(case)
+        require_silence(case, case.attend(query, source, key_padding_mask)[1], "a sequence without real keys")
+
+    def test_a_causal_query_before_the_first_real_key_gives_zeros(self, case: Case) -> None:
+        if case.cross or not case.causal:
+            return
+        key_padding_mask = torch.tensor([[False, False, True, True]])
+        require_silence(
+            case, case.attend(case.rows(1, 4), None, key_padding_mask)[0, :2], "queries before the first real key"
+        )
+
+    def test_gradients_stay_finite_and_none_reaches_the_masked(self, case: Case) -> None:
+        query, source, key_padding_mask = blocked(case)
+        layer = case.build()
+        inputs = [given.requires_grad_() for given in (query, source) if given is not None]
+        out = case.attend(query, source, key_padding_mask, layer)
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+        for name, tensor in [*((f"input {i}", x) for i, x in enumerate(inputs)), *layer.named_parameters()]:
+            if tensor.grad is not None:
+                require(bool(torch.isfinite(tensor.grad).all()), f"the gradient to {name} is not finite")
+        for given in inputs:
+            reached = 0.0 if given.grad is None else given.grad[1].abs().max().item()
+            require(reached == 0, f"a gradient of {reached:g} reaches a sequence without real keys")
+
+    def test_weights_are_zero(self, case: Case) -> None:
+        if case.mechanism.can(Capability.WEIGHTS):
+            query, source, key_padding_mask = blocked(case)
+            weights = case.weights(query, source, key_padding_mask)[1]
+            require(bool((weights == 0).all()), f"weights without any allowed key reach {weights.abs().max().item():g}")
+
+
+def blocked(case: Case) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Two sequences of 4 tokens; the second has no real key."""
+    key_padding_mask = torch.tensor([[True, True, True, False], [False] * 4])
+    return case.rows(2, 4), case.source(2, 4), key_padding_mask
+
+
+def require_silence(case: Case, out: Tensor, what: str) -> None:
+    """Raise `LawBroken` unless rows [row, width] are zero, or with biases one constant row."""
+    require(bool(torch.isfinite(out).all()), f"{what}: the output is not finite")
+    left = (out - out[:1]).abs().max().item() if case.config.bias else out.abs().max().item()
+    require(left <= 1e-12, f"{what}: the output reaches {left:g}, not zero")
+
+
+class RowSums(MechanismLaw):
+    """Weights are not negative, sum to one over the allowed keys and are zero on all others."""
+
+    needs: ClassVar[tuple[Capability, ...]] = (Capability.WEIGHTS, Capability.NORMALISED)
+
+    def test_weights_are_shares_of_the_allowed_keys(self, case: Case) -> None:
+        query, source = case.rows(2, 7), case.source(2, 5)
+        check_weights(case, case.weights(query, source), None)
+
+    def test_weights_of_padded_sequences_are_shares_of_the_real_keys(self, case: Case) -> None:
+        if not case.mechanism.can(Capability.PADDING):
+            return
+        query, source = case.rows(2, 7), case.source(2, 7)
+        key_padding_mask = torch.ones(2, 7, dtype=torch.bool)
+        key_padding_mask[1, 4:] = False
+        check_weights(case, case.weights(query, source, key_padding_mask), key_padding_mask)
+
+
+def check_weights(case: Case, weights: Tensor, key_padding_mask: Tensor | None) -> None:
+    """Raise `LawBroken` unless `weights` [batch, heads, query, key] are shares of the allowed keys."""
+    batch, heads, queries, keys = weights.shape
+    rows = [
+        allowed_pairs(case, queries, keys, None if key_padding_mask is None else key_padding_mask[row])
+        for row in range(batch)
+    ]
+    allowed = torch.stack(rows).expand(batch, heads, queries, keys)
+    require(bool(torch.isfinite(weights).all()), "a weight is not finite")
+    require(bool((weights >= 0).all()), f"a weight is negative: {weights.min().item():g}")
+    outside = weights.masked_fill(allowed, 0).abs().max().item()
+    require(outside == 0, f"a key that is not allowed has weight {outside:g}")
+    sums = allowed.any(-1).to(weights.dtype).expand(weights.shape[:-1])
+    require_same(weights.sum(-1), sums, "the sums of the weights and one", 1e-10)
+
+
+def allowed_pairs(case: Case, queries: int, keys: int, key_padding_mask: Tensor | None) -> Tensor:
+    """Which pairs [heads or 1, query, key] are allowed, by the spec's mask where the mechanism has one."""
+    # Queries of cross attention count from the start: they have no place among the keys.
+    first = 0 if case.cross else keys - queries
+    rows = torch.arange(first, first + queries)[:, None]
+    columns = torch.arange(keys)[None, :]
+    real = torch.ones(keys, dtype=torch.bool) if key_padding_mask is None else key_padding_mask
+    spec = case.mechanism.spec(case.config)
+    if spec is None:
+        seen = columns <= rows if case.causal and not case.cross else torch.ones(queries, keys, dtype=torch.bool)
+        return seen[None] & real
+    mask = spec.mask.over(int((real * (columns + 1)).max()))
+    heads = [mask.of_head(head).allows(rows, columns).expand(queries, keys) for head in range(mask.heads or 1)]
+    return torch.stack(heads) & real
+
+
+PROBABILITY = 0.5
+TOKENS = 9
+
+
+class DroppedWeights(MechanismLaw):
+    """Whole sequences in training lose weights by torch's seed; evaluation and steps lose none."""
+
+    cases_at_most = 4
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return None if case.mechanism.drops_weights else f"{case.mechanism.name} drops no weights"
+
+    def test_evaluation_drops_nothing(self, case: Case) -> None:
+        rows, source = case.rows(2, TOKENS), case.source(2, TOKENS)
+        with torch.no_grad():
+            found = case.attend(rows, source, None, dropping(case).layer)
+            require_same(found, case.attend(rows, source), "evaluation with dropout and without", 1e-10)
+
+    def test_one_seed_drops_the_same_and_another_others_forward_and_backward(self, case: Case) -> None:
+        once, again, other = (gradient(dropping(case), seed) for seed in (3, 3, 4))
+        require(torch.equal(once, again), "gradients of two passes by one seed differ")
+        require(not torch.equal(once, other), "two seeds drop the same weights")
+
+    def test_what_is_computed_again_for_gradients_drops_the_same(self, case: Case) -> None:
+        tried = dropping(case)
+        require_same(gradient(tried, 5, again=True), gradient(tried, 5), "gradients of recomputed activations", 1e-10)
+
+    def test_steps_drop_nothing_even_in_training(self, case: Case) -> None:
+        if silent_where_nothing_decodes(case):
+            return
+        names, tried = sorted({name for step in PLAN for name in step}), dropping(case)
+        tried.layer.train()
+        rows = {name: case.rows(20, seed=10 + name) for name in names}
+        sources = {name: case.source(3 + name, seed=30 + name) for name in names}
+        found, expected = (follow(served, PLAN, rows, sources) for served in (tried, case))
+        for name in names:
+            require_same(found[name], expected[name], f"steps with dropout, request {name}", case.tolerance)
+
+
+def dropping(case: Case) -> Case:
+    """The case whose layer, with the same weights, drops."""
+    return dataclasses.replace(case, config=dataclasses.replace(case.config, dropout=PROBABILITY))
+
+
+def gradient(case: Case, seed: int, *, again: bool = False) -> Tensor:
+    """The gradient to rows of a pass in training by this seed, perhaps with activations computed again."""
+    layer: Any = case.build().train()
+    rows, source = case.rows(2, TOKENS).requires_grad_(), case.source(2, TOKENS)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if again:
+            out = checkpoint(case.attend, rows, source, None, layer, use_reentrant=False)
+        else:
+            out = case.attend(rows, source, None, layer)
+        weights = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
+        found: Tensor = torch.autograd.grad((out * weights).sum(), rows)[0]
+    return found

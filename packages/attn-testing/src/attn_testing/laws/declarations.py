@@ -1,0 +1,233 @@
+"""Laws of what a mechanism declares: description, options, configs, capabilities, cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import torch
+from attn_core import Capability, Mechanism, Paper, Rotary, Shape, configure
+from attn_core.errors import UnknownName, UserError
+from attn_core.options import option_fields
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from attn_testing.law import LawBroken, MechanismLaw, require
+from attn_testing.subject import CONTEXT, Case, Subject
+
+TOKENS = 12
+
+
+class Described(MechanismLaw):
+    """A mechanism has a name, one line about it, an equation, a paper and a sketch, and takes no unknown option."""
+
+    def test_a_mechanism_says_what_it_is(self, subject: Subject) -> None:
+        mechanism = subject.mechanism
+        name = getattr(mechanism, "name", "")
+        require(
+            re.fullmatch(r"[a-z][a-z0-9_]*", name), f"name {name!r} is not of small letters, digits and underscores"
+        )
+        summary = getattr(mechanism, "summary", "")
+        require(summary.strip() and "\n" not in summary, f"summary {summary!r} is not one line")
+        require(getattr(mechanism, "equation", "").strip(), "there is no equation")
+        require(isinstance(getattr(mechanism, "paper", None), Paper), "there is no paper")
+        unknown = set(mechanism.capabilities) - set(Capability)
+        require(not unknown, f"capabilities {unknown} are not of {', '.join(Capability)}")
+
+    def test_a_layer_of_its_sketch_attends(self, subject: Subject) -> None:
+        mechanism = subject.mechanism
+        causal = mechanism.can(Capability.CAUSAL)
+        config = configure(mechanism, mechanism.sketch, width=16, heads=2, causal=causal, context=TOKENS)
+        rows = torch.randn(1, TOKENS, 16)
+        source = (rows,) if mechanism.can(Capability.CROSS) else ()
+        with torch.no_grad():
+            out = mechanism.build(config).eval()(rows, *source)
+        require(out.shape == rows.shape, f"with options {dict(mechanism.sketch)} it gives {tuple(out.shape)}")
+
+    def test_an_unknown_option_is_refused(self, subject: Subject) -> None:
+        try:
+            configure(subject.mechanism, {"no_such_option": 1}, width=16)
+        except UnknownName:
+            return
+        raise LawBroken("an option that does not exist is taken")
+
+
+ODD: tuple[Any, ...] = (-1, 0, 1.5, -0.5, True, "word", None, float("nan"), float("inf"), (), (0,), {})
+"""What a user may give by mistake; some of it is right for some options."""
+TOKENS = 12
+
+
+class Options(MechanismLaw):
+    """An option is refused by its name with what is allowed, or taken and computed with: no other error, no NaN."""
+
+    def test_an_odd_option_is_refused_by_name_or_computed_with(self, subject: Subject) -> None:
+        for name in option_fields(subject.mechanism):
+            for value in ODD:
+                options = {**subject.options, name: value}
+                require_answer(subject.mechanism, name, options)
+
+
+def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> None:
+    """Raise `LawBroken` where a layer with these options neither works nor is refused for the option of this name."""
+    given, causal = f"{name}={options[name]!r}", mechanism.can(Capability.CAUSAL)
+    try:
+        config = configure(mechanism, options, width=16, heads=2, causal=causal, context=TOKENS)
+        layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, 16)
+        with torch.no_grad():
+            out = layer(rows, *((rows,) if mechanism.can(Capability.CROSS) else ()))
+    except UserError as error:
+        require(name in str(error), f"{given} is refused without its name: {error}")
+    except Exception as error:
+        raise LawBroken(f"{given} ends in {type(error).__name__}: {error}") from error
+    else:
+        require(bool(out.isfinite().all()), f"{given} is taken, and gives what is not finite")
+
+
+ASKED = {Capability.GROUPED: "key_value_heads", Capability.ROTARY: "rotary"}
+"""Capabilities that let a mechanism take a field of the config, in some of its values at least."""
+
+ADDED = ("context", "causal")
+"""What the kit adds to every setting."""
+
+
+class Settings(MechanismLaw):
+    """Declared capabilities are honoured: causal and not, grouped heads, rotary positions."""
+
+    def test_the_first_setting_is_taken_in_every_declared_mode(self, subject: Subject) -> None:
+        for refusal in subject.refusals:
+            asked = {name: value for name, value in refusal.setting.items() if name not in ADDED}
+            if asked == {name: value for name, value in subject.settings[0].items() if name not in ADDED}:
+                raise LawBroken(f"{refusal.label} is refused: {refusal.error}") from refusal.error
+
+    def test_a_declared_capability_is_taken_in_some_setting(self, subject: Subject) -> None:
+        for capability, field in ASKED.items():
+            asked = [refusal for refusal in subject.refusals if refusal.setting.get(field)]
+            taken = [case for case in subject.cases if case.setting.get(field)]
+            if asked and not taken:
+                raise LawBroken(f"{capability.name} is declared, but {asked[0].label} is refused: {asked[0].error}")
+
+    def test_a_layer_keeps_the_shape_of_its_input(self, subject: Subject) -> None:
+        for case in subject.cases:
+            query = case.rows(2, 5)
+            shape = tuple(case.attend(query, case.source(2, 4)).shape)
+            require(shape == tuple(query.shape), f"{case.label}: output {shape} for input {tuple(query.shape)}")
+
+
+class Undeclared(MechanismLaw):
+    """What is not declared is refused, never ignored: padding, sources, causality, grouping, borrowing, dropping."""
+
+    def test_a_mask_of_padded_keys_is_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.PADDING):
+            case = subject.cases[0]
+            key_padding_mask = torch.tensor([[True, True, False]])
+            source = case.source(1, 3)
+            refuses(lambda: case.attend(case.rows(1, 3), source, key_padding_mask), "PADDING", "a mask of padded keys")
+
+    def test_a_source_is_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.CROSS):
+            case = subject.cases[0]
+            refuses(lambda: case.attend(case.rows(1, 3), case.rows(1, 3)), "CROSS", "a source")
+
+    def test_weights_are_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.WEIGHTS):
+            case = subject.cases[0]
+            refuses(lambda: case.weights(case.rows(1, 3), case.source(1, 3)), "WEIGHTS", "a call for weights")
+
+    def test_grouped_heads_are_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.GROUPED):
+            refuses(lambda: build(subject, key_value_heads=2), "GROUPED", "fewer key/value heads than query heads")
+
+    def test_rotary_positions_are_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.ROTARY):
+            refuses(lambda: build(subject, rotary=Rotary()), "ROTARY", "rotary positions")
+
+    def test_borrowing_is_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.can(Capability.BORROWS):
+            refuses(lambda: build(subject, borrows=True), "BORROWS", "a config that borrows keys and values")
+
+    def test_dropping_weights_is_refused(self, subject: Subject) -> None:
+        if not subject.mechanism.drops_weights:
+            refuses(lambda: build(subject, dropout=0.5), "drops_weights", "a config that drops weights")
+
+    def test_a_mechanism_that_is_not_causal_refuses_to_be(self, subject: Subject) -> None:
+        can = subject.mechanism.can
+        if not can(Capability.CAUSAL) and not can(Capability.CROSS):
+            refuses(lambda: directed(subject, causal=True), "CAUSAL", "causal=True")
+
+    def test_a_mechanism_that_is_only_causal_refuses_not_to_be(self, subject: Subject) -> None:
+        can = subject.mechanism.can
+        if can(Capability.CAUSAL) and not can(Capability.BIDIRECTIONAL) and not can(Capability.CROSS):
+            refuses(lambda: directed(subject, causal=False), "BIDIRECTIONAL", "causal=False")
+
+    def test_weights_that_are_not_declared_normalised_are_not(self, subject: Subject) -> None:
+        if subject.mechanism.can(Capability.WEIGHTS) and not subject.mechanism.can(Capability.NORMALISED):
+            require(
+                not all(normalised(case) for case in subject.cases),
+                "all weights are not negative and sum to one, but NORMALISED is not declared",
+            )
+
+
+def build(subject: Subject, **setting: Any) -> Any:
+    """A layer at the first setting, changed by `setting`."""
+    values = {"context": CONTEXT, **subject.settings[0], **subject.modes[0], "heads": 4, "width": 16, **setting}
+    return subject.mechanism.build(configure(subject.mechanism, subject.options, **values))
+
+
+def directed(subject: Subject, *, causal: bool) -> Any:
+    """A layer of a config that says so itself: `configure` would refuse it before the mechanism is asked."""
+    values = {"context": CONTEXT, **subject.settings[0], **subject.modes[0], "heads": 4, "width": 16}
+    config = configure(subject.mechanism, subject.options, **values)
+    return subject.mechanism.build(dataclasses.replace(config, causal=causal))
+
+
+def refuses(call: Any, capability: str, what: str) -> None:
+    """Raise `LawBroken` unless the call is refused."""
+    try:
+        call()
+    except (UserError, TypeError, NotImplementedError, AttributeError):
+        return
+    raise LawBroken(f"{what} is taken, but {capability} is not declared: declare it, or refuse with a UserError")
+
+
+def normalised(case: Case) -> bool:
+    """Whether the weights of one random input are."""
+    weights = case.weights(case.rows(1, 5), case.source(1, 5))
+    return bool((weights >= 0).all()) and bool((weights.sum(-1) - 1).abs().max() < 1e-9)
+
+
+SIZES = ((1, 4, 4), (2, 9, 9))
+SOURCE_SIZES = ((1, 4, 7), (2, 9, 3))
+
+
+class Cost(MechanismLaw):
+    """Declared FLOPs equal those torch counts, declared parameters those the layer has."""
+
+    def test_declared_flops_equal_counted_flops(self, case: Case) -> None:
+        for batch, queries, keys in SOURCE_SIZES if case.cross else SIZES:
+            said = case.mechanism.cost(case.config, Shape(batch=batch, query=queries, key=keys))
+            counted = flops(case, batch, queries, keys)
+            what = f"batch {batch}, {queries} queries, {keys} keys"
+            require(said.flops == counted, f"{what}: {said.flops} FLOPs are declared, {counted} were counted")
+            require(
+                0 <= said.allowed_flops <= said.flops, f"{what}: {said.allowed_flops} allowed of {said.flops} FLOPs"
+            )
+
+    def test_declared_parameters_equal_those_of_the_layer(self, case: Case) -> None:
+        said = case.mechanism.cost(case.config, Shape()).parameters
+        has = sum(weight.numel() for weight in case.layer.parameters())
+        require(said == has, f"{said} parameters are declared, the layer has {has}")
+
+
+def flops(case: Case, batch: int, queries: int, keys: int) -> int:
+    """FLOPs of the matrix products of one forward of the plain computation.
+
+    A layer that chooses among kernels is told to use the plain one; torch's fused attention is taken apart, so that
+    its products are counted.
+    """
+    layer = case.build()
+    if hasattr(layer, "use_kernel"):
+        layer.use_kernel("plain")
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        case.attend(case.rows(batch, queries), case.source(batch, keys), None, layer)
+    return int(counter.get_total_flops())

@@ -1,0 +1,202 @@
+"""Laws of serving: steps, chunks, batches and trees give what the full forward gives; states weigh what is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attn_core import state_bytes
+from torch import Tensor
+
+from attn_testing.law import MechanismLaw, require, require_same
+from attn_testing.memory import DictionaryStore
+from attn_testing.serving import LAYER, Serving
+from attn_testing.subject import Case
+
+TOKENS = 12
+
+
+def silent_where_nothing_decodes(case: Case) -> str | None:
+    """Why a layer cannot run step by step at all: it sees later inputs."""
+    return None if case.cross or case.causal else "it is not causal, so it cannot decode"
+
+
+class DecodeEqualsForward(MechanismLaw):
+    """Decoding through `step`, or replay where there is none, gives the rows of the full forward."""
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return silent_where_nothing_decodes(case)
+
+    def test_every_token_decoded_alone_equals_its_row_of_the_full_forward(self, case: Case) -> None:
+        run(case, prompt=1)
+
+    def test_a_prompt_and_then_single_tokens_equal_the_full_forward(self, case: Case) -> None:
+        run(case, prompt=5)
+
+
+def run(case: Case, prompt: int) -> None:
+    """Feed `prompt` tokens, then one at a time, and compare with the full forward."""
+    rows, source = case.rows(TOKENS), case.source(5)
+    with torch.no_grad():
+        full = case.attend(rows[None], None if source is None else source[None])[0]
+    serving = Serving(case)
+    serving.open(0, source)
+    first = serving.step({0: rows[:prompt]})[0]
+    require_same(first, full[:prompt], f"a first step of {prompt} tokens and the full forward", case.tolerance)
+    for position in range(prompt, TOKENS):
+        out = serving.step({0: rows[position : position + 1]})[0]
+        what = f"token {position} decoded alone and row {position} of the full forward"
+        require_same(out[0], full[position], what, case.tolerance)
+
+
+SPLITS = ((1, 4, 2, 5), (6, 6), (3, 1, 1, 7))
+
+
+class ChunkedPrefill(MechanismLaw):
+    """A prompt fed in chunks gives the rows of one prefill, and the same tokens after it."""
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return silent_where_nothing_decodes(case)
+
+    def test_chunks_equal_one_prefill(self, case: Case) -> None:
+        rows, source = case.rows(13), case.source(5)
+        whole = feed(case, (12, 1), rows, source)
+        for split in SPLITS:
+            chunks = feed(case, (*split, 1), rows, source)
+            require_same(chunks, whole, f"a prompt in chunks of {split} and at once", case.tolerance)
+
+
+def feed(case: Case, lengths: tuple[int, ...], rows: torch.Tensor, source: torch.Tensor | None) -> torch.Tensor:
+    """The outputs [tokens, width] of one request fed in steps of these lengths."""
+    serving, out, start = Serving(case), [], 0
+    serving.open(0, source)
+    for length in lengths:
+        out.append(serving.step({0: rows[start : start + length]})[0])
+        start += length
+    return torch.cat(out)
+
+
+PLAN: tuple[Mapping[int, int], ...] = (
+    {0: 3},
+    {0: 1, 1: 6},
+    {2: 2, 1: 1, 0: 1},
+    {0: 1, 2: 4, 3: 1, 1: 1},
+    {3: 5, 0: 1},
+    {1: 1, 3: 1, 2: 1, 0: 1},
+)
+"""Steps of request -> new tokens: some prefill, in chunks, while others decode, and the order changes."""
+
+
+class BatchInvariance(MechanismLaw):
+    """A sequence alone gives what it gives in a batch, and a request alone what it gives in a crowd."""
+
+    def test_a_sequence_alone_equals_itself_in_a_batch(self, case: Case) -> None:
+        query, source = case.rows(3, 7), case.source(3, 5)
+        with torch.no_grad():
+            together = case.attend(query, source)
+            for row in range(3):
+                alone = case.attend(query[row : row + 1], None if source is None else source[row : row + 1])
+                require_same(together[row], alone[0], f"sequence {row} of a batch of 3 and alone", 1e-10)
+
+    def test_a_request_alone_equals_itself_in_a_crowd(self, case: Case) -> None:
+        if silent_where_nothing_decodes(case):
+            return
+        names = sorted({name for step in PLAN for name in step})
+        rows = {name: case.rows(20, seed=10 + name) for name in names}
+        sources = {name: case.source(3 + name, seed=30 + name) for name in names}
+        crowd = follow(case, PLAN, rows, sources)
+        for name in names:
+            own = tuple({name: step[name]} for step in PLAN if name in step)
+            alone = follow(case, own, rows, sources)[name]
+            require_same(crowd[name], alone, f"request {name} in a crowd of {len(names)} and alone", case.tolerance)
+
+
+def follow(
+    case: Case, plan: tuple[Mapping[int, int], ...], rows: Mapping[int, Tensor], sources: Mapping[int, Tensor | None]
+) -> dict[int, Tensor]:
+    """The outputs [tokens, width] of every request of a plan; a request is opened when it first comes."""
+    serving = Serving(case)
+    out: dict[int, list[Tensor]] = {}
+    for step in plan:
+        for name in step:
+            if name not in serving.done:
+                serving.open(name, sources[name])
+        new = {name: rows[name][serving.done[name] : serving.done[name] + length] for name, length in step.items()}
+        for name, got in serving.step(new).items():
+            out.setdefault(name, []).append(got)
+    return {name: torch.cat(got) for name, got in out.items()}
+
+
+KNOWN = 7
+"""Tokens before the tree, which are computed as one prompt and one token."""
+PARENTS = (-1, -1, 0, 0, 1, 2, 3)
+"""Three generations, of which siblings and cousins stand at one position each."""
+PATHS = ((0, 2, 5), (1, 4), (0, 3, 6))
+"""From each root to each leaf."""
+
+
+class TreeEqualsPaths(MechanismLaw):
+    """Tokens of a tree give what each path gives alone, and so does what follows a path that is kept.
+
+    Miao et al. 2023, arXiv 2305.09781.
+    """
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return silent_where_nothing_decodes(case) or DictionaryStore({LAYER: case.specs}).tree_unsupported_reason()
+
+    def test_tokens_of_a_tree_equal_each_path_alone(self, case: Case) -> None:
+        rows = case.rows(KNOWN + len(PARENTS))
+        serving = begun(case, rows)
+        outputs = serving.tree(0, rows[KNOWN:], PARENTS)
+        for path in PATHS:
+            what = f"the tokens {path} of the tree {PARENTS} and that path alone"
+            require_same(outputs[list(path)], alone(case, rows, path), what, case.tolerance)
+
+    def test_what_follows_a_kept_path_follows_it_alone(self, case: Case) -> None:
+        rows, path = case.rows(KNOWN + len(PARENTS) + 1), PATHS[-1]
+        serving = begun(case, rows)
+        serving.tree(0, rows[KNOWN:-1], PARENTS)
+        serving.keep(0, path)
+        after = serving.step({0: rows[-1:]})[0][0]
+        expected = alone(case, rows, (*path, len(PARENTS)))[-1]
+        require_same(after, expected, f"a token behind the path {path} of a tree and behind it alone", case.tolerance)
+
+
+def begun(case: Case, rows: Tensor) -> Serving:
+    """A request whose known rows are computed."""
+    serving = Serving(case)
+    serving.open(0, case.source(5))
+    serving.step({0: rows[: KNOWN - 1]})
+    serving.step({0: rows[KNOWN - 1 : KNOWN]})
+    return serving
+
+
+def alone(case: Case, rows: Tensor, path: Sequence[int]) -> Tensor:
+    """Outputs [tokens, width] of the rows of a path, token by token."""
+    serving = begun(case, rows)
+    return torch.cat([serving.step({0: rows[KNOWN + node, None]})[0] for node in path])
+
+
+SOURCE = 4
+
+
+class StateBytes(MechanismLaw):
+    """The tensors remembered after every step weigh exactly `state_bytes`."""
+
+    @classmethod
+    def silent_on(cls, case: Case) -> str | None:
+        return silent_where_nothing_decodes(case)
+
+    def test_remembered_tensors_weigh_what_the_formula_says(self, case: Case) -> None:
+        serving = Serving(case)
+        serving.open(0, case.source(SOURCE))
+        tokens = 0
+        for length in (1, 5, 1, 2, 9):
+            serving.step({0: case.rows(length)})
+            tokens += length
+            said = state_bytes(case.specs, tokens=tokens, source=SOURCE if case.cross else 0, dtype="float64")
+            held = serving.store.live_bytes(0, tokens)
+            require(held == said, f"after {tokens} tokens the state weighs {held} bytes, the specs say {said}")

@@ -1,0 +1,121 @@
+"""Laws of the module itself: gradients, element types, state dict, torch.compile."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import ClassVar
+
+import torch
+from attn_core import Capability
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+from torch.autograd.gradcheck import GradcheckError, gradcheck
+from torch.func import functional_call
+
+from attn_testing.law import LawBroken, MechanismLaw, require, require_same
+from attn_testing.subject import Case
+
+
+class Gradients(MechanismLaw):
+    """In float64, gradients to inputs and weights equal finite differences."""
+
+    def test_gradients_equal_finite_differences(self, case: Case) -> None:
+        query, source = case.rows(1, 3), case.source(1, 3)
+        layer = case.build()
+        names = [name for name, _ in layer.named_parameters()]
+        inputs = [query] if source is None else [query, source]
+        values = [*inputs, *(weight.detach() for _, weight in layer.named_parameters())]
+
+        def compute(*tensors: Tensor) -> Tensor:
+            weights = dict(zip(names, tensors[len(inputs) :], strict=True))
+            out: Tensor = functional_call(layer, weights, tensors[: len(inputs)])
+            return out
+
+        try:
+            gradcheck(compute, [value.clone().requires_grad_() for value in values], fast_mode=True)
+        except GradcheckError as error:
+            raise LawBroken(str(error).strip()) from error
+
+
+TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 1e-1}
+MOSTLY = 0.7
+"""The share of rows that rounding must leave as they are where keys are chosen by comparing numbers."""
+
+
+class Precision(MechanismLaw):
+    """A layer in float32 or bfloat16 answers in that type, close to its float64 answer."""
+
+    cases_at_most = 4
+
+    def test_fewer_bits_give_nearly_the_same_in_their_own_type(self, case: Case) -> None:
+        for dtype, tolerance in TOLERANCES.items():
+            layer = case.build(dtype=dtype)
+            exact = case.build(dtype=dtype).double()
+            query, source = case.rows(2, 6).to(dtype), case.source(2, 5)
+            source = None if source is None else source.to(dtype)
+            with torch.no_grad():
+                out = case.attend(query, source, None, layer)
+                expected = case.attend(query.double(), None if source is None else source.double(), None, exact)
+            require(out.dtype == dtype, f"a {dtype} layer answers in {out.dtype}")
+            if case.mechanism.can(Capability.CHOOSES):
+                require_mostly_same(out.double(), expected, f"{dtype} and float64", tolerance)
+            else:
+                require_same(out.double(), expected, f"{dtype} and float64", tolerance)
+
+
+def require_mostly_same(found: Tensor, expected: Tensor, what: str, tolerance: float) -> None:
+    """Raise `LawBroken` unless all of [..., width] is finite and most rows are the same: some choose otherwise."""
+    require(bool(torch.isfinite(found).all()), f"{what}: an output is not finite")
+    error = (found - expected).abs() / (1 + expected.abs())
+    share = (error.amax(-1) <= tolerance).double().mean().item()
+    require(share >= MOSTLY, f"{what} differ in {1 - share:.0%} of the rows, at most {1 - MOSTLY:.0%} may")
+
+
+class SavedAndLoaded(MechanismLaw):
+    """A fresh layer that loads another's state dict computes the same."""
+
+    cases_at_most = 2
+
+    def test_a_layer_that_loads_the_state_of_another_computes_the_same(self, case: Case) -> None:
+        one, other = case.build(seed=0), case.build(seed=1)
+        other.load_state_dict(one.state_dict())
+        query, source = case.rows(2, 6), case.source(2, 5)
+        with torch.no_grad():
+            loaded, saved = case.attend(query, source, None, other), case.attend(query, source, None, one)
+        require_same(loaded, saved, "a loaded layer and the saved one", 1e-12)
+
+
+SIZES = ((7, 17, 19), (11, 23, 29))
+"""Batches, lengths and lengths of sources; the second must run what was captured at the first.
+
+A size that is also the width, or another's, would be captured as one with it, so these are primes that are neither.
+"""
+
+SHORT = ((2, 3, 5), (3, 5, 7))
+"""As `SIZES`, for loops over the tokens."""
+
+
+class Compiles(MechanismLaw):
+    """`torch.compile(fullgraph=True)` captures the layer once for all lengths, and it gives the same.
+
+    A loop over the tokens is captured once for every length. Short batches show it as well, and sooner.
+    `backend` is torch.compile's. "eager" captures the graph as every backend does, and needs no C++ compiler.
+    """
+
+    cases_at_most = 2
+    backend: ClassVar[str] = "eager"
+
+    def test_the_layer_compiles_without_a_graph_break_and_gives_the_same(self, case: Case) -> None:
+        layer = case.build()
+        torch.compiler.reset()
+        compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=self.backend)
+        loops = case.mechanism.sequential
+        for time, (batch, length, keys) in enumerate(SHORT if loops else SIZES):
+            query, source = case.rows(batch, length), case.source(batch, keys)
+            try:
+                once = time > 0 and not loops
+                with torch.compiler.set_stance("fail_on_recompile") if once else nullcontext():
+                    out = case.attend(query, source, None, compiled)
+            except (TorchDynamoException, RuntimeError) as error:
+                raise LawBroken(f"batch {batch}, length {length}: {str(error).strip()}") from error
+            require_same(out, case.attend(query, source), f"compiled and not, batch {batch}, length {length}", 1e-10)

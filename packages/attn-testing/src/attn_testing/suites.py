@@ -1,0 +1,229 @@
+"""Test classes to inherit: every law of a mechanism, cache, model or kernel, parametrised by pytest over its cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from attn_core import CacheFamily, Kernel, Mechanism, ModelFamily
+
+from attn_testing import laws
+from attn_testing.cache_subject import CacheSubject
+from attn_testing.kernel_subject import KernelSubject
+from attn_testing.law import Law, LawBroken
+from attn_testing.laws import MECHANISM_LAWS
+from attn_testing.laws import caches as cache_laws
+from attn_testing.laws import kernel as kernel_laws
+from attn_testing.laws import models as model_laws
+from attn_testing.model_subject import ModelSubject, Values
+from attn_testing.subject import SETTINGS, Setting, Subject
+
+
+class Suite:
+    """Base of the classes that a plugin's test file inherits.
+
+    `laws` are all laws of the kind; a class that inherits only some of them is checked against those.
+    """
+
+    laws: ClassVar[tuple[type[Law], ...]] = ()
+
+    @classmethod
+    def make_subject(cls) -> Any:
+        """What the class tests: an object with `cases`."""
+        raise NotImplementedError(f"{cls.__name__} must say what it tests")
+
+    @classmethod
+    def subject(cls) -> Any:
+        """What the class tests, made once."""
+        if "_subject" not in vars(cls):
+            cls._subject = cls.make_subject()  # type: ignore[attr-defined]
+        return cls._subject  # type: ignore[attr-defined]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("pytest_generate_tests", GUARD, "subject"):
+            if name in vars(cls) and cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+                raise TypeError(f"{cls.__qualname__}.{name} belongs to the kit and cannot be replaced")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Give each law its cases; a law without any becomes one skipped test that says why."""
+        if "case" in metafunc.fixturenames:
+            law = law_of(type(self), metafunc.definition.originalname or metafunc.definition.name)
+            cases, why = law.applicable(self.subject().cases)
+            skipped = [pytest.param(None, id="none", marks=pytest.mark.skip(reason=why))]
+            metafunc.parametrize("case", [pytest.param(case, id=case.label) for case in cases] or skipped)
+        elif "subject" in metafunc.fixturenames:
+            metafunc.parametrize("subject", [self.subject()], ids=["all"])
+
+    @pytest.fixture(autouse=True)
+    def _named_in_reports(self, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+        test = getattr(request.node, "originalname", GUARD)
+        if test != GUARD and (name := self.reported()):
+            record_property("law", json.dumps({"mechanism": name, "law": law_of(type(self), test).title()}))
+
+    @classmethod
+    def reported(cls) -> str:
+        """The mechanism under whose name reports count the laws that passed; empty for what is none."""
+        return ""
+
+    def test_no_law_is_dropped_or_replaced(self) -> None:
+        """Deviations are overrides marked `xfail` with a reason, which call the law; nothing else is admitted."""
+        found = tampering(type(self))
+        if found:
+            raise LawBroken("; ".join(found))
+
+
+GUARD = "test_no_law_is_dropped_or_replaced"
+
+
+def law_of(cls: type, test: str) -> type[Law]:
+    """The law that defines the test of this name."""
+    for base in cls.__mro__:
+        if base is not cls and issubclass(base, Law) and test in base.checks() and not issubclass(base, Suite):
+            return base
+    raise LookupError(f"{cls.__qualname__}.{test} takes a case, but no law defines it")
+
+
+def tampering(cls: type[Suite]) -> list[str]:
+    """Every law of the suite that `cls` drops, replaces or skips without an `xfail` that has a reason."""
+    found = [f"{law.title()} is not inherited" for law in cls.laws if not issubclass(cls, law)]
+    found += [f"the class is marked {mark.name}" for mark in marks(cls) if mark.name in {"skip", "skipif", "xfail"}]
+    for law in [base for base in cls.__mro__ if issubclass(base, Law) and not issubclass(base, Suite)]:
+        for test in law.checks():
+            own = getattr(cls, test, None)
+            if own is not getattr(law, test) and not excused(own):
+                found.append(f"{test} ({law.title()}) is replaced without an xfail that has a reason")
+    return found
+
+
+def excused(test: Any) -> bool:
+    """Whether an overriding test is marked `xfail`, not to be left unrun, with a reason."""
+    admitted = [m for m in marks(test) if m.name == "xfail" and m.kwargs.get("reason") and m.kwargs.get("run", True)]
+    return bool(admitted) and not any(mark.name in {"skip", "skipif"} for mark in marks(test))
+
+
+def marks(item: Any) -> list[pytest.Mark]:
+    """The marks on a class or function."""
+    found = getattr(item, "pytestmark", [])
+    return [
+        mark.mark if isinstance(mark, pytest.MarkDecorator) else mark
+        for mark in (found if isinstance(found, list) else [found])
+    ]
+
+
+class MechanismSuite(Suite):
+    """What a test class says of the mechanism it tests; inherit it with single laws, or `MechanismLaws` for all.
+
+    `mechanism` is a name or an object; `options` are its own; `settings` are what models may tell it.
+    """
+
+    mechanism: ClassVar[str | Mechanism]
+    options: ClassVar[Mapping[str, Any]] = {}
+    settings: ClassVar[Sequence[Setting]] = SETTINGS
+
+    @classmethod
+    def make_subject(cls) -> Subject:
+        """The mechanism with its options and settings."""
+        return Subject(cls.mechanism, cls.options, cls.settings)
+
+    @classmethod
+    def reported(cls) -> str:
+        """The mechanism's own name."""
+        return str(cls.subject().mechanism.name)
+
+
+class MechanismLaws(
+    MechanismSuite,
+    laws.Described,
+    laws.Options,
+    laws.Settings,
+    laws.Undeclared,
+    laws.RowSums,
+    laws.CausalityByPerturbation,
+    laws.CausalityByGradient,
+    laws.Bidirectionality,
+    laws.PaddingInvariance,
+    laws.NoAllowedKey,
+    laws.DecodeEqualsForward,
+    laws.ChunkedPrefill,
+    laws.BatchInvariance,
+    laws.TreeEqualsPaths,
+    laws.KVSharing,
+    laws.DroppedWeights,
+    laws.Gradients,
+    laws.Precision,
+    laws.StateBytes,
+    laws.Cost,
+    laws.SavedAndLoaded,
+    laws.Compiles,
+):
+    """Every law. A plugin's test file inherits this and names its mechanism."""
+
+    laws = MECHANISM_LAWS
+
+
+class CacheSuite(Suite):
+    """What a test class says of the cache it tests: `family`, a name or an object."""
+
+    family: ClassVar[str | CacheFamily]
+
+    @classmethod
+    def make_subject(cls) -> CacheSubject:
+        """The cache and the models it is tried for."""
+        return CacheSubject(cls.family)
+
+
+class CacheLaws(
+    CacheSuite, cache_laws.ViewsEqual, cache_laws.RefusesWhenFull, cache_laws.ReleaseFreesAll, cache_laws.LiveBytes
+):
+    """Every law. A cache's test file inherits this and names its family."""
+
+    laws = cache_laws.CACHE_LAWS
+
+
+class ModelSuite(Suite):
+    """What a test class says of the models it tests: a `family`, by name or as an object, and `configs` by label.
+
+    Configs are plain values of small models, with a context of at least 13 tokens.
+    """
+
+    family: ClassVar[str | ModelFamily]
+    configs: ClassVar[Mapping[str, Values]]
+
+    @classmethod
+    def make_subject(cls) -> ModelSubject:
+        """The family and its configs."""
+        return ModelSubject(cls.family, cls.configs)
+
+
+class ModelLaws(
+    ModelSuite,
+    model_laws.Described,
+    model_laws.Causality,
+    model_laws.StepEqualsForward,
+    model_laws.CrowdEqualsAlone,
+    model_laws.GreedyTokensOfLogits,
+    model_laws.SavedAndLoaded,
+):
+    """Every law. A model's test file inherits this, names its family and gives small configs."""
+
+    laws = model_laws.MODEL_LAWS
+
+
+class KernelSuite(Suite):
+    """What a test class says of the kernel it tests: `kernel`, a name or an object, of the operation `attend`."""
+
+    kernel: ClassVar[str | Kernel]
+
+    @classmethod
+    def make_subject(cls) -> KernelSubject:
+        """The kernel and the problems it accepts."""
+        return KernelSubject(cls.kernel)
+
+
+class KernelLaws(KernelSuite, kernel_laws.AgreesWithOracle, kernel_laws.RefusesTheRest):
+    """Every law. A kernel's test file inherits this and names its kernel."""
+
+    laws = kernel_laws.KERNEL_LAWS

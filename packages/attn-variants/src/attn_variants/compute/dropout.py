@@ -1,0 +1,24 @@
+"""Dropout of attention weights: seeds, and which weights a seed keeps."""
+
+from __future__ import annotations
+
+import torch
+from attn_core.dropout import TOGETHER, Dropout
+from torch import Tensor
+
+SEEDS = (1 << 63) - 1
+
+
+def new_dropout(probability: float) -> Dropout:
+    """Dropout with this probability and a fresh seed from torch's CPU generator."""
+    return Dropout(probability=probability, seed=int(torch.randint(SEEDS, (), device="cpu")))
+
+
+def kept_weights(dropout: Dropout, weights: Tensor) -> Tensor:
+    """Which weights [batch, heads, query, key] are kept, bool."""
+    batch, heads, queries, keys = weights.shape
+    counts = batch * heads, queries, -(-keys // TOGETHER)
+    row, query, four = (torch.arange(count, device=weights.device) for count in counts)
+    row = (row + dropout.first * heads).view(batch, heads, 1, 1)
+    word = torch.stack(dropout.words(row, query[:, None], four), dim=-1).flatten(-2)[..., :keys]
+    return word >= dropout.threshold

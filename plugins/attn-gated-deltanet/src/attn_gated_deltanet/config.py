@@ -1,0 +1,65 @@
+"""The options of Gated DeltaNet, and the sizes that follow; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attn_core import (
+    MechanismConfig,
+)
+from attn_core.checks import require_number, require_whole
+from attn_core.errors import InvalidValue
+
+
+class Sizes(NamedTuple):
+    """`heads` memories of `key` times `value` elements, and `key_heads` queries and keys of `key` elements."""
+
+    heads: int
+    key_heads: int
+    key: int
+    value: int
+
+    @property
+    def into(self) -> int:
+        """Elements of all queries of a token; its keys have as many."""
+        return self.key_heads * self.key
+
+    @property
+    def out(self) -> int:
+        """Elements of all values of a token."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        """Elements of all queries, keys and values of a token."""
+        return 2 * self.into + self.out
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaConfig(MechanismConfig):
+    """`value_size` of a head, by default its key size; `taps` of the convolution; `chunk` changes speed only.
+
+    `key_heads`, by default as many as heads, is how many queries and keys a token has: neighbouring heads, each
+    with values, gates and a memory of its own, use the same (Qwen3-Next). `norm_eps` is the output norm's.
+    """
+
+    value_size: int | None = None
+    taps: int = 4
+    chunk: int = 64
+    key_heads: int | None = None
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("value_size", "taps", "chunk", "key_heads"):
+            require_whole(name, getattr(self, name), ge=1, optional=name in {"value_size", "key_heads"})
+        if self.heads % (self.key_heads or self.heads):
+            raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.heads} heads")
+        require_number("norm_eps", self.norm_eps, ge=0)
+
+    @property
+    def sizes(self) -> Sizes:
+        """How many heads there are, and how large they are."""
+        size = self.head_layout.key_size
+        return Sizes(self.heads, self.key_heads or self.heads, size, self.value_size or size)

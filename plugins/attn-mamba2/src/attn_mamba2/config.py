@@ -1,0 +1,56 @@
+"""The options of Mamba-2, and the sizes that follow; without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from attn_core import MechanismConfig
+from attn_core.checks import require_whole
+from attn_core.errors import InvalidValue
+
+
+class Sizes(NamedTuple):
+    """Heads, groups of heads that share B and C, the size of B and C, the size of a head's x, and taps."""
+
+    heads: int
+    groups: int
+    state: int
+    head: int
+    taps: int
+
+    @property
+    def inner(self) -> int:
+        """Elements of x of all heads."""
+        return self.heads * self.head
+
+    @property
+    def channels(self) -> int:
+        """Elements that pass the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(MechanismConfig):
+    """`state_size` of B and C; `groups` of heads that share them; x of a head is `expand` times its size wide.
+
+    `taps` of the convolution; `chunk` tokens meet pair by pair, which changes the speed only.
+    """
+
+    state_size: int = 128
+    groups: int = 1
+    expand: int = 2
+    taps: int = 4
+    chunk: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("state_size", "groups", "expand", "taps", "chunk"):
+            require_whole(name, getattr(self, name), ge=1)
+        if self.heads % self.groups:
+            raise InvalidValue.of("groups", self.groups, f"a divisor of the {self.heads} heads")
+
+    @property
+    def sizes(self) -> Sizes:
+        """What the layer is made of."""
+        return Sizes(self.heads, self.groups, self.state_size, self.expand * self.head_layout.value_size, self.taps)

@@ -1,0 +1,103 @@
+"""What the servicers ask of a model, wherever its host is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, cast
+
+from attn_host import EmbedTask, TextTask
+from attn_schema import (
+    AttentionMap,
+    AttentionMapsRequest,
+    Embeddings,
+    EngineStats,
+    ModelInfo,
+    OutputDelta,
+    Prompt,
+    SequenceScore,
+    Token,
+    Tokenization,
+)
+
+from attn_serve.streams import Streams
+
+
+class Backend(Protocol):
+    """Where the host of a model is: in this process or in an actor. Errors are those of `attn_core.errors`."""
+
+    async def start(self, streams: Streams) -> ModelInfo:
+        """Load the model and deliver its outputs to `streams` from now on."""
+        ...
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer of a method of `attn_host.ModelHost`."""
+        ...
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
+        ...
+
+
+class EngineClient:
+    """One model behind asyncio calls. Errors are those of `attn_core.errors`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._streams = Streams()
+
+    async def start(self) -> ModelInfo:
+        """Load the model; returns when it can answer."""
+        return await self.backend.start(self._streams)
+
+    def generate(self, task: TextTask) -> AsyncGenerator[OutputDelta, None]:
+        """The deltas of a task; closing the iterator cancels it within one engine step."""
+        return self._streams.follow(task, self._submit, self._cancel)
+
+    async def score(self, tasks: Sequence[TextTask]) -> list[SequenceScore]:
+        """Log probabilities of given sequences; raises the first error. Being cancelled cancels all that are left."""
+        running = [asyncio.ensure_future(self._score(task)) for task in tasks]
+        try:
+            return list(await asyncio.gather(*running))
+        finally:
+            for score in running:
+                score.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def tokenize(self, prompt: Prompt) -> Tokenization:
+        """The tokens that `generate` would read."""
+        return cast("Tokenization", await self.backend.call("tokenize", prompt))
+
+    async def embed(self, task: EmbedTask) -> Embeddings:
+        """A vector of length 1 for each text; being cancelled ends it within one batch."""
+        try:
+            return cast("Embeddings", await self.backend.call("embed", task))
+        except asyncio.CancelledError:
+            await asyncio.shield(self._cancel(task.id))
+            raise
+
+    async def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
+        """Attention weights, one map a layer."""
+        return cast("list[AttentionMap]", await self.backend.call("attention_maps", request))
+
+    async def stats(self) -> EngineStats:
+        """How busy the model is."""
+        return cast("EngineStats", await self.backend.call("stats"))
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Refuse new tasks, let running ones finish for up to `shutdown_timeout` seconds, then free everything."""
+        await self.backend.stop(shutdown_timeout)
+
+    async def _score(self, task: TextTask) -> SequenceScore:
+        tokens: list[Token] = []
+        async with aclosing(self.generate(task)) as deltas:
+            async for delta in deltas:
+                tokens += delta.tokens
+        return SequenceScore(tokens=tuple(tokens), sum_logprob=sum(token.logprob or 0.0 for token in tokens))
+
+    async def _submit(self, task: TextTask) -> None:
+        await self.backend.call("submit", task)
+
+    async def _cancel(self, task_id: str) -> None:
+        await self.backend.call("cancel", task_id)

@@ -1,0 +1,168 @@
+"""A host in a Ray actor, which Ray starts again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from attn_core.errors import AttnError, Unavailable
+from attn_engine import RequestOutput
+from attn_host import ModelHost, PromptTokenizer, open_host
+from attn_models.tokenizers import Tokenizer
+from attn_schema import EngineConfig, ModelInfo
+
+from attn_serve.in_process import call_host
+from attn_serve.streams import Streams
+
+MAX_CONCURRENT_CALLS = 1000
+RESTART_POLL_SECONDS = 0.2
+SPIN_COUNT = "10000"
+LOST = "the engine died while it answered; it is being started again, ask once more"
+
+
+class HostActor:
+    """A host behind Ray calls. All tasks share one stream of outputs, `outputs`."""
+
+    def __init__(self, folder: Path, config: EngineConfig) -> None:
+        self._folder = folder
+        self._config = config
+        self._host: ModelHost | None = None
+        self._starting = asyncio.Lock()
+        self._outputs: asyncio.Queue[Sequence[RequestOutput]] = asyncio.Queue()
+
+    async def start(self) -> ModelInfo:
+        """Load the model, unless that is done; also after Ray restarted this actor."""
+        async with self._starting:
+            if self._host is None:
+                loop = asyncio.get_running_loop()
+
+                def deliver(outputs: Sequence[RequestOutput]) -> None:
+                    loop.call_soon_threadsafe(self._outputs.put_nowait, outputs)
+
+                self._host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
+            return self._host.info
+
+    async def outputs(self) -> AsyncIterator[list[RequestOutput]]:
+        """Outputs of all tasks, everything that is ready at a time."""
+        while True:
+            ready = list(await self._outputs.get())
+            while not self._outputs.empty():
+                ready += self._outputs.get_nowait()
+            yield ready
+
+    async def pid(self) -> int:
+        """The process that holds the model, for those who watch or kill processes."""
+        return os.getpid()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer of a method of the host."""
+        if self._host is None:
+            if method == "cancel":
+                return None
+            raise Unavailable("the engine is being started again")
+        return await call_host(self._host, method, *arguments)
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish, for up to `shutdown_timeout` seconds."""
+        if self._host is not None:
+            await asyncio.to_thread(self._host.stop, shutdown_timeout)
+
+
+class RayBackend:
+    """Calls one `HostActor`, and hands its one stream of outputs to the tasks that wait."""
+
+    def __init__(self, name: str, folder: Path, config: EngineConfig) -> None:
+        self._name = name
+        self._folder = folder
+        self._config = config.replace(num_threads=config.num_threads or os.cpu_count() or 1)
+        self._actor: Any = None
+        self._listener: asyncio.Task[None] | None = None
+        self._tokenizer: PromptTokenizer | None = None
+        self._streams = Streams()
+
+    async def start(self, streams: Streams) -> ModelInfo:
+        """Start the actor, load the model in it and deliver its outputs to `streams` from now on."""
+        import ray
+
+        self._streams = streams
+        # Threads that spin long while they wait for each other keep the processor from whoever else needs it.
+        spin_count = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
+        # Ray would give an actor without CPUs of its own one thread for tensor operations.
+        threads = {"OMP_NUM_THREADS": str(self._config.num_threads), "GOMP_SPINCOUNT": spin_count}
+        kind = ray.remote(HostActor).options(
+            num_cpus=0, max_concurrency=MAX_CONCURRENT_CALLS, max_restarts=-1, runtime_env={"env_vars": threads}
+        )
+        self._actor = kind.remote(self._folder, self._config)
+        info = await self._remote("start")
+        self._tokenizer = PromptTokenizer(await asyncio.to_thread(Tokenizer.from_folder, self._folder))
+        self._listener = asyncio.create_task(self._listen(), name=f"outputs of {self._name}")
+        return cast("ModelInfo", info)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """The answer of a method of the host. Prompts are tokenised in this process, which is faster than asking."""
+        if method == "tokenize":
+            if self._tokenizer is None:
+                raise Unavailable(f"model {self._name!r} is not running")
+            return await asyncio.to_thread(self._tokenizer.tokenize, *arguments)
+        with contextlib.suppress(*([Unavailable] if method == "cancel" else [])):  # a dead engine holds nothing
+            return await self._remote("call", method, *arguments)
+
+    async def pid(self) -> int:
+        """The process that holds the model."""
+        return cast("int", await self._remote("pid"))
+
+    async def stop(self, shutdown_timeout: float) -> None:
+        """Let running tasks finish, then end the actor."""
+        import ray
+
+        if self._actor is None:
+            return
+        actor = self._actor
+        try:
+            await asyncio.wait_for(self._remote("stop", shutdown_timeout), timeout=shutdown_timeout + 1)
+        except (AttnError, TimeoutError):
+            pass  # an actor that is gone or busy is killed just the same
+        finally:
+            self._actor = self._tokenizer = None
+            if self._listener is not None:
+                self._listener.cancel()
+            ray.kill(actor)
+            self._streams.fail(Unavailable(f"model {self._name!r} is being unloaded"))
+
+    async def _remote(self, method: str, *arguments: Any) -> Any:
+        import ray
+
+        if self._actor is None:
+            raise Unavailable(f"model {self._name!r} is not running")
+        try:
+            return await getattr(self._actor, method).remote(*arguments)
+        except ray.exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            raise (cause if isinstance(cause, AttnError) else error) from None
+        except ray.exceptions.RayActorError as error:
+            raise Unavailable(LOST) from error
+
+    async def _listen(self) -> None:
+        """Deliver outputs for as long as the model is wanted, across restarts of its actor."""
+        import ray
+
+        while self._actor is not None:
+            try:
+                async for outputs in self._actor.outputs.options(num_returns="streaming").remote():
+                    self._streams.deliver(await outputs)
+            except ray.exceptions.RayError:
+                self._streams.fail(Unavailable(LOST))
+                await self._wait_for_restart()
+
+    async def _wait_for_restart(self) -> None:
+        while self._actor is not None:
+            try:
+                await self._remote("start")
+            except Unavailable:
+                await asyncio.sleep(RESTART_POLL_SECONDS)
+            else:
+                return

@@ -1,0 +1,149 @@
+# ruff: noqa: N802 - the names of calls are the interface's
+"""The gRPC services of models: requests to them, and loading and unloading them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from attn.v1 import inference_pb2, inference_pb2_grpc, model_pb2, model_pb2_grpc
+from attn_core.errors import InvalidValue
+from attn_gateway import Context, call_of, page_of
+from attn_host import EmbedTask, TextTask
+from attn_schema import (
+    AttentionMapsRequest,
+    EmbedRequest,
+    EngineConfig,
+    GenerateRequest,
+    Prompt,
+    SamplingParams,
+    ScoreRequest,
+    ScoringParams,
+    TokenizeRequest,
+    Usage,
+)
+from attn_schema.codec import from_message, to_message
+
+from attn_serve.fleet import Fleet
+
+DEFAULT_SHUTDOWN_TIMEOUT = 30.0
+MAX_SHUTDOWN_TIMEOUT = 3600.0
+
+
+def text_task(prompt: Prompt, params: SamplingParams | ScoringParams, context: Context) -> TextTask:
+    """A task under an id of its own, with the deadline and the tenant of the call."""
+    call = call_of(context)
+    return TextTask(prompt=prompt, params=params, timeout=call.remaining(), tenant=call.tenant)
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers from the models of a fleet; a caller who goes away cancels."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Stream completions."""
+        engine = self._fleet.engine(request.model)
+        asked = from_message(GenerateRequest, request)
+        async with aclosing(engine.generate(text_task(asked.prompt, asked.sampling, context))) as deltas:
+            async for delta in deltas:
+                yield to_message(delta)
+
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> inference_pb2.ScoreResponse:
+        """Score given sequences."""
+        engine = self._fleet.engine(request.model)
+        asked = from_message(ScoreRequest, request)
+        params = ScoringParams(top_logprobs=asked.top_logprobs)
+        scores = await engine.score([text_task(prompt, params, context) for prompt in asked.prompts])
+        usage = Usage(prompt_tokens=sum(len(score.tokens) for score in scores))
+        return inference_pb2.ScoreResponse(scores=map(to_message, scores), usage=to_message(usage))
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedResponse:
+        """Embed texts."""
+        engine = self._fleet.engine(request.model)
+        asked = from_message(EmbedRequest, request)
+        task = EmbedTask(texts=asked.texts, timeout=call_of(context).remaining())
+        response: inference_pb2.EmbedResponse = to_message(await engine.embed(task))
+        return response
+
+    async def Tokenize(
+        self,
+        request: inference_pb2.TokenizeRequest,
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.TokenizeResponse:
+        """Tokenise a prompt."""
+        engine = self._fleet.engine(request.model)
+        response: inference_pb2.TokenizeResponse = to_message(
+            await engine.tokenize(from_message(TokenizeRequest, request).prompt)
+        )
+        return response
+
+    async def AttentionMaps(
+        self,
+        request: inference_pb2.AttentionMapsRequest,
+        context: Context,  # noqa: ARG002
+    ) -> AsyncIterator[inference_pb2.AttentionMapsResponse]:
+        """Stream attention weights, one layer a message."""
+        engine = self._fleet.engine(request.model)
+        for found in await engine.attention_maps(from_message(AttentionMapsRequest, request)):
+            yield to_message(found)
+
+    async def GetEngineStats(
+        self,
+        request: inference_pb2.GetEngineStatsRequest,
+        context: Context,  # noqa: ARG002
+    ) -> inference_pb2.GetEngineStatsResponse:
+        """Say how busy a model is."""
+        response: inference_pb2.GetEngineStatsResponse = to_message(await self._fleet.engine(request.model).stats())
+        return response
+
+
+class ModelServicer(model_pb2_grpc.ModelServiceServicer):
+    """Loads and unloads models of a fleet."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def ListModels(
+        self,
+        request: model_pb2.ListModelsRequest,
+        context: Context,  # noqa: ARG002
+    ) -> model_pb2.ListModelsResponse:
+        """List models by name."""
+        page, following = page_of(self._fleet.models(), request)
+        return model_pb2.ListModelsResponse(
+            models=[to_message(model.info) for model in page], next_page_token=following
+        )
+
+    async def GetModel(
+        self,
+        request: model_pb2.GetModelRequest,
+        context: Context,  # noqa: ARG002
+    ) -> model_pb2.GetModelResponse:
+        """Return one model."""
+        return model_pb2.GetModelResponse(model=to_message(self._fleet.find(request.name).info))
+
+    async def LoadModel(
+        self,
+        request: model_pb2.LoadModelRequest,
+        context: Context,  # noqa: ARG002
+    ) -> model_pb2.LoadModelResponse:
+        """Load a model and return when it answers."""
+        config = from_message(EngineConfig, request.engine)
+        model = await self._fleet.load(request.name, request.source, config)
+        return model_pb2.LoadModelResponse(model=to_message(model.info))
+
+    async def UnloadModel(
+        self,
+        request: model_pb2.UnloadModelRequest,
+        context: Context,  # noqa: ARG002
+    ) -> model_pb2.UnloadModelResponse:
+        """Take a model out of service."""
+        timeout = request.shutdown_timeout if request.HasField("shutdown_timeout") else DEFAULT_SHUTDOWN_TIMEOUT
+        if not 0 <= timeout <= MAX_SHUTDOWN_TIMEOUT:
+            raise InvalidValue.of("shutdown_timeout", timeout, f"0 to {MAX_SHUTDOWN_TIMEOUT:g}")
+        await self._fleet.unload(request.name, timeout)
+        return model_pb2.UnloadModelResponse()

@@ -1,1 +1,0 @@
-"""One gRPC servicer a file."""
