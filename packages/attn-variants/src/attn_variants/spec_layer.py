@@ -26,11 +26,11 @@ from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 
 
 class SpecLayer(nn.Module):
-    """Attention of a spec over inputs of `width`.
+    """Attention of a spec over inputs of `hidden_size`.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
     parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
-    module, computes what lies between projections and output. A layer that `borrows` attends to keys and values that
+    module, computes what lies between projections and output. A layer that `shares_kv` attends to keys and values that
     another one lends, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` heads are
     those before they meet, where they change. Whole sequences in training lose weights with probability `dropout`.
     """
@@ -39,7 +39,7 @@ class SpecLayer(nn.Module):
         self,
         spec: AttentionSpec,
         *,
-        width: int,
+        hidden_size: int,
         bias: bool,
         inner: InnerAttention | None = None,
         borrows: bool = False,
@@ -52,14 +52,14 @@ class SpecLayer(nn.Module):
         self.spec = spec
         self.borrows = borrows
         self.dropout = dropout
-        self.query: nn.Module = nn.Linear(width, heads.query * own.key_size, bias=bias)
+        self.query: nn.Module = nn.Linear(hidden_size, heads.query * own.key_size, bias=bias)
         self.key: nn.Module | None = None
         self.value: nn.Module | None = None
         if not borrows and spec.score.reads_keys:
-            self.key = nn.Linear(width, heads.key_value * own.key_size, bias=bias)
+            self.key = nn.Linear(hidden_size, heads.key_value * own.key_size, bias=bias)
         if not borrows:
-            self.value = nn.Linear(width, heads.key_value * own.value_size, bias=bias)
-        self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+            self.value = nn.Linear(hidden_size, heads.key_value * own.value_size, bias=bias)
+        self.output: nn.Module = nn.Linear(heads.query * heads.value_size, hidden_size, bias=bias)
         self.score = part_weights(spec.score, heads)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
@@ -125,9 +125,9 @@ class SpecLayer(nn.Module):
     ) -> Tensor:
         """Attend over whole sequences; each row holds texts of these `lengths` end to end, where they are given.
 
-        `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None;
+        `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] where the spec is cross, else None;
         `key_padding_mask` [batch, key], bool, True where a key is real; `borrowed`, what another layer lends.
-        Returns [batch, query, width].
+        Returns [batch, query, hidden_size].
         """
         if lengths is not None:
             others = {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
@@ -136,7 +136,7 @@ class SpecLayer(nn.Module):
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def _forward_documents(self, rows: Tensor, lengths: Sequence[int], others: Mapping[str, object | None]) -> Tensor:
-        """Self-attention within each of the documents that fill rows [batch, sum of lengths, width] end to end.
+        """Self-attention within each of the documents that fill rows [batch, sum of lengths, hidden_size] end to end.
 
         Positions count from 0 in every document. Layers that compute more than their spec take one document at a time.
         Raises `InvalidValue` for lengths whose sum is not the number of rows, and for `others`, further arguments of
@@ -180,21 +180,21 @@ class SpecLayer(nn.Module):
         return weights
 
     def lend(self, query: Tensor) -> Fields:
-        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width], turned."""
+        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size], turned."""
         key, value = self.project_memory(query, self.cos_sin_to(query.shape[-2], query))
         return self.remembered(query, key, value)
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
-        """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
+        """State "source" of one source [source, hidden_size]: "key", "value" [source, num_kv_heads, head_dim]."""
         return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
         out = attend_ragged(self, query, batch, state)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, width]."""
+        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, hidden_size]."""
         return self._attend(rows, operands, self._plan)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
@@ -228,23 +228,25 @@ class SpecLayer(nn.Module):
         )
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of rows [..., width] with these keys, which are left out where no score reads them, and values."""
+        """The fields of rows [..., hidden_size] with these keys, which are left out where no score reads them, and
+        values.
+        """
         read = {"key": key} if self.spec.score.reads_keys else {}
         return {**read, "value": value, **self.further(rows)}
 
     def further(self, rows: Tensor) -> Fields:
-        """What the inner module remembers of rows [..., width], besides keys and values."""
+        """What the inner module remembers of rows [..., hidden_size], besides keys and values."""
         remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
         return remembered
 
     def project_query(self, rows: Tensor) -> Tensor:
-        """Queries [..., heads, key_size] of rows [..., width], normed where the spec says so, not yet rotated."""
+        """Queries [..., heads, key_size] of rows [..., hidden_size], normed where the spec says so, not yet rotated."""
         heads = self.spec.heads
         query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
+        """Queries, keys and values [..., heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
         if self.joint is None:
             return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         heads = self.spec.heads
@@ -254,16 +256,17 @@ class SpecLayer(nn.Module):
         return self._turned(query, cos_sin), self._turned(key, cos_sin), by_heads(value, heads.key_value)
 
     def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
-        """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
+        """Queries [..., tokens, heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
         return self._turned(self.project_query(rows), cos_sin)
 
     def project_memory(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
-        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, width]."""
+        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, hidden_size]."""
         key, value = self._memory(rows)
         return self._turned(key, cos_sin), value
 
     def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
-        """Projections of inputs that differ: [batch, query_len, width], [batch, key_len, width] and the same.
+        """Projections of inputs that differ: [batch, query_len, hidden_size], [batch, key_len, hidden_size] and the
+        same.
 
         Queries are aligned with the last keys, unless the spec is cross. Raises `InvalidValue` where rotary positions
         are turned and there are more queries than keys.
@@ -326,7 +329,7 @@ class SpecLayer(nn.Module):
         self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, borrowed: Fields | None = None
     ) -> AttentionInputs:
         if self.spec.cross != (source is not None):
-            allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
+            allowed = "a tensor [batch, key, hidden_size]" if self.spec.cross else "None: this attention is not cross"
             raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
         if source is not None:
             projected = self.project_query(query)

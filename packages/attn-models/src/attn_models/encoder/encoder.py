@@ -26,7 +26,7 @@ class EveryPosition(nn.Embedding):
     """Learned positions of all tokens of a sequence, padding included (Devlin et al. 2019)."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.context, config.width)
+        super().__init__(config.max_seq_len, config.hidden_size)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [tokens, width] for token ids [batch, tokens]."""
@@ -39,7 +39,7 @@ class RealPosition(nn.Embedding):
     authors' code, real tokens begin at `first`, and padding has the row before)."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.first_position + config.context, config.width)
+        super().__init__(config.first_position + config.max_seq_len, config.hidden_size)
         self.first = config.first_position
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
@@ -57,8 +57,8 @@ class DepthPosition(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.sequential = nn.Linear(config.width, config.width, bias=False)
-        self.structural = nn.Linear(config.width, config.width, bias=False)
+        self.sequential = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.structural = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
@@ -133,13 +133,13 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.context = config.context
-        self.size = config.width
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.max_seq_len = config.max_seq_len
+        self.size = config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions: Position = POSITIONS[config.positions](config)
-        self.segments = nn.Embedding(config.type_vocab_size, config.width)
+        self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = build_norm(config.block)
-        self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.num_layers))
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
@@ -157,8 +157,8 @@ class Encoder(nn.Module):
         `InvalidValue` for more tokens than the context, and without the depths that are needed.
         """
         length = tokens.shape[1]
-        if length > self.context:
-            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
         kinds = torch.zeros_like(tokens) if segments is None else segments
         places = self.positions.rows(tokens, key_padding_mask, depths)
         hidden: Tensor = self.norm(self.embedding(tokens) + places + self.segments(kinds))
@@ -178,7 +178,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         vocabulary, width = encoder.embedding.weight.shape
         self.encoder = encoder
-        self.vocabulary: int = vocabulary
+        self.vocab_size: int = vocabulary
         self.transform = nn.Linear(encoder.size, width)
         self.activation = ACTIVATIONS[encoder.config.feed_forward]()
         self.norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
@@ -201,7 +201,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config.encoder)
-        self.classifier = nn.Linear(config.encoder.width, config.classes)
+        self.classifier = nn.Linear(config.encoder.hidden_size, config.classes)
         initialise(self.classifier)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
@@ -232,13 +232,13 @@ class Reformer(nn.Module):
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.context = config.context
-        self.size = 2 * config.width
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions: nn.Module = nn.Embedding(config.context, config.width)
+        self.max_seq_len = config.max_seq_len
+        self.size = 2 * config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions: nn.Module = nn.Embedding(config.max_seq_len, config.hidden_size)
         if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
             self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
-        self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.num_layers))
         self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
         for module in (self.embedding, self.positions):
             initialise(module)
@@ -250,8 +250,8 @@ class Reformer(nn.Module):
         than the context.
         """
         length = tokens.shape[1]
-        if length > self.context:
-            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
         one = two = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             one, two = block(one, two, key_padding_mask)
@@ -265,12 +265,12 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.config = config
-        self.patches = nn.Conv2d(config.channels, config.width, config.patch, stride=config.patch)
-        self.begin = nn.Parameter(torch.empty(1, 1, config.width))
-        self.positions = nn.Parameter(torch.empty(1, config.places, config.width))
-        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.layers))
+        self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch)
+        self.begin = nn.Parameter(torch.empty(1, 1, config.hidden_size))
+        self.positions = nn.Parameter(torch.empty(1, config.places, config.hidden_size))
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
         self.norm = build_norm(config.block)
-        self.classifier = nn.Linear(config.width, config.classes)
+        self.classifier = nn.Linear(config.hidden_size, config.classes)
         for weight in (self.begin, self.positions):
             nn.init.normal_(weight, std=STANDARD)
 

@@ -75,7 +75,7 @@ class TaggerFamily(ModelFamily):
 
 def checked(config: EncoderConfig) -> EncoderConfig:
     """The config, after a check of its mechanisms; raises what they raise."""
-    for layer in range(config.layers):
+    for layer in range(config.num_layers):
         attention_of(config, layer)
     return config
 
@@ -97,7 +97,7 @@ class VitFamily(ModelFamily):
     def configure(self, values: Mapping[str, Any]) -> VisionConfig:
         """The model of plain values; raises what its mechanisms raise, too."""
         config = VisionConfig.from_plain(values)
-        for layer in range(config.layers):
+        for layer in range(config.num_layers):
             attention_of(config, layer)
         return config
 

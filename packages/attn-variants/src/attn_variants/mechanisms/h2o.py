@@ -71,7 +71,7 @@ class HeavyHitters(ComputedMechanism):
         only_causal(self.name, config)
         own = self.Config.of(config)
         budget = Budget(heavy=own.heavy, recent=own.recent)
-        return HeavyLayer(FULL.spec(full(config)), budget, width=config.width, bias=config.bias)
+        return HeavyLayer(FULL.spec(full(config)), budget, hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """So many keys and values a head, what was given to each, in float32 because it is a sum over all queries, and
@@ -112,5 +112,5 @@ class HeavyHitters(ComputedMechanism):
 def full(config: MechanismConfig) -> MechanismConfig:
     """The config of the attention that keeps all keys."""
     return dataclasses.replace(
-        GroupedQueryAttention.Config.of(config), key_value_heads=config.key_value_heads or config.heads
+        GroupedQueryAttention.Config.of(config), num_kv_heads=config.num_kv_heads or config.num_heads
     )

@@ -75,7 +75,9 @@ class PathAttention(DeclaredMechanism):
         from attn_variants.mechanisms.path_layer import Reflections
 
         own = self.Config.of(config)
-        return Reflections(self.spec(config), width=config.width, rank=own.rank, taps=own.taps, block=own.block)
+        return Reflections(
+            self.spec(config), hidden_size=config.hidden_size, rank=own.rank, taps=own.taps, block=own.block
+        )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Its own module: every query's keys are turned on the way to it, which no kernel does."""
@@ -97,8 +99,10 @@ class PathAttention(DeclaredMechanism):
         """
         own, heads = self.Config.of(config), config.head_layout
         into = heads.key_value * heads.key_size
-        projected = 2 * shape.query * (config.width * (own.rank + heads.key_value) + own.rank * into)
-        parameters = own.rank * (config.width + into) + into * own.taps + (config.width + 1) * heads.key_value
+        projected = 2 * shape.query * (config.hidden_size * (own.rank + heads.key_value) + own.rank * into)
+        parameters = (
+            own.rank * (config.hidden_size + into) + into * own.taps + (config.hidden_size + 1) * heads.key_value
+        )
         pairs, allowed = (whole_flops if shape.query == shape.key else step_flops)(heads, shape, own.block)
         turned = Cost(
             flops=shape.batch * (projected + pairs),

@@ -93,13 +93,13 @@ class DepthLayer(nn.Module):
     Learned: `sequential` U and `structural` W (`nn.Linear` without bias), and what `attention` has.
     """
 
-    def __init__(self, attention: SpecLayer, tree: DependencyTree, *, width: int) -> None:
+    def __init__(self, attention: SpecLayer, tree: DependencyTree, *, hidden_size: int) -> None:
         super().__init__()
         self.attention = attention
         self.tree = tree
-        self.width = width
-        self.sequential: nn.Module = nn.Linear(width, width, bias=False)
-        self.structural: nn.Module = nn.Linear(width, width, bias=False)
+        self.hidden_size = hidden_size
+        self.sequential: nn.Module = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.structural: nn.Module = nn.Linear(hidden_size, hidden_size, bias=False)
 
     def forward(
         self,
@@ -109,7 +109,7 @@ class DepthLayer(nn.Module):
         key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width]; arguments as of `SpecLayer.forward`."""
+        """Attend over whole sequences [batch, tokens, hidden_size]; arguments as of `SpecLayer.forward`."""
         out: Tensor = self.attention(self._counted(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed)
         return out
 
@@ -127,18 +127,18 @@ class DepthLayer(nn.Module):
         )
 
     def lend(self, query: Tensor) -> Fields:
-        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width]."""
+        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size]."""
         return self.attention.lend(self._counted(query))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
         return self.attention.step(self.placed(query, batch.positions), batch, state)
 
     def placed(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Rows [..., tokens, width] at positions [tokens] with their place."""
+        """Rows [..., tokens, hidden_size] at positions [tokens] with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
-        sequence = self.sequential(sinusoidal_at(positions, self.width, rows))
-        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.width, rows)))
+        sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows))
+        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.hidden_size, rows)))
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving."""
