@@ -30,7 +30,7 @@ def test_words_say_who_lends_to_whom():
         ([0, 2, 2], r"kv_sharing\[1\]: 2 is not allowed; allowed: a layer from 0 to 1"),
         ([0, -1, 0], r"kv_sharing\[1\]: -1"),
         ([0, True, 0], r"kv_sharing\[1\]: True"),
-        ([0, 0, 1], r"kv_sharing\[2\]: 1 is not allowed; allowed: 2, or a layer with keys and values of its own"),
+        ([0, 0, 1], r"kv_sharing\[2\]: 1 is not allowed; allowed: 2, or a layer that has its own keys and values"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(kv_sharing, message):

@@ -201,7 +201,7 @@ def checked_kv_sharing(given: object, layers: int) -> KvSharing:
             raise InvalidValue.of(f"kv_sharing[{layer}]", lender, f"a layer from 0 to {layer}")
         if lender < layer and found[lender] != lender:
             raise InvalidValue.of(
-                f"kv_sharing[{layer}]", lender, f"{layer}, or a layer with keys and values of its own"
+                f"kv_sharing[{layer}]", lender, f"{layer}, or a layer that has its own keys and values"
             )
         found.append(lender)
     return tuple(found)
