@@ -43,7 +43,7 @@ def folder(request, tiny, tmp_path):
 def logits(folder, weights, dtype="float32"):
     loaded = load_model(folder, dtype, quantization=weights)
     with torch.no_grad():
-        return loaded.model.weights, loaded.model(TOKENS)
+        return loaded.model.quantization, loaded.model(TOKENS)
 
 
 def test_weights_are_packed_as_they_are_stored_and_lose_nothing(folder):
@@ -108,5 +108,5 @@ def test_without_such_a_kernel_the_model_runs_unpacked_and_a_warning_says_why(
 @pytest.mark.parametrize("weights", ["", "int7", "AUTO"])
 def test_another_word_for_the_weights_is_refused_with_those_that_there_are(weights, tiny, tmp_path):
     save_model(tmp_path / "m", Decoder(tiny(**LLAMA)))
-    with pytest.raises(InvalidValue, match=r"weights.*auto, unpacked, float32, bfloat16, int8, int4"):
+    with pytest.raises(InvalidValue, match=r"quantization.*auto, none, float32, bfloat16, int8, int4"):
         load_model(tmp_path / "m", quantization=weights)

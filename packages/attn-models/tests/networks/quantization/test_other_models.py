@@ -124,7 +124,7 @@ def test_what_is_packed_is_neither_packed_again_nor_saved(sentences, tmp_path):
 
 
 def test_a_format_that_cannot_be_is_refused_before_anything_is_read(sentences):
-    with pytest.raises(InvalidValue, match=r"int3.*auto, unpacked, float32"):
+    with pytest.raises(InvalidValue, match=r"int3.*auto, none, float32"):
         load_sentence_encoder(sentences, quantization="int3")
     family = installed().models.get("rnnsearch")
     odd = family.build(family.configure(SOURCE | {"embedding": 33, "maxout": 32}))
