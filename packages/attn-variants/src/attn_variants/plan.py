@@ -12,11 +12,10 @@ from torch import Tensor
 from attn_variants.kernels.block_sparse import BlockSparse
 
 ALL_SEEN = frozenset({"full", "causal"})
-"""Masks that leave so many pairs that no kernel's price depends on the lengths."""
+"""Masks under which the choice of a kernel does not depend on the lengths."""
 
 COMPILED = 4096
-"""Queries and keys that a graph is priced for: it is made for all lengths, and the choice weighs most where they are
-many."""
+"""Number of queries and keys for which the kernel of a compiled graph, made for all lengths, is chosen."""
 
 Flags = tuple[bool, bool, bool, bool, bool]
 """Whether gradients are wanted, rows are padded, positions are given, those of keys are, and weights are dropped."""
@@ -36,7 +35,7 @@ class KernelPlan:
         self._packed: dict[tuple[torch.dtype, str, bool, bool, bool], Kernel | None] = {}
 
     def __deepcopy__(self, _memo: object) -> KernelPlan:
-        """A fresh plan: kernels are known by who they are."""
+        """A fresh plan: kernels are compared by identity and are not copied."""
         return KernelPlan(self.spec, self.name)
 
     def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
@@ -65,7 +64,7 @@ class KernelPlan:
         index: int = self.index(query.dtype, query.device.type, flags, lengths)
         if torch.compiler.is_compiling() and self._kernels[index].name == BlockSparse.name:
             names = self.masks()
-            # Its operators are made by a part of torch that only a process which compiles need load.
+            # Its custom operators load dynamo, which only compiling processes need.
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(spec, names, operands)
@@ -90,7 +89,7 @@ class KernelPlan:
         return named(self.spec.mask)
 
     def index(self, dtype: torch.dtype, device: str, flags: Flags, lengths: Lengths) -> int:
-        """The place of the chosen kernel among the installed ones."""
+        """The index of the chosen kernel among the installed ones."""
         key = dtype, device, flags, lengths
         if key not in self._chosen:
             problem = self._problem(dtype, device, flags, queries=lengths[0], keys=lengths[1])
@@ -113,7 +112,7 @@ class KernelPlan:
 
 
 def no_rows(operands: AttentionInputs) -> tuple[int, ...]:
-    """The shape of no output at all."""
+    """The shape of an empty output."""
     return operands.query.shape[0], 0, operands.query.shape[2], operands.value.shape[-1]
 
 
