@@ -59,7 +59,7 @@ def new_tokens(loaded: LoadedModel, cache: str, prompts: list[str], new: int) ->
 
 
 def long_ids(loaded: LoadedModel, count: int) -> list[int]:
-    return [7 + 13 * i % (loaded.model.vocabulary - 20) for i in range(count)]
+    return [7 + 13 * i % (loaded.model.vocab_size - 20) for i in range(count)]
 
 
 def prefill(loaded: LoadedModel, cache: str) -> int:
@@ -127,7 +127,7 @@ def slope(loaded: LoadedModel, cache: str, contexts: tuple[int, ...]) -> dict[st
     times = []
     for context in contexts:
         engine = engine_of(loaded, cache, 1, context + 64)
-        source = tuple(range(8)) if getattr(loaded.model, "source_context", None) else None
+        source = tuple(range(8)) if getattr(loaded.model, "max_encoder_len", None) else None
         submit(engine, "one", long_ids(loaded, context), 16, source)
         while engine.step() == []:
             pass

@@ -21,7 +21,7 @@ MANY = 64
 AT_ONCE = 16
 PROMPTS, NEW = (8, 16, 32, 72), (8, 16, 24, 48)
 """Lengths of prompts and completions; all pairs come equally often, so that means are those of the uniform batch."""
-SMALL = {"vocabulary": 64, "context": 128, "width": 64, "layers": 2, "heads": 4, "norm": "rms"}
+SMALL = {"vocab_size": 64, "max_seq_len": 128, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "norm": "rms"}
 SMALL |= {"feed_forward": "swiglu", "positions": "rotary"}
 REQUESTS = 10_000
 SETTLED = 2_000
@@ -70,7 +70,7 @@ def memory() -> dict[str, Any]:
     draw = random.Random(3)
     held = {}
     for i in range(REQUESTS):
-        prompt = [draw.randrange(model.vocabulary) for _ in range(draw.randrange(4, 40))]
+        prompt = [draw.randrange(model.vocab_size) for _ in range(draw.randrange(4, 40))]
         submit(engine, str(i), prompt, draw.randrange(1, 6))
         if i % 64 == 63:
             drained(engine)

@@ -21,9 +21,16 @@ from engine_measures import slope
 from report import write_report
 
 CONTEXTS = (512, 1024, 2048, 4096)
-SHAPE = {"vocabulary": 256, "context": 8192, "width": 256, "layers": 4, "heads": 4, "norm": "rms"}
+SHAPE = {"vocab_size": 256, "max_seq_len": 8192, "hidden_size": 256, "num_layers": 4, "num_heads": 4, "norm": "rms"}
 SHAPE |= {"feed_forward": "swiglu"}
-LSTM = {"vocabulary": 256, "context": 8192, "source_context": 8, "width": 256, "embedding": 256, "layers": 4}
+LSTM = {
+    "vocab_size": 256,
+    "max_seq_len": 8192,
+    "max_encoder_len": 8,
+    "hidden_size": 256,
+    "embedding": 256,
+    "num_layers": 4,
+}
 """The decoder of Sutskever et al. 2014 behind a source of 8 tokens."""
 MECHANISMS: dict[str, dict[str, Any]] = {
     "mha": {"positions": "rotary"},

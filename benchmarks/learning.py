@@ -43,7 +43,7 @@ from torch.nn import functional
 SYMBOLS, PLACES, NEAR, FAR = 16, 20, 2, 5
 NAMES, MEANINGS, QUESTIONS_ASKED = 6, 4, 6
 WIDTH, HEADS = 16, (1, 2)
-SHAKESPEARE = ModelSpec(width=64, layers=2, heads=8, context=64, mechanism="mha", positions="rotary")
+SHAKESPEARE = ModelSpec(hidden_size=64, num_layers=2, num_heads=8, max_seq_len=64, mechanism="mha", positions="rotary")
 PART = 0.05
 """The share of the steps after which a converted decoder should have recovered."""
 SHARED = 2
@@ -94,8 +94,14 @@ def two_lookups(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
     """A row for each task, seed and number of heads: the share of answers that are right, by steps."""
     for (name, task), seed, heads in product(TASKS.items(), range(seeds), HEADS):
         torch.manual_seed(seed)
-        sizes = {"vocabulary": task.vocabulary, "context": task.places, "width": WIDTH, "layers": 1, "heads": heads}
-        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tied": False}))
+        sizes = {
+            "vocab_size": task.vocabulary,
+            "max_seq_len": task.places,
+            "hidden_size": WIDTH,
+            "num_layers": 1,
+            "heads": heads,
+        }
+        model = Decoder(DecoderConfig.from_plain(sizes | {"positions": task.positions, "tie_word_embeddings": False}))
         optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
         generator = torch.Generator().manual_seed(derived(seed, "batches"))
         right = {}
@@ -127,14 +133,14 @@ def pooling(seeds: int, steps: int) -> Iterator[dict[str, Any]]:
         before = loss_of(model, text, spec)
         after = specification(SHAKESPEARE, seed + 1000, int(PART * steps), 1e-3)
         for method in METHODS:
-            fewer, energy = fewer_heads(model, HeadMap.consecutive(SHAKESPEARE.heads, SHARED), method, seed=seed)
+            fewer, energy = fewer_heads(model, HeadMap.consecutive(SHAKESPEARE.num_heads, SHARED), method, seed=seed)
             row = {"way": method, "seed": seed, "energy": energy, "before": before}
             row["converted"] = loss_of(fewer, text, spec)
             Trainer(fewer, text, after).run(NullReporter(), StopFlag())
             yield row | {"recovered": loss_of(fewer, text, spec)}
         Trainer(model, text, after).run(NullReporter(), StopFlag())
         yield {"way": "8 heads, as long", "seed": seed, "before": before, "recovered": loss_of(model, text, spec)}
-        grouped = dataclasses.replace(SHAKESPEARE, mechanism="gqa", key_value_heads=SHARED)
+        grouped = dataclasses.replace(SHAKESPEARE, mechanism="gqa", num_kv_heads=SHARED)
         fresh = specification(grouped, seed, steps + int(PART * steps), 1e-3)
         yield {"way": "2 heads from the start", "seed": seed, "recovered": loss_of(trained(fresh, text), text, spec)}
 

@@ -80,7 +80,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any] | None:
     layer = layer_of(task)
     if layer is None:
         return None
-    rows = torch.randn(task["batch"], task["length"], task["width"])
+    rows = torch.randn(task["batch"], task["length"], task["hidden_size"])
 
     def call() -> None:
         if not task["training"]:
@@ -112,7 +112,12 @@ def layer_of(task: dict[str, Any]) -> Callable[..., Any] | None:
 
     mechanism = installed().mechanisms.get(task["name"])
     causal = mechanism.can(Capability.CAUSAL)
-    sizes = {"width": task["width"], "heads": task["heads"], "context": task["length"], "causal": causal}
+    sizes = {
+        "hidden_size": task["hidden_size"],
+        "num_heads": task["num_heads"],
+        "max_seq_len": task["length"],
+        "causal": causal,
+    }
     config = configure(mechanism, task["options"], **sizes)
     if task["system"] == "peer":
         return PEERS[task["name"]](config) if task["name"] in PEERS else None
@@ -136,7 +141,7 @@ def longformer(config: Any) -> Callable[..., Any]:
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-    sizes = {"hidden_size": config.width, "num_attention_heads": config.heads}
+    sizes = {"hidden_size": config.hidden_size, "num_attention_heads": config.num_heads}
     layer = LongformerSelfAttention(LongformerConfig(attention_window=[config.window], **sizes), 0).eval()
 
     def call(rows: Any) -> Any:
@@ -153,7 +158,11 @@ def bigbird(config: Any) -> Callable[..., Any]:
     from transformers import BigBirdConfig
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
 
-    sizes = {"hidden_size": config.width, "num_attention_heads": config.heads, "max_position_embeddings": 1 << 16}
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_heads,
+        "max_position_embeddings": 1 << 16,
+    }
     own = {"block_size": config.block, "num_random_blocks": config.random, "attention_probs_dropout_prob": 0.0}
     layer = BigBirdBlockSparseAttention(BigBirdConfig(use_bias=False, **sizes, **own), seed=0).train()
 
@@ -202,7 +211,12 @@ def nsa(config: Any) -> Callable[..., Any]:
     """The layer of native-sparse-attention-pytorch without Triton, of the same sizes."""
     from native_sparse_attention_pytorch import SparseAttention
 
-    sizes = {"dim": config.width, "dim_head": config.width // config.heads, "heads": config.heads, "causal": True}
+    sizes = {
+        "dim": config.hidden_size,
+        "dim_head": config.hidden_size // config.num_heads,
+        "heads": config.num_heads,
+        "causal": True,
+    }
     blocks = {"compress_block_size": config.compress, "compress_block_sliding_stride": config.stride}
     chosen = {"selection_block_size": config.select, "num_selected_blocks": config.top}
     layer: Callable[..., Any] = SparseAttention(sliding_window_size=config.window, **sizes, **blocks, **chosen).eval()
@@ -230,7 +244,9 @@ def in_own_process(task: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    shared = {name: getattr(args, name) for name in ("width", "heads", "batch", "repeats", "threads", "training")}
+    shared = {
+        name: getattr(args, name) for name in ("hidden_size", "num_heads", "batch", "repeats", "threads", "training")
+    }
     for said in args.mechanisms:
         name, options = parsed(said)
         for length in args.lengths:

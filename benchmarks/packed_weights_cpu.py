@@ -45,7 +45,7 @@ def rounds(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         loaded = load_model(args.model, weights=weights, verify="sizes")
         seconds = time.perf_counter() - start
         ids = loaded.tokenizer.encode(text[middle : middle + 8 * args.tokens])[: args.tokens]
-        loss = text_loss(loaded.model, ids, min(loaded.model.context, MAX_WINDOW))
+        loss = text_loss(loaded.model, ids, min(loaded.model.max_seq_len, MAX_WINDOW))
         held = sum(tensor.nbytes for tensor in (*loaded.model.parameters(), *loaded.model.buffers()))
         yield {
             "weights": weights or "as loaded, float32",

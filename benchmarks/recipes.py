@@ -32,7 +32,7 @@ from attn_train.trainer import NullReporter, Trainer
 from attn_train.worker import build_model
 
 RESULTS = Path(__file__).parent / "results"
-FINAL = ("validation_loss", "images_right", "guesses_right", "tags_right", "answers_right", "bleu")
+FINAL = ("validation_loss", "accuracy", "masked_accuracy", "accuracy", "answer_accuracy", "bleu")
 
 
 class Last(NullReporter):

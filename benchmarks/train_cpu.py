@@ -69,11 +69,11 @@ def arguments() -> argparse.Namespace:
 def recipe(args: argparse.Namespace) -> TrainingSpec:
     return TrainingSpec(
         model=ModelSpec(
-            width=WIDTH,
-            layers=LAYERS,
-            heads=HEADS,
-            key_value_heads=args.kv_heads,
-            context=CONTEXT,
+            hidden_size=WIDTH,
+            num_layers=LAYERS,
+            num_heads=HEADS,
+            num_kv_heads=args.kv_heads,
+            max_seq_len=CONTEXT,
             mechanism=args.mechanism,
             positions=args.positions,
         ),
@@ -164,7 +164,7 @@ def transformers_peer(text: TextDataset, steps: int) -> Turn:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=text.tokenizer.vocabulary,
+        vocab_size=text.tokenizer.vocab_size,
         n_positions=CONTEXT,
         n_embd=WIDTH,
         n_layer=LAYERS,
@@ -184,7 +184,7 @@ def nanogpt_peer(folder: Path, text: TextDataset, steps: int) -> Turn:
     module = runpy.run_path(str(folder / "model.py"))
     config = module["GPTConfig"](
         block_size=CONTEXT,
-        vocab_size=text.tokenizer.vocabulary,
+        vocab_size=text.tokenizer.vocab_size,
         n_layer=LAYERS,
         n_head=HEADS,
         n_embd=WIDTH,
@@ -237,7 +237,7 @@ def main() -> None:
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cpu": platform.processor(), "threads": args.threads, "torch": torch.__version__},
         "spec": spec.plain(),
-        "text": {"training_tokens": len(text.training), "vocabulary": text.tokenizer.vocabulary},
+        "text": {"training_tokens": len(text.training), "vocabulary": text.tokenizer.vocab_size},
         "load_before": os.getloadavg(),
     }
     if args.part in ("both", "speed"):

@@ -47,7 +47,9 @@ def specifications(folder: Path) -> Iterator[tuple[str, TrainingSpec]]:
         yield name, spec_of(message)
     optimizer = OptimizerSpec(steps=1000, batch=12, learning_rate=1e-3, min_learning_rate=1e-4)
     for width in WIDTHS:
-        model = ModelSpec(width=width, layers=4, heads=4, context=128, mechanism="mha", positions="rotary")
+        model = ModelSpec(
+            hidden_size=width, num_layers=4, num_heads=4, max_seq_len=128, mechanism="mha", positions="rotary"
+        )
         spec = TrainingSpec(model=model, data=DataSpec(name="shakespeare"), optimizer=optimizer)
         yield f"shakespeare, width {width}", spec
 

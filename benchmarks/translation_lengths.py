@@ -33,11 +33,11 @@ from attn_train.trainer import NullReporter, Trainer
 TRAINED = 14
 LENGTHS = (4, 8, 12, 14, 17, 20)
 LONGEST = 24
-SIZES = {"context": LONGEST, "source_context": LONGEST, "embedding": 32}
+SIZES = {"max_seq_len": LONGEST, "max_encoder_len": LONGEST, "embedding": 32}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "LSTM, source forwards": ("bottleneck", SIZES | {"width": 96, "reverse_source": False}),
-    "LSTM, source backwards": ("bottleneck", SIZES | {"width": 96, "reverse_source": True}),
-    "RNNsearch": ("rnnsearch", SIZES | {"width": 48, "maxout": 32, "options": {"hidden": 32}}),
+    "LSTM, source forwards": ("bottleneck", SIZES | {"hidden_size": 96, "reverse_source": False}),
+    "LSTM, source backwards": ("bottleneck", SIZES | {"hidden_size": 96, "reverse_source": True}),
+    "RNNsearch": ("rnnsearch", SIZES | {"hidden_size": 48, "maxout": 32, "options": {"hidden": 32}}),
 }
 
 

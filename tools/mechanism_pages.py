@@ -71,7 +71,7 @@ def page(mechanism: Mechanism) -> str:
 def example(mechanism: Mechanism, options: Mapping[str, Any] | None = None) -> MechanismConfig:
     """The sizes that every page shows, with its own options by default or as given."""
     causal, groups = mechanism.can(Capability.CAUSAL), GROUPS.get(mechanism.name)
-    return configure(mechanism, options, width=WIDTH, heads=HEADS, causal=causal, key_value_heads=groups)
+    return configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, causal=causal, num_kv_heads=groups)
 
 
 def options(mechanism: Mechanism) -> str:

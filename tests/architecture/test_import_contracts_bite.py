@@ -21,7 +21,7 @@ PLANTS = {
     "attn_models": "from attn_variants import plugin\nimport ray",
     "attn_train": "def late():\n    import attn_cache",
 }
-BROKEN = {"layers", "wire", "by-name", "kit", "doors", "light", "in-process", "banned", "training-room"}
+BROKEN = {"layers", "wire", "by-name", "kit", "clients", "light", "in-process", "banned", "training"}
 
 
 @pytest.fixture

@@ -20,7 +20,14 @@ def feed_forward(**mixture: int) -> tuple[DecoderConfig, nn.Module]:
     """The feed-forward of a decoder of one layer, gated, with random weights."""
     torch.manual_seed(0)
     config = DecoderConfig(
-        vocabulary=9, context=8, width=WIDTH, layers=1, heads=2, feed_forward="swiglu", hidden=HIDDEN, **mixture
+        vocab_size=9,
+        max_seq_len=8,
+        hidden_size=WIDTH,
+        num_layers=1,
+        num_heads=2,
+        feed_forward="swiglu",
+        intermediate_size=HIDDEN,
+        **mixture,
     )
     found = Decoder(config).blocks[0].feed_forward
     assert isinstance(found, nn.Module)
@@ -48,10 +55,21 @@ def test_cl_32_a_mixture_has_the_weights_of_all_experts_and_computes_with_the_ch
 def test_cl_32_mixtral_has_3_6_times_the_weights_that_a_token_uses() -> None:
     shape = installed().shapes.get("mixtral-8x7b")
     config = DecoderConfig(
-        vocabulary=shape.vocabulary, context=64, width=shape.width, layers=shape.layers, heads=shape.heads,
-        key_value_heads=shape.key_value_heads, mechanism="gqa", hidden=shape.hidden, feed_forward="swiglu", norm="rms",
-        positions="rotary", tied=False, experts=shape.experts, experts_per_token=shape.experts_per_token,
-    )  # fmt: skip
+        vocab_size=shape.vocab_size,
+        max_seq_len=64,
+        hidden_size=shape.hidden_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        num_kv_heads=shape.num_kv_heads,
+        mechanism="gqa",
+        intermediate_size=shape.intermediate_size,
+        feed_forward="swiglu",
+        norm="rms",
+        positions="rotary",
+        tie_word_embeddings=False,
+        experts=shape.experts,
+        experts_per_token=shape.experts_per_token,
+    )
     with init_empty_weights():
         model = Decoder(config)
     assert (weights(model), active_parameters(model)) == (shape.parameters, shape.active_parameters)

@@ -86,7 +86,7 @@ def configured(name: str, options: Mapping[str, Any], width: int, context: int) 
     """A mechanism and its config, causal where it can be."""
     mechanism = installed().mechanisms.get(name)
     causal = mechanism.can(Capability.CAUSAL)
-    return mechanism, configure(mechanism, options, width=width, heads=2, causal=causal, context=context)
+    return mechanism, configure(mechanism, options, hidden_size=width, num_heads=2, causal=causal, max_seq_len=context)
 
 
 def price(name: str, length: int, options: Mapping[str, Any]) -> int:

@@ -35,7 +35,7 @@ def remembered(name: str, options: dict[str, int], **sizes: int) -> int:
 def block() -> Block:
     """One block of the course's sizes: as many heads as you like, and a feed-forward four times as wide."""
     torch.manual_seed(0)
-    found = Decoder(DecoderConfig(vocabulary=11, context=32, width=24, layers=1, heads=3)).blocks[0]
+    found = Decoder(DecoderConfig(vocab_size=11, max_seq_len=32, hidden_size=24, num_layers=1, num_heads=3)).blocks[0]
     assert isinstance(found, Block)
     return found
 
@@ -68,9 +68,9 @@ def test_cl_26_attention_is_four_products_by_weights_and_a_block_is_six(block: B
 
 
 def test_cl_25_more_heads_cost_nothing_at_one_width_and_as_many_times_more_at_one_head_size() -> None:
-    shared = {price(100, width=96, heads=heads).flops for heads in (1, 2, 8, 32)}
+    shared = {price(100, hidden_size=96, num_heads=heads).flops for heads in (1, 2, 8, 32)}
     assert shared == {8 * 100 * 96**2 + 4 * 100**2 * 96}
-    one, six = (price(100, width=96, heads=heads, head_size=16) for heads in (1, 6))
+    one, six = (price(100, hidden_size=96, num_heads=heads, head_dim=16) for heads in (1, 6))
     assert six.flops == 6 * one.flops
     assert six.parameters == 6 * one.parameters
 
@@ -78,16 +78,16 @@ def test_cl_25_more_heads_cost_nothing_at_one_width_and_as_many_times_more_at_on
 @pytest.mark.parametrize(("length", "share"), [(64, 1 / 33), (2048, 1 / 2), (2**20, 512 / 513)])
 def test_cl_9_pairs_are_n_over_n_and_2_d_of_the_price(length: int, share: float) -> None:
     width = 1024
-    cost = price(length, width=width, heads=8, head_size=128)
+    cost = price(length, hidden_size=width, num_heads=8, head_dim=128)
     pairs = cost.flops - 8 * length * width**2
     assert pairs == 4 * length**2 * width
     assert pairs / cost.flops == pytest.approx(share)
 
 
 def test_cl_17_deepseek_v2_remembers_93_percent_less_than_the_67b_model_before_it() -> None:
-    v2 = 60 * remembered("mla", {"latent": 512, "rotary_size": 64}, width=5120, heads=128, head_size=128)
-    before = 95 * remembered("gqa", {}, width=8192, heads=64, key_value_heads=8)
-    same_shape = 60 * remembered("mha", {}, width=5120, heads=128, head_size=128)
+    v2 = 60 * remembered("mla", {"latent": 512, "rotary_size": 64}, hidden_size=5120, num_heads=128, head_dim=128)
+    before = 95 * remembered("gqa", {}, hidden_size=8192, num_heads=64, num_kv_heads=8)
+    same_shape = 60 * remembered("mha", {}, hidden_size=5120, num_heads=128, head_dim=128)
     assert 100 * (1 - 6 * v2 / (16 * before)) == pytest.approx(93.34, abs=5e-3)
     assert 100 * (1 - v2 / before) == pytest.approx(82.24, abs=5e-3)
     assert 100 * (1 - v2 / same_shape) == pytest.approx(98.24, abs=5e-3)
@@ -102,7 +102,7 @@ def test_cl_18_deepseek_v3_has_671_billion_weights_of_which_a_token_uses_37() ->
     """The latent attention is ours; the experts are counted by the report's sizes."""
     mla = installed().mechanisms.get("mla")
     width, layers, dense, experts = 7168, 61, 3, 256
-    attention = mla.cost(configure(mla, DEEPSEEK_V3, width=width, heads=128), Shape()).parameters
+    attention = mla.cost(configure(mla, DEEPSEEK_V3, hidden_size=width, num_heads=128), Shape()).parameters
     wide, expert, router = 3 * width * 18432, 3 * width * 2048, experts * (width + 1)
     around = 2 * 129280 * width + layers * (attention + 2 * width) + width + dense * wide
     total = around + (layers - dense) * ((experts + 1) * expert + router)
@@ -113,7 +113,9 @@ def test_cl_18_deepseek_v3_has_671_billion_weights_of_which_a_token_uses_37() ->
 
 def decoder(**fields: object) -> int:
     with init_empty_weights():
-        model = Decoder(DecoderConfig(**({"vocabulary": 11, "context": 8, "layers": 1, "heads": 3} | fields)))  # type: ignore[arg-type]
+        model = Decoder(
+            DecoderConfig(**({"vocab_size": 11, "max_seq_len": 8, "num_layers": 1, "num_heads": 3} | fields))
+        )  # type: ignore[arg-type]
     return sum(weight.numel() for weight in model.parameters())
 
 
@@ -121,13 +123,17 @@ def decoder(**fields: object) -> int:
 def test_cl_31_swiglu_with_eight_thirds_of_the_width_has_as_many_weights_as_four_times_without_gates(
     width: int,
 ) -> None:
-    gated = decoder(width=width, feed_forward="swiglu", hidden=8 * width // 3)
-    assert gated == decoder(width=width, feed_forward="gelu", hidden=4 * width)
+    gated = decoder(hidden_size=width, feed_forward="swiglu", intermediate_size=8 * width // 3)
+    assert gated == decoder(hidden_size=width, feed_forward="gelu", intermediate_size=4 * width)
 
 
 @pytest.mark.parametrize("width", [3, 64, 1000])
 def test_cl_30_rmsnorm_gives_every_token_the_norm_of_the_root_of_the_width(width: int) -> None:
-    model = Decoder(DecoderConfig(vocabulary=11, context=8, width=width, layers=1, heads=1, norm="rms", norm_eps=1e-12))
+    model = Decoder(
+        DecoderConfig(
+            vocab_size=11, max_seq_len=8, hidden_size=width, num_layers=1, num_heads=1, norm="rms", norm_eps=1e-12
+        )
+    )
     block = model.blocks[0].double()
     assert isinstance(block, Block)
     rows = torch.randn(50, width, dtype=torch.float64) * torch.logspace(-2, 3, 50, dtype=torch.float64)[:, None]
@@ -137,7 +143,7 @@ def test_cl_30_rmsnorm_gives_every_token_the_norm_of_the_root_of_the_width(width
 
 def test_cl_42_a_step_costs_the_length_where_keys_are_remembered_and_its_square_where_not() -> None:
     mha = installed().mechanisms.get("mha")
-    config = configure(mha, width=4, heads=2)
+    config = configure(mha, hidden_size=4, num_heads=2)
 
     def grows(steps: list[Shape]) -> float:
         first, last = (mha.cost(config, step).flops for step in steps)

@@ -26,7 +26,7 @@ def doubles(*shape: int) -> Tensor:
 def layer(name: str, **shared: Any) -> Any:
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get(name)
-    return mechanism.build(configure(mechanism, width=WIDTH, heads=4, **shared)).double().eval()
+    return mechanism.build(configure(mechanism, hidden_size=WIDTH, num_heads=4, **shared)).double().eval()
 
 
 @pytest.mark.parametrize("name", WITHOUT_POSITIONS)
@@ -57,7 +57,11 @@ def test_cl_34_one_pass_under_the_mask_predicts_after_every_beginning_of_the_cat
     words = ["The", "cat", "sat", "on", "the", "mat"]
     vocabulary = {word: number for number, word in enumerate(words)}
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(vocabulary=6, context=8, width=WIDTH, layers=2, heads=4)).double().eval()
+    model = (
+        Decoder(DecoderConfig(vocab_size=6, max_seq_len=8, hidden_size=WIDTH, num_layers=2, num_heads=4))
+        .double()
+        .eval()
+    )
     sentence = torch.tensor([[vocabulary[word] for word in words]])
     together = model(sentence)[0]
     alone = [model(sentence[:, :length])[0, -1] for length in range(1, 7)]

@@ -28,7 +28,9 @@ def seen(name: str, length: int, options: dict[str, int]) -> Seen:
     """What one forward over `length` tokens makes."""
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get(name)
-    layer = mechanism.build(configure(mechanism, options, width=8, heads=2, causal=mechanism.can(Capability.CAUSAL)))
+    layer = mechanism.build(
+        configure(mechanism, options, hidden_size=8, num_heads=2, causal=mechanism.can(Capability.CAUSAL))
+    )
     with torch.no_grad(), Seen() as found:
         layer.eval()(torch.randn(1, length, 8))
     return found

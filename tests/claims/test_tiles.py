@@ -26,7 +26,13 @@ def losses(kernel: str) -> list[float]:
     """Losses of a small model that learns a repeating text, its attention computed by one kernel, in float64."""
     torch.manual_seed(0)
     config = DecoderConfig(
-        vocabulary=7, context=160, width=16, layers=2, heads=2, mechanism="sliding_window", options={"window": 24}
+        vocab_size=7,
+        max_seq_len=160,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        mechanism="sliding_window",
+        options={"window": 24},
     )
     model = Decoder(config).double()
     for layer in model.modules():

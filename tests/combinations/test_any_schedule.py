@@ -47,7 +47,7 @@ def built(kind):
 def request(kind, number, arrival):
     stem = [(7 * i + 3 * i * i + 11 * arrival["stem"]) % VOCABULARY for i in range(arrival["shared"])]
     own = [(13 * number + 5 * i) % VOCABULARY for i in range(arrival["own"])]
-    source = (1 + arrival["stem"], 5, 9) if hasattr(built(kind), "source_context") else None
+    source = (1 + arrival["stem"], 5, 9) if hasattr(built(kind), "max_encoder_len") else None
     task = SamplingParams(max_new_tokens=arrival["new"], ignore_eos=True)
     ids = (*stem, *own)
     return Request(

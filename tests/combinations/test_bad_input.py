@@ -26,7 +26,7 @@ def can(*capabilities: Capability, but: Capability | None = None) -> list[str]:
 def layer(name: str, **said: Any) -> Any:
     mechanism = installed().mechanisms.get(name)
     torch.manual_seed(0)
-    sizes = {"width": WIDTH, "heads": 4, "context": WIDTH} | said
+    sizes = {"hidden_size": WIDTH, "num_heads": 4, "max_seq_len": WIDTH} | said
     return mechanism.build(configure(mechanism, OPTIONS.get(name), **sizes)).eval()
 
 
@@ -78,28 +78,28 @@ def test_padding_that_does_not_fit_the_keys_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_heads_that_do_not_divide_the_width_are_refused(name: str) -> None:
-    assert "heads: 3 is not allowed" in refused(name, "heads", lambda: layer(name, heads=3))
+    assert "num_heads: 3 is not allowed" in refused(name, "heads", lambda: layer(name, num_heads=3))
 
 
 @pytest.mark.parametrize("name", can(Capability.GROUPED))
 def test_key_value_heads_that_do_not_divide_the_heads_are_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*key_value"):
-        layer(name, key_value_heads=3)
+        layer(name, num_kv_heads=3)
 
 
 @pytest.mark.parametrize("name", sorted(set(can(Capability.ROTARY)) - {"mla"}))
 def test_rotary_positions_of_an_odd_head_are_refused(name: str) -> None:
     """Latent attention turns a part of its own, whose size is an option."""
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*rotary.*head_size 3"):
-        layer(name, head_size=3, rotary=Rotary())
+        layer(name, head_dim=3, rotary=Rotary())
 
 
 @pytest.mark.parametrize("name", sorted(set(can(but=Capability.CAUSAL)) - set(can(Capability.CROSS))))
 def test_a_mechanism_without_a_causal_form_refuses_the_request(name: str) -> None:
     mechanism = installed().mechanisms.get(name)
-    said = refused(name, "causal", lambda: configure(mechanism, width=WIDTH, causal=True))
+    said = refused(name, "causal", lambda: configure(mechanism, hidden_size=WIDTH, causal=True))
     assert said.startswith("causal: True is not allowed; allowed: False")
-    assert configure(mechanism, width=WIDTH).causal is False
+    assert configure(mechanism, hidden_size=WIDTH).causal is False
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_mechanism_without_a_causal_form_refuses_the_request(name: str) -> Non
 )
 def test_a_mechanism_that_only_looks_back_refuses_to_look_ahead(name: str) -> None:
     mechanism = installed().mechanisms.get(name)
-    said = refused(name, "causal", lambda: configure(mechanism, width=WIDTH, causal=False))
+    said = refused(name, "causal", lambda: configure(mechanism, hidden_size=WIDTH, causal=False))
     assert said.startswith("causal: False is not allowed; allowed: True")
 
 
@@ -215,7 +215,7 @@ def taken(name: str, option: str) -> list[Any]:
     mechanism, found = installed().mechanisms.get(name), []
     for value in NO_VALUES:
         try:
-            mechanism.build(configure(mechanism, {option: value}, width=WIDTH, heads=4))
+            mechanism.build(configure(mechanism, {option: value}, hidden_size=WIDTH, num_heads=4))
         except InvalidValue as error:
             known = f"mechanism {name!r}" in str(error) and option in error.metadata.get("field", "")
             found += [] if known else [error]
@@ -240,13 +240,13 @@ def test_an_option_out_of_its_range_is_refused(name: str, option: str, value: An
     """Sizes and shares outside their range, alpha of one and below, and the like."""
     mechanism = installed().mechanisms.get(name)
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*{option}"):
-        mechanism.build(configure(mechanism, {option: value}, width=WIDTH))
+        mechanism.build(configure(mechanism, {option: value}, hidden_size=WIDTH))
 
 
 @pytest.mark.parametrize("name", ["dependency", "dependency_depth"])
 def test_a_cycle_in_a_tree_of_words_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=rf"mechanism '{name}'.*the cycle 0 -> 1 -> 0.*a tree"):
-        configure(installed().mechanisms.get(name), {"parse": (1, 0)}, width=WIDTH)
+        configure(installed().mechanisms.get(name), {"parse": (1, 0)}, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize(("name", "length"), [("linformer", 17), ("location", 17)])
@@ -257,6 +257,6 @@ def test_positions_beyond_a_learned_table_are_refused(name: str, length: int) ->
 
 def test_a_price_cannot_be_asked_for_a_form_that_is_not() -> None:
     mechanism = installed().mechanisms.get("linformer")
-    assert mechanism.cost(configure(mechanism, width=WIDTH), Shape(query=9, key=9)).flops > 0
+    assert mechanism.cost(configure(mechanism, hidden_size=WIDTH), Shape(query=9, key=9)).flops > 0
     with pytest.raises(InvalidValue, match="no causal form"):
-        mechanism.cost(configure(mechanism, width=WIDTH, causal=True), Shape(query=9, key=9))
+        mechanism.cost(configure(mechanism, hidden_size=WIDTH, causal=True), Shape(query=9, key=9))

@@ -9,8 +9,8 @@ import torch
 from attn_core import installed
 from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
-SIZES = {"vocabulary": 32, "context": 24, "width": 8, "embedding": 8, "features": 8}
-GRID = {"rows": 3, "columns": 4, "source_context": 13}
+SIZES = {"vocab_size": 32, "max_seq_len": 24, "hidden_size": 8, "embedding": 8, "features": 8}
+GRID = {"rows": 3, "columns": 4, "max_encoder_len": 13}
 
 
 @cache

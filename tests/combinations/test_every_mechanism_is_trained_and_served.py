@@ -33,17 +33,17 @@ def decoder(name: str) -> Decoder:
     if name in PAPERS:
         torch.manual_seed(0)
         family = installed().models.get(name)
-        sizes = {"vocabulary": VOCABULARY, "context": CONTEXT, "width": 32, "layers": 2, "heads": 4}
+        sizes = {"vocab_size": VOCABULARY, "max_seq_len": CONTEXT, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
         built: Decoder = family.build(family.configure(sizes | PAPERS[name]))
         return built
     mechanism = installed().mechanisms.get(name)
     torch.manual_seed(0)
     config = DecoderConfig(
-        vocabulary=VOCABULARY,
-        context=CONTEXT,
-        width=32,
-        layers=2,
-        heads=4,
+        vocab_size=VOCABULARY,
+        max_seq_len=CONTEXT,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
         mechanism=name,
         positions="rotary" if mechanism.can(Capability.ROTARY) else "learned",
     )

@@ -16,15 +16,22 @@ from torch.nn import functional
 VOCABULARY, CONTEXT = 32, 64
 WINDOWS = [{"mechanism": "sliding_window", "options": {"window": 5}}] * 2 + ["mha"] * 2
 FORMS: dict[str, dict[str, Any]] = {
-    "cla": {"lenders": "cla:2", "mechanism": "gqa", "key_value_heads": 2},
-    "yoco": {"lenders": "yoco", "pattern": WINDOWS},
+    "cla": {"kv_sharing": "cla:2", "mechanism": "gqa", "num_kv_heads": 2},
+    "yoco": {"kv_sharing": "yoco", "pattern": WINDOWS},
 }
 EVERY_FORM = pytest.mark.parametrize("form", FORMS)
 
 
 def decoder(form: str) -> Decoder:
     torch.manual_seed(0)
-    sizes = {"vocabulary": VOCABULARY, "context": CONTEXT, "width": 32, "layers": 4, "heads": 4, "positions": "rotary"}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "max_seq_len": CONTEXT,
+        "hidden_size": 32,
+        "num_layers": 4,
+        "num_heads": 4,
+        "positions": "rotary",
+    }
     return Decoder(DecoderConfig.from_plain(sizes | FORMS[form]))
 
 

@@ -12,12 +12,12 @@ from attn_core.errors import Unavailable
 from attn_core.stores import StoreSize
 from attn_engine import Engine, EngineConfig, Request, SamplingParams
 
-SIZES = {"vocabulary": 32, "context": 80, "source_context": 12, "width": 16}
+SIZES = {"vocab_size": 32, "max_seq_len": 80, "max_encoder_len": 12, "hidden_size": 16}
 MODELS = {
-    "bottleneck": {"embedding": 8, "layers": 2},
+    "bottleneck": {"embedding": 8, "num_layers": 2},
     "rnnsearch": {"embedding": 8, "maxout": 8},
     "luong": {"embedding": 8, "mechanism": "local_p", "options": {"radius": 3}},
-    "transformer": {"layers": 2, "heads": 2, "hidden": 24},
+    "transformer": {"num_layers": 2, "num_heads": 2, "intermediate_size": 24},
 }
 CACHES = ["contiguous", "shared"]
 EVERY = pytest.mark.parametrize("name", MODELS)

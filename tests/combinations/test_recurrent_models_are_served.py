@@ -11,10 +11,10 @@ from attn_engine import EngineConfig, Request, SamplingParams, build_engine
 
 MODELS = {
     "key_value_lm": {"embedding": 8, "num_lstm_layers": 2, "options": {"window": 3}},
-    "lstmn_lm": {"layers": 2},
-    "turing_machine": {"heads": 2, "head_size": 6, "options": {"slots": 7}},
+    "lstmn_lm": {"num_layers": 2},
+    "turing_machine": {"num_heads": 2, "head_dim": 6, "options": {"slots": 7}},
 }
-SIZES = {"vocabulary": 32, "context": 96, "width": 16}
+SIZES = {"vocab_size": 32, "max_seq_len": 96, "hidden_size": 16}
 
 
 @cache

@@ -32,7 +32,7 @@ STEPPED: dict[str, dict[str, Any]] = {
 def test_a_step_pays_what_its_price_says(name: str, tokens: int) -> None:
     """The products of the step after `tokens` - 1 tokens are those of one query over `tokens` keys."""
     mechanism = installed().mechanisms.get(name)
-    config = configure(mechanism, STEPPED[name], width=16, heads=4)
+    config = configure(mechanism, STEPPED[name], hidden_size=16, num_heads=4)
     case = Case(mechanism, config, {}, name)
     if hasattr(case.layer, "use_kernel"):
         case.layer.use_kernel("plain")

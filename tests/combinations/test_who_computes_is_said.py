@@ -27,7 +27,7 @@ CASES = [
 
 
 def config_of(mechanism: Mechanism, options: dict[str, Any]) -> MechanismConfig:
-    return configure(mechanism, options, width=16, heads=2, causal=mechanism.can(Capability.CAUSAL))
+    return configure(mechanism, options, hidden_size=16, num_heads=2, causal=mechanism.can(Capability.CAUSAL))
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def test_the_kernels_said_to_run_are_those_that_run(
     names = set(installed().kernels.names())
     said = {row["name"] for row in rows if row["verdict"] == "runs"}
     layer = mechanism.build(config).eval()
-    query = torch.randn(1, TOKENS, config.width)
-    source = torch.randn(1, TOKENS, config.width) if mechanism.can(Capability.CROSS) else None
+    query = torch.randn(1, TOKENS, config.hidden_size)
+    source = torch.randn(1, TOKENS, config.hidden_size) if mechanism.can(Capability.CROSS) else None
     with torch.set_grad_enabled(gradients):
         layer(query, source)
     assert used == said & names

@@ -13,7 +13,7 @@ Answer = Callable[..., Any]
 def test_the_cache_of_llama_3_70b_weighs_what_its_eight_key_value_heads_say(answer: Answer) -> None:
     size = ("cost", "llama-3-70b", "--batch", "8", "--seq", "1000", "--dtype", "bf16")
     assert answer(*size)["cache_bytes"] == 2_621_440_000
-    assert answer(*size, "--kv-heads", "64")["cache_bytes"] == 20_971_520_000
+    assert answer(*size, "--num-kv-heads", "64")["cache_bytes"] == 20_971_520_000
 
 
 def test_a_cache_of_fewer_bits_is_priced_by_its_own_formula(answer: Answer) -> None:
@@ -25,7 +25,7 @@ def test_a_cache_of_fewer_bits_is_priced_by_its_own_formula(answer: Answer) -> N
 
 def test_layers_that_share_keys_and_values_are_priced_once(answer: Answer) -> None:
     size = ("cost", "llama-3-8b", "--seq", "100", "--dtype", "bf16")
-    whole, pairs, upper = answer(*size), answer(*size, "--lenders", "cla:2"), answer(*size, "--lenders", "yoco")
+    whole, pairs, upper = answer(*size), answer(*size, "--kv-sharing", "cla:2"), answer(*size, "--kv-sharing", "yoco")
     assert (pairs["layers_with_own_keys"], upper["layers_with_own_keys"]) == (16, 17)
     assert pairs["cache_bytes"] * 2 == whole["cache_bytes"]
     assert upper["cache_bytes"] * 32 == whole["cache_bytes"] * 17
@@ -57,12 +57,12 @@ def test_every_mechanism_is_listed_with_its_paper_and_shows_itself(answer: Answe
     }
     assert first <= rows.keys()
     assert all(row["paper"] and row["package"] for row in rows.values())
-    shown = answer("show", "gqa", "--kv-heads", "2", "--seq", "100")
+    shown = answer("show", "gqa", "--num-kv-heads", "2", "--seq", "100")
     assert shown["state bytes"] == 100 * 2 * 2 * 64 * 4
 
 
 def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: Answer) -> None:
-    fused = answer("explain", "gqa", "--kv-heads", "2")
+    fused = answer("explain", "gqa", "--num-kv-heads", "2")
     assert [row["verdict"] for row in fused][:2] == ["runs", "would accept"]
     assert fused[0]["name"] == "torch_sdpa"
     refused = {row["name"]: row["reasons"] for row in answer("explain", "sparsemax")}
@@ -70,7 +70,7 @@ def test_the_kernel_that_runs_is_named_and_a_refusal_says_which_field(answer: An
 
 
 def test_who_would_meet_rows_where_a_cache_keeps_them_is_answered_too(answer: Answer) -> None:
-    *kernels, others = answer("explain", "gqa", "--kv-heads", "2", "--rows", "int8")
+    *kernels, others = answer("explain", "gqa", "--num-kv-heads", "2", "--rows", "int8")
     assert {row["name"]: row["reasons"] for row in kernels}["triton_paged"]
     assert "not attend_paged" in others["reasons"]
     assert "torch_sdpa" in others["reasons"]
@@ -93,11 +93,11 @@ def test_a_mechanism_that_computes_itself_says_so_and_for_which_part(answer: Ans
     [
         (("show", "sliding_windo"), "sliding_window"),
         (("cost", "llama-3-7b"), "llama-3-70b"),
-        (("show", "gqa", "--kv-heads", "3"), "kv"),
+        (("show", "gqa", "--num-kv-heads", "3"), "kv"),
         (("show", "mha", "--option", "window=3"), "window"),
-        (("show", "mha", "--width", "10", "--heads", "3"), "10"),
+        (("show", "mha", "--hidden-size", "10", "--num-heads", "3"), "10"),
         (("cost", "llama-3-70b", "--dtype", "bf17"), "bf16"),
-        (("cost", "llama-3-70b", "--lenders", "cla:x"), "cla:N"),
+        (("cost", "llama-3-70b", "--kv-sharing", "cla:x"), "cla:N"),
         (("explain", "lstmn", "--rows", "plain"), "gather"),
         (("explain", "gqa", "--rows", "int3"), "int4"),
         (("explain", "gqa", "--rows", "int4", "--training"), "serving"),

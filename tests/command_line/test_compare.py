@@ -22,7 +22,7 @@ def prices(answer: Run, *words: str) -> dict[tuple[str, int], dict[str, int]]:
 
 
 def test_what_is_remembered_grows_with_the_sequence_only_where_the_mechanism_says_so(answer: Run) -> None:
-    found = prices(answer, "mha", "gqa", "mqa", "linear", "--kv-heads", "2", "--seq", "1000,8000")
+    found = prices(answer, "mha", "gqa", "mqa", "linear", "--num-kv-heads", "2", "--seq", "1000,8000")
     assert found["mqa", 1000]["state bytes"] * 8 == found["mha", 1000]["state bytes"]
     assert found["mha", 8000]["state bytes"] == 8 * found["mha", 1000]["state bytes"]
     assert found["gqa", 1000]["state bytes"] * 4 == found["mha", 1000]["state bytes"]
@@ -86,7 +86,7 @@ def test_shades_grow_with_the_weight_and_a_mask_has_two_signs() -> None:
 
 def test_the_sample_of_a_causal_mechanism_is_a_triangle_whose_rows_sum_to_one() -> None:
     mechanism = installed().mechanisms.get("mha")
-    grid = sample_grid(mechanism, configure(mechanism, width=16, heads=2), 6)
+    grid = sample_grid(mechanism, configure(mechanism, hidden_size=16, num_heads=2), 6)
     assert all(sum(row) == pytest.approx(1.0, abs=1e-6) for row in grid)
     assert all(grid[i][j] == 0.0 for i in range(6) for j in range(i + 1, 6))
 
@@ -94,13 +94,15 @@ def test_the_sample_of_a_causal_mechanism_is_a_triangle_whose_rows_sum_to_one() 
 def test_weights_of_a_mechanism_without_any_are_refused_by_name() -> None:
     mechanism: Mechanism = installed().mechanisms.get("linformer")
     with pytest.raises(Incompatible, match="'linformer'"):
-        sample_grid(mechanism, configure(mechanism, width=16, heads=2), 6)
+        sample_grid(mechanism, configure(mechanism, hidden_size=16, num_heads=2), 6)
 
 
 def view(name: str, positions: int = 12, **options: int) -> View:
     mechanism = installed().mechanisms.get(name)
     causal = mechanism.can(Capability.CAUSAL)
-    return view_of(mechanism, configure(mechanism, options, width=16, heads=2, causal=causal), positions, options)
+    return view_of(
+        mechanism, configure(mechanism, options, hidden_size=16, num_heads=2, causal=causal), positions, options
+    )
 
 
 def test_a_mechanism_that_chooses_is_drawn_with_what_it_chose() -> None:
@@ -134,4 +136,4 @@ def test_every_mechanism_has_a_picture_and_always_the_same(name: str) -> None:
 
 def config_of(name: str, **options: int) -> MechanismConfig:
     mechanism = installed().mechanisms.get(name)
-    return configure(mechanism, options, width=16, heads=2, causal=mechanism.can(Capability.CAUSAL))
+    return configure(mechanism, options, hidden_size=16, num_heads=2, causal=mechanism.can(Capability.CAUSAL))

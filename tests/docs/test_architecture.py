@@ -14,21 +14,7 @@ FLOWS = ("From spec to kernel", "From prompt to token and back", "From job to ch
 PATH = re.compile(r"`([a-z_.][\w.-]*(?:/[\w.-]+)+/?)`")
 
 
-PENDING = {
-    "attn_variants/kernels/attend.py",
-    "attn_engine/model_runner.py",
-    "attn_serve/servicers.py",
-    "attn_serve/ray_backend.py",
-    "attn_serve/in_process.py",
-    "attn_host/engine.py",
-    "attn_engine/kv_reuse.py",
-    "attn_engine/speculative.py",
-    "attn_engine/structured_output.py",
-    "attn_engine/output_processor.py",
-    "attn_engine/detokenizer.py",
-    "attn_serve/streams.py",
-    "attn_schema/training.py",
-}
+PENDING = {"attn_variants/kernels/attend.py", "attn_schema/training.py"}
 """Files of the redesign that is being landed; this list goes with it."""
 
 

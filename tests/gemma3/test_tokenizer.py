@@ -36,7 +36,7 @@ def processor(gemma3):
     model.normalizer_spec.remove_extra_whitespaces = False
     added = tokenizer.backend.get_added_tokens_decoder()
     kinds = proto.ModelProto.SentencePiece
-    for place in range(tokenizer.vocabulary):
+    for place in range(tokenizer.vocab_size):
         piece = tokenizer.token(place)
         kind = kinds.BYTE if piece.startswith("<0x") else kinds.NORMAL
         if place in added:

@@ -14,7 +14,7 @@ from attn_testing.checkpoints import require_same_model
 @pytest.mark.parametrize(("shared", "expected"), [(64, 20_971_520_000), (8, 2_621_440_000)])
 def test_cl_10_llama_3_70b_remembers_21_gigabytes_of_eight_sequences_and_an_eighth_where_heads_share(shared, expected):
     gqa = installed().mechanisms.get("gqa")
-    config = configure(gqa, width=8192, heads=64, key_value_heads=shared)
+    config = configure(gqa, hidden_size=8192, num_heads=64, num_kv_heads=shared)
     assert 80 * 8 * state_bytes(gqa.state(config), tokens=1000, dtype="bfloat16") == expected
 
 
@@ -24,7 +24,7 @@ def test_cl_38_grouped_heads_are_multi_head_with_a_group_each_and_multi_query_wi
     layers = []
     for mechanism, heads in (("gqa", shared), (name, None if name == "mha" else 1)):
         found = installed().mechanisms.get(mechanism)
-        layers.append(found.build(configure(found, width=16, heads=4, key_value_heads=heads)).double())
+        layers.append(found.build(configure(found, hidden_size=16, num_heads=4, num_kv_heads=heads)).double())
     layers[1].load_state_dict(layers[0].state_dict())
     rows = torch.randn(2, 7, 16, dtype=torch.float64)
     assert torch.equal(layers[0](rows), layers[1](rows))
@@ -32,7 +32,7 @@ def test_cl_38_grouped_heads_are_multi_head_with_a_group_each_and_multi_query_wi
 
 def test_cl_43_eight_heads_of_a_width_of_512_have_64_elements():
     mha = installed().mechanisms.get("mha")
-    heads = configure(mha, width=512, heads=8).head_layout
+    heads = configure(mha, hidden_size=512, num_heads=8).head_layout
     assert (heads.key_size, heads.value_size) == (64, 64)
 
 
@@ -40,7 +40,7 @@ def test_cl_43_eight_heads_of_a_width_of_512_have_64_elements():
 def test_cl_11_a_latent_holds_fewer_weights_below_the_break_even_rank(rank, less):
     # Two factors k(m + n) against mn: break even at mn / (m + n) = 32 for m = n = 64.
     transmla, mha = (installed().mechanisms.get(name) for name in ("transmla", "mha"))
-    sizes = {"width": 64, "heads": 4, "head_size": 8}
+    sizes = {"hidden_size": 64, "num_heads": 4, "head_dim": 8}
     latent = transmla.build(configure(transmla, {"latent": rank}, **sizes))
     full = mha.build(configure(mha, **sizes))
     factors = sum(getattr(latent, name).weight.numel() for name in ("down", "key", "value"))
@@ -50,7 +50,14 @@ def test_cl_11_a_latent_holds_fewer_weights_below_the_break_even_rank(rank, less
 def test_a_model_of_latents_is_loaded_from_its_folder_as_it_was_saved(tmp_path):
     torch.manual_seed(0)
     options = {"latent": 6, "rotary_size": 4, "query_latent": 5}
-    plain = {"vocabulary": 31, "context": 32, "width": 16, "layers": 2, "heads": 4, "positions": "none"}
+    plain = {
+        "vocab_size": 31,
+        "max_seq_len": 32,
+        "hidden_size": 16,
+        "num_layers": 2,
+        "num_heads": 4,
+        "positions": "none",
+    }
     model = Decoder(DecoderConfig.from_plain(plain | {"mechanism": "mla", "options": options})).eval()
     save_model(tmp_path / "model", model)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["decoder"]["options"] == options

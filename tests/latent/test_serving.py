@@ -9,7 +9,7 @@ from attn_models.decoder.config import DecoderConfig
 from attn_models.decoder.decoder import Decoder
 
 VOCABULARY = 31
-PLAIN = {"vocabulary": VOCABULARY, "context": 64, "width": 16, "layers": 2, "heads": 4, "norm": "rms"}
+PLAIN = {"vocab_size": VOCABULARY, "max_seq_len": 64, "hidden_size": 16, "num_layers": 2, "num_heads": 4, "norm": "rms"}
 CHOICES = {
     "mla": {"mechanism": "mla", "options": {"latent": 6, "rotary_size": 4}, "positions": "none"},
     "mla with the model's rotary positions": {

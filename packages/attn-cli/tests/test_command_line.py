@@ -75,7 +75,7 @@ def test_the_doctor_reports_python_and_every_plugin() -> None:
 
 
 def test_explain_says_who_computes_an_operation_on_rows_and_refuses_forms_that_it_has_not() -> None:
-    answer = attn("explain", "gate", "--width", "64", "--json")
+    answer = attn("explain", "gate", "--hidden-size", "64", "--json")
     rows = json.loads(answer.stdout)
     assert [row["verdict"] for row in rows if row["name"] == "torch"] == ["runs"]
     answer = attn("explain", "gate", "--form", "relu")

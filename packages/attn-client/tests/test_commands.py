@@ -294,7 +294,7 @@ def test_a_map_for_programs_is_its_weights(shell: Shell) -> None:
 
 
 def test_what_was_measured_at_the_end_is_shown():
-    metrics = {"loss": 0.5, "images_right": 0.914, "tags_right": 0.86, "guesses_right": 0.2, "answers_right": 1.0}
+    metrics = {"loss": 0.5, "accuracy": 0.914, "masked_accuracy": 0.2, "answer_accuracy": 1.0}
     shown = describe(metrics)
-    for said in ("images right 91.4%", "tags right 86.0%", "guesses right 20.0%", "answers right 100.0%"):
+    for said in ("accuracy 91.4%", "masked accuracy 20.0%", "answer accuracy 100.0%"):
         assert said in shown

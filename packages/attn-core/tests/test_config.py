@@ -32,20 +32,22 @@ class Windowed(ComputedMechanism):
 
 
 def test_a_config_holds_what_the_model_and_the_user_say():
-    config = configure(Windowed(), {"window": 4}, width=16, heads=2, causal=False)
-    assert config == WindowConfig(width=16, heads=2, causal=False, window=4)
+    config = configure(Windowed(), {"window": 4}, hidden_size=16, num_heads=2, causal=False)
+    assert config == WindowConfig(hidden_size=16, num_heads=2, causal=False, window=4)
 
 
 def test_options_that_were_not_said_are_their_defaults_and_the_model_stays():
-    said = WindowConfig(width=8, heads=2, window=4, slope=2.0)
+    said = WindowConfig(hidden_size=8, num_heads=2, window=4, slope=2.0)
     assert WindowConfig.of(said) is said
 
     @dataclass(frozen=True, kw_only=True)
     class Ranked(MechanismConfig):
         rank: int = 3
 
-    assert Ranked.of(MechanismConfig(width=8, heads=2, causal=False)) == Ranked(width=8, heads=2, causal=False)
-    assert Ranked.of(said) == Ranked(width=8, heads=2), "options of another mechanism are left out"
+    assert Ranked.of(MechanismConfig(hidden_size=8, num_heads=2, causal=False)) == Ranked(
+        hidden_size=8, num_heads=2, causal=False
+    )
+    assert Ranked.of(said) == Ranked(hidden_size=8, num_heads=2), "options of another mechanism are left out"
 
 
 def test_own_options_are_told_from_shared_fields():
@@ -55,26 +57,26 @@ def test_own_options_are_told_from_shared_fields():
 @pytest.mark.parametrize("given", [-0.1, 1, 1.5, float("nan"), float("inf"), "0.1", True, None])
 def test_a_dropout_that_is_no_probability_below_one_is_refused(given):
     with pytest.raises(InvalidValue, match=r"windowed.*dropout.*below 1"):
-        configure(Windowed(), {"window": 4, "dropout": given}, width=16)
+        configure(Windowed(), {"window": 4, "dropout": given}, hidden_size=16)
 
 
 def test_a_mechanism_that_drops_no_weights_refuses_to():
     with pytest.raises(Incompatible, match=r"windowed.*must be 0, not 0.1"):
-        configure(Windowed(), {"window": 4}, width=16, dropout=0.1)
+        configure(Windowed(), {"window": 4}, hidden_size=16, dropout=0.1)
 
 
 def test_an_unknown_option_is_answered_with_near_ones():
     with pytest.raises(UnknownName, match="option of mechanism 'windowed' 'windw'; did you mean 'window'"):
-        configure(Windowed(), {"windw": 4}, width=16)
+        configure(Windowed(), {"windw": 4}, hidden_size=16)
 
 
 def test_a_missing_option_is_named():
     with pytest.raises(InvalidValue, match=r"mechanism 'windowed'.*'window'"):
-        configure(Windowed(), {}, width=16)
+        configure(Windowed(), {}, hidden_size=16)
 
 
 def test_whole_floats_become_integers_since_the_wire_has_only_floats():
-    config = configure(Windowed(), {"window": 4.0, "slope": 0.25}, width=16)
+    config = configure(Windowed(), {"window": 4.0, "slope": 0.25}, hidden_size=16)
     assert (config.window, type(config.window), config.slope) == (4, int, 0.25)
 
 
@@ -86,27 +88,27 @@ def test_whole_floats_in_lists_become_integers_too():
     class Placed(Windowed):
         Config = Places
 
-    config = configure(Placed(), {"window": 4, "places": [0.0, 2.0, 0.5]}, width=16)
+    config = configure(Placed(), {"window": 4, "places": [0.0, 2.0, 0.5]}, hidden_size=16)
     assert [type(place) for place in config.places] == [int, int, float]
 
 
-@pytest.mark.parametrize("field", ["width", "heads", "key_value_heads", "head_size", "context"])
+@pytest.mark.parametrize("field", ["hidden_size", "num_heads", "num_kv_heads", "head_dim", "max_seq_len"])
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "4"])
 def test_sizes_are_whole_numbers_from_one(field, wrong):
     with pytest.raises(InvalidValue, match=f"{field}: .* is not allowed; allowed: a whole number from 1"):
-        MechanismConfig(**{"width": 16, field: wrong})
+        MechanismConfig(**{"hidden_size": 16, field: wrong})
 
 
 def test_heads_divide_the_width_unless_their_size_is_given():
-    with pytest.raises(InvalidValue, match="divisor of the width 10"):
-        MechanismConfig(width=10, heads=3)
-    layout = MechanismConfig(width=10, heads=3, head_size=4).head_layout
+    with pytest.raises(InvalidValue, match="divisor of hidden_size 10"):
+        MechanismConfig(hidden_size=10, num_heads=3)
+    layout = MechanismConfig(hidden_size=10, num_heads=3, head_dim=4).head_layout
     assert (layout.query, layout.key_value, layout.key_size, layout.value_size) == (3, 3, 4, 4)
 
 
 def test_key_value_heads_that_do_not_divide_are_refused_when_the_layout_is_asked_for():
     with pytest.raises(InvalidValue, match=r"heads\.key_value: 3"):
-        _ = MechanismConfig(width=16, heads=4, key_value_heads=3).head_layout
+        _ = MechanismConfig(hidden_size=16, num_heads=4, num_kv_heads=3).head_layout
 
 
 class Undecorated(MechanismConfig):
@@ -172,9 +174,9 @@ class TypedConfig(MechanismConfig):
 )
 def test_an_option_of_another_type_than_it_says_is_refused_with_what_it_may_be(option, value, allowed):
     with pytest.raises(InvalidValue, match=rf"{option}.*{allowed}"):
-        TypedConfig(width=8, **{option: value})
+        TypedConfig(hidden_size=8, **{option: value})
 
 
 @pytest.mark.parametrize("options", [{"count": -3}, {"rate": 2}, {"rate": None}, {"flag": True}, {"table": "anything"}])
 def test_an_option_of_its_type_and_one_that_only_its_owner_can_judge_are_left_to_the_owner(options):
-    assert vars(TypedConfig(width=8, **options)).items() >= options.items()
+    assert vars(TypedConfig(hidden_size=8, **options)).items() >= options.items()

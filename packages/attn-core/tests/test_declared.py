@@ -31,7 +31,7 @@ def declared(build_spec):
     return Declared()
 
 
-CONFIG = MechanismConfig(width=10, heads=4, key_value_heads=2, head_size=3)
+CONFIG = MechanismConfig(hidden_size=10, num_heads=4, num_kv_heads=2, head_dim=3)
 
 
 def test_keys_and_values_are_remembered_per_token():
@@ -71,7 +71,7 @@ def test_the_price_of_grouped_heads_is_that_of_their_matrix_products():
 def test_biases_are_counted_as_parameters_and_cost_nothing():
     mechanism = declared(lambda config: AttentionSpec(heads=config.head_layout))
     plain = mechanism.cost(CONFIG, Shape(query=4, key=4))
-    config = MechanismConfig(width=10, heads=4, key_value_heads=2, head_size=3, bias=True)
+    config = MechanismConfig(hidden_size=10, num_heads=4, num_kv_heads=2, head_dim=3, bias=True)
     biased = mechanism.cost(config, Shape(query=4, key=4))
     assert biased.flops == plain.flops
     assert biased.parameters == plain.parameters + 12 + 6 + 6 + 10

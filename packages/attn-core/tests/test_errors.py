@@ -29,7 +29,7 @@ def test_an_error_that_was_pickled_is_the_same_error(kind):
 def test_an_error_with_facts_of_its_own_is_pickled_with_them():
     again = pickle.loads(pickle.dumps(ContextLengthExceeded.of(100, 50, 128)))
     assert str(again) == "prompt of 100 tokens + 50 new tokens exceed the context of 128 tokens"
-    assert again.metadata == {"prompt_tokens": "100", "max_new_tokens": "50", "context": "128"}
+    assert again.metadata == {"prompt_tokens": "100", "max_new_tokens": "50", "max_seq_len": "128"}
 
 
 def test_no_two_errors_share_a_reason():

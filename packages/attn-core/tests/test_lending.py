@@ -1,11 +1,11 @@
 import pytest
 
 from attn_core.errors import InvalidValue
-from attn_core.models import checked_lenders, lender_of
+from attn_core.models import checked_kv_sharing, kv_source_layer_of
 
 
-def everyone(lenders, layers):
-    return [lender_of(checked_lenders(lenders, layers), layer, layers) for layer in range(layers)]
+def everyone(kv_sharing, layers):
+    return [kv_source_layer_of(checked_kv_sharing(kv_sharing, layers), layer, layers) for layer in range(layers)]
 
 
 def test_words_say_who_lends_to_whom():
@@ -19,20 +19,20 @@ def test_words_say_who_lends_to_whom():
 
 
 @pytest.mark.parametrize(
-    ("lenders", "message"),
+    ("kv_sharing", "message"),
     [
-        ("cla:0", "lenders: 'cla:0'"),
-        ("cla:", "lenders: 'cla:'"),
-        ("cla:²", "lenders: 'cla:²'"),
-        ("all", "lenders: 'all'"),
-        (7, "lenders: 7"),
-        ([0, 0], r"lenders: \[0, 0\] is not allowed; allowed: 3 entries"),
-        ([0, 2, 2], r"lenders\[1\]: 2 is not allowed; allowed: a layer from 0 to 1"),
-        ([0, -1, 0], r"lenders\[1\]: -1"),
-        ([0, True, 0], r"lenders\[1\]: True"),
-        ([0, 0, 1], r"lenders\[2\]: 1 is not allowed; allowed: 2, or a layer with keys and values of its own"),
+        ("cla:0", "kv_sharing: 'cla:0'"),
+        ("cla:", "kv_sharing: 'cla:'"),
+        ("cla:²", "kv_sharing: 'cla:²'"),
+        ("all", "kv_sharing: 'all'"),
+        (7, "kv_sharing: 7"),
+        ([0, 0], r"kv_sharing: \[0, 0\] is not allowed; allowed: 3 entries"),
+        ([0, 2, 2], r"kv_sharing\[1\]: 2 is not allowed; allowed: a layer from 0 to 1"),
+        ([0, -1, 0], r"kv_sharing\[1\]: -1"),
+        ([0, True, 0], r"kv_sharing\[1\]: True"),
+        ([0, 0, 1], r"kv_sharing\[2\]: 1 is not allowed; allowed: 2, or a layer that has its own keys and values"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(lenders, message):
+def test_what_cannot_be_is_refused_with_what_can(kv_sharing, message):
     with pytest.raises(InvalidValue, match=message):
-        checked_lenders(lenders, 3)
+        checked_kv_sharing(kv_sharing, 3)

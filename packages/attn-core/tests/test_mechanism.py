@@ -23,7 +23,7 @@ class Replayed(ComputedMechanism):
 
 
 def test_a_mechanism_without_a_step_remembers_its_inputs():
-    assert Replayed().state(MechanismConfig(width=6)) == {"inputs": Paged({"x": Field((6,))})}
+    assert Replayed().state(MechanismConfig(hidden_size=6)) == {"inputs": Paged({"x": Field((6,))})}
 
 
 def test_a_mechanism_with_a_step_must_say_what_it_remembers():
@@ -31,7 +31,7 @@ def test_a_mechanism_with_a_step_must_say_what_it_remembers():
         capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL})
 
     with pytest.raises(TypeError, match="Forgetful declares INCREMENTAL"):
-        Forgetful().state(MechanismConfig(width=6))
+        Forgetful().state(MechanismConfig(hidden_size=6))
 
 
 def test_capabilities_are_asked_for_together():

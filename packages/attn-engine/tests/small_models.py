@@ -120,9 +120,9 @@ class Replay(nn.Module):
 
 
 class SmallModel(nn.Module):
-    vocabulary = VOCABULARY
-    context = CONTEXT
-    source_context = 12
+    vocab_size = VOCABULARY
+    max_seq_len = CONTEXT
+    max_encoder_len = 12
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class Bytes:
         self._alphabet = alphabet
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         return len(self._alphabet)
 
     @property

@@ -57,7 +57,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_the_three_numbers():
     engine = make_engine(small_model("paged"))
     with pytest.raises(ContextLengthExceeded) as caught:
         engine.submit(Request(id="x", token_ids=(1,) * 90, params=SamplingParams(max_new_tokens=7)))
-    assert caught.value.metadata == {"prompt_tokens": "90", "max_new_tokens": "7", "context": str(CONTEXT)}
+    assert caught.value.metadata == {"prompt_tokens": "90", "max_new_tokens": "7", "max_seq_len": str(CONTEXT)}
     run(engine, [Request(id="x", token_ids=(1,) * 90, params=SamplingParams(max_new_tokens=6, ignore_eos=True))])
 
 

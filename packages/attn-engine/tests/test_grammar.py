@@ -135,7 +135,7 @@ def test_options_that_contradict_a_grammar_are_refused(other):
 
 def test_a_tokenizer_that_does_not_spell_tokens_cannot_follow_a_grammar():
     class Mute:
-        vocabulary = LETTERS.vocabulary
+        vocab_size = LETTERS.vocab_size
         end_ids = LETTERS.end_ids
         encode = Bytes.encode
         decode = staticmethod(LETTERS.decode)

@@ -14,15 +14,15 @@ from attn_models.quantization.quantize import quantize_model
 pytestmark = pytest.mark.usefixtures("_kernels")
 
 LLAMA = {
-    "vocabulary": 61,
-    "context": 128,
-    "width": 64,
-    "layers": 2,
-    "heads": 4,
-    "head_size": 16,
-    "hidden": 96,
+    "vocab_size": 61,
+    "max_seq_len": 128,
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 96,
     "mechanism": "gqa",
-    "key_value_heads": 2,
+    "num_kv_heads": 2,
     "norm": "rms",
     "feed_forward": "swiglu",
     "positions": "rotary",
@@ -30,16 +30,16 @@ LLAMA = {
 BLOCKS = {
     "llama": {},
     "interleaved": {"rope_interleave": True},
-    "half turned": {"head_size": 32, "partial_rotary_factor": 0.5},
-    "one group": {"mechanism": "mqa", "key_value_heads": None, "heads": 5},
+    "half turned": {"head_dim": 32, "partial_rotary_factor": 0.5},
+    "one group": {"mechanism": "mqa", "num_kv_heads": None, "num_heads": 5},
     "window": {"mechanism": "sliding_window", "options": {"window": 9}},
-    "learned positions": {"mechanism": "mha", "key_value_heads": None, "positions": "learned"},
+    "learned positions": {"mechanism": "mha", "num_kv_heads": None, "positions": "learned"},
     "two windows": {
         "pattern": ["gqa", {"mechanism": "sliding_window", "options": {"window": 5}}],
     },
 }
 
-WIDE = {"heads": 9, "key_value_heads": 3, "head_size": 48, "width": 64}
+WIDE = {"num_heads": 9, "num_kv_heads": 3, "head_dim": 48, "hidden_size": 64}
 """Twelve rows for every four tokens, heads of an odd number of sixteens."""
 
 
@@ -203,10 +203,10 @@ def test_chunks_prefixes_and_preemption_change_no_token(weights, limits):
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"mechanism": "qk_norm", "key_value_heads": None}, "norm of queries and keys"),
-        ({"mechanism": "alibi", "key_value_heads": None, "positions": "none"}, "modifiers"),
-        ({"head_size": 24, "partial_rotary_factor": 1.0}, "sizes of heads"),
-        ({"hidden": 104}, "inner width 104"),
+        ({"mechanism": "qk_norm", "num_kv_heads": None}, "norm of queries and keys"),
+        ({"mechanism": "alibi", "num_kv_heads": None, "positions": "none"}, "modifiers"),
+        ({"head_dim": 24, "partial_rotary_factor": 1.0}, "sizes of heads"),
+        ({"intermediate_size": 104}, "inner width 104"),
     ],
 )
 def test_what_a_block_cannot_compute_it_refuses_and_its_parts_compute(fields, why):
@@ -256,7 +256,7 @@ def test_all_blocks_in_one_call_give_the_bits_of_one_call_each(name, cache):
 
 
 def test_blocks_are_not_stacked_where_one_is_computed_by_its_parts():
-    model = packed({"pattern": ["mha", "qk_norm"], "mechanism": "mha", "key_value_heads": None, "layers": 4})
+    model = packed({"pattern": ["mha", "qk_norm"], "mechanism": "mha", "num_kv_heads": None, "num_layers": 4})
     assert [block.joined is not None for block in model.blocks] == [True, False] * 2
     assert model.stack is None
     assert steps(model, PLAN)[0].isfinite().all()
@@ -281,7 +281,7 @@ def test_states_that_cannot_be_reached_are_left_to_the_parts_of_all_blocks():
 def test_an_engine_names_the_block_that_gives_no_numbers():
     """Though all blocks were computed in one call."""
     torch.manual_seed(11)
-    model = Decoder(DecoderConfig.from_plain(LLAMA | {"layers": 4})).eval()
+    model = Decoder(DecoderConfig.from_plain(LLAMA | {"num_layers": 4})).eval()
     with torch.no_grad():
         model.blocks[2].feed_forward_norm.weight[5] = torch.nan
     quantize_model(model, "float32")

@@ -13,7 +13,7 @@ from attn_models.quantization.quantize import quantize_model
 
 pytestmark = pytest.mark.usefixtures("_kernels")
 
-SIZES = {"vocabulary": 61, "context": 64, "width": 64, "layers": 2, "heads": 4}
+SIZES = {"vocab_size": 61, "max_seq_len": 64, "hidden_size": 64, "num_layers": 2, "num_heads": 4}
 FORMATS = ["float32", "bfloat16", "int8", "int4"]
 
 
@@ -64,7 +64,7 @@ def test_capped_logits_and_plain_weights_are_looked_at_themselves():
 def test_a_packed_translator_finds_its_tokens_too():
     torch.manual_seed(2)
     family = installed().models.get("transformer")
-    model = family.build(family.configure(SIZES | {"source_context": 32, "hidden": 96})).eval()
+    model = family.build(family.configure(SIZES | {"max_encoder_len": 32, "intermediate_size": 96})).eval()
     hidden = torch.randn(9, 64)
     assert model.greedy_tokens(hidden) is None
     quantize_model(model, "int8")

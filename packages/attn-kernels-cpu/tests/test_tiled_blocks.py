@@ -14,23 +14,23 @@ from attn_models.quantization.quantize import quantize_model
 pytestmark = pytest.mark.usefixtures("_tiles")
 
 LLAMA = {
-    "vocabulary": 61,
-    "context": 128,
-    "width": 64,
-    "layers": 2,
-    "heads": 6,
-    "head_size": 32,
-    "hidden": 112,
+    "vocab_size": 61,
+    "max_seq_len": 128,
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 6,
+    "head_dim": 32,
+    "intermediate_size": 112,
     "mechanism": "gqa",
-    "key_value_heads": 2,
+    "num_kv_heads": 2,
     "norm": "rms",
     "feed_forward": "swiglu",
     "positions": "rotary",
 }
 BLOCKS = {
     "heads of one tile": {},
-    "heads of two tiles": {"head_size": 64, "heads": 9, "key_value_heads": 3},
-    "heads that fill no tile": {"head_size": 48},
+    "heads of two tiles": {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3},
+    "heads that fill no tile": {"head_dim": 48},
     "a window": {"mechanism": "sliding_window", "options": {"window": 20}},
     "a window beside": {"pattern": ["gqa", {"mechanism": "sliding_window", "options": {"window": 20}}]},
 }
@@ -100,7 +100,7 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd(name, kernel):
 @pytest.mark.parametrize("kernel", ["amx_bfloat16_rounded", "amx_bfloat16", "amx_int8", "amx_int4"])
 def test_the_bits_are_the_same_on_any_number_of_threads(kernel):
     """Few rows are shared out by outputs, and many, from eight tiles a thread on, by rows."""
-    model, tokens = packed({"context": 512, "hidden": 96}, kernel), torch.arange(400)[None] * 7 % 61
+    model, tokens = packed({"max_seq_len": 512, "intermediate_size": 96}, kernel), torch.arange(400)[None] * 7 % 61
     threads = torch.get_num_threads()
     try:
         found = []
@@ -117,7 +117,7 @@ def test_what_an_earlier_block_left_in_memory_is_not_read():
     """Columns that fill up a tile are zero, not what lay there: 112 of 128 are in use."""
     tokens = torch.arange(40)[None] % 60
     (expected,) = rows_of(packed({}), [[40]], tokens)
-    rows_of(packed({"hidden": 128}, sick=[60]), [[40]], torch.full((1, 40), 60))
+    rows_of(packed({"intermediate_size": 128}, sick=[60]), [[40]], torch.full((1, 40), 60))
     (found,) = rows_of(packed({}), [[40]], tokens)
     assert torch.equal(found, expected)
 
@@ -128,7 +128,7 @@ def test_what_an_earlier_block_left_in_memory_is_not_read():
 def test_three_parts_lose_nothing_of_float32(name, steepness, chunk):
     """Against float64 logits are as near as those of float32, from flat weights of attention to steep ones."""
     torch.manual_seed(11)
-    config = DecoderConfig.from_plain(LLAMA | BLOCKS[name] | {"context": 250})
+    config = DecoderConfig.from_plain(LLAMA | BLOCKS[name] | {"max_seq_len": 250})
     model, wide = Decoder(config).eval(), Decoder(config).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -20,7 +20,9 @@ CONTEXT = 128
 def save_small(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
     tokenizer = character_tokenizer(ALPHABET)
-    model = Decoder(DecoderConfig(vocabulary=tokenizer.vocabulary, context=CONTEXT, width=32, layers=2, heads=4))
+    model = Decoder(
+        DecoderConfig(vocab_size=tokenizer.vocab_size, max_seq_len=CONTEXT, hidden_size=32, num_layers=2, num_heads=4)
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8.0)  # as drawn, every token is about as likely as every other

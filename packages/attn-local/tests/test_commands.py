@@ -148,7 +148,7 @@ def test_a_draft_writes_the_same_text_and_must_have_the_same_tokens(attn, client
     for draft in ("writer", "talker", str(home / "models" / "talker")):
         assert attn("generate", "--model", "writer", "to be or ", "-n", "12", "--draft-model", draft).stdout == whole
     other = character_tokenizer("abcdefgh")
-    config = DecoderConfig(vocabulary=other.vocabulary, context=64, width=16, layers=1, heads=2)
+    config = DecoderConfig(vocab_size=other.vocab_size, max_seq_len=64, hidden_size=16, num_layers=1, num_heads=2)
     save_model(tmp_path / "other", Decoder(config), other)
     with pytest.raises(Incompatible, match="tokens"):
         attn("generate", "--model", "writer", "to be", "--draft-model", str(tmp_path / "other"))

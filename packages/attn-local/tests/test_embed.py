@@ -32,7 +32,9 @@ CONFIG = {
 @pytest.fixture
 def folder(tmp_path):
     torch.manual_seed(0)
-    model = Encoder(EncoderConfig(vocabulary=5, context=12, width=8, layers=1, heads=2, hidden=8))
+    model = Encoder(
+        EncoderConfig(vocab_size=5, max_seq_len=12, hidden_size=8, num_layers=1, num_heads=2, intermediate_size=8)
+    )
     tensors = stored_tensors(model.state_dict(), BertAdapter())
     return write_folder(tmp_path / "bert", CONFIG, tensors, character_tokenizer("abcd ").files())
 

@@ -28,9 +28,9 @@ LINES = ["the dog sees the cat", "a cat runs", "the dog runs"]
 def shelf(tmp_path_factory):
     tokenizer = word_tokenizer(["the a dog cat runs sees der die hund katze rennt sieht"])
     family = installed().models.get("rnnsearch")
-    sizes = {"context": 24, "source_context": 12, "width": 16, "embedding": 8, "maxout": 8}
+    sizes = {"max_seq_len": 24, "max_encoder_len": 12, "hidden_size": 16, "embedding": 8, "maxout": 8}
     torch.manual_seed(4)
-    model = family.build(family.configure(sizes | {"vocabulary": tokenizer.vocabulary}))
+    model = family.build(family.configure(sizes | {"vocab_size": tokenizer.vocab_size}))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.7)
     home = tmp_path_factory.mktemp("home")

@@ -8,7 +8,7 @@ from attn_testing.broken import BROKEN
 from attn_testing.check import judge
 from attn_testing.subject import Subject
 
-ONE = ({"width": 8, "heads": 2},)
+ONE = ({"hidden_size": 8, "num_heads": 2},)
 
 
 def test_a_mechanism_that_does_not_exist_is_answered_at_once():

@@ -8,7 +8,7 @@ from attn_testing.check import judge
 from attn_testing.laws import MECHANISM_LAWS, Compiles, DroppedWeights, KVSharing
 from attn_testing.subject import Subject
 
-SETTINGS = ({"width": 16, "heads": 4}, {"width": 16, "heads": 4, "key_value_heads": 2, "bias": True})
+SETTINGS = ({"hidden_size": 16, "num_heads": 4}, {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "bias": True})
 
 
 def test_there_is_a_broken_mechanism_for_every_law():

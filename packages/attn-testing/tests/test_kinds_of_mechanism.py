@@ -8,7 +8,7 @@ from torch import nn
 from attn_testing import MechanismLaws
 from attn_testing.broken.sound import VASWANI, Sound, SoundLayer
 
-WIDTHS = [{"width": 8, "heads": 2}, {"width": 6, "heads": 1, "bias": True}]
+WIDTHS = [{"hidden_size": 8, "num_heads": 2}, {"hidden_size": 6, "num_heads": 1, "bias": True}]
 
 
 class CrossLayer(SoundLayer):
@@ -52,8 +52,8 @@ class Cross(Sound):
 
     def cost(self, config, shape):
         heads = config.head_layout
-        own = 2 * 2 * config.width * heads.query * heads.key_size * shape.query
-        memory = 2 * 2 * config.width * heads.key_value * heads.key_size * shape.key
+        own = 2 * 2 * config.hidden_size * heads.query * heads.key_size * shape.query
+        memory = 2 * 2 * config.hidden_size * heads.key_value * heads.key_size * shape.key
         flops = shape.batch * (own + memory + 4 * heads.query * heads.key_size * shape.query * shape.key)
         return Cost(flops=flops, allowed_flops=flops, parameters=super().cost(config, shape).parameters)
 
@@ -63,7 +63,7 @@ class MeanLayer(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.inner = nn.Linear(config.width, config.width, config.bias)
+        self.inner = nn.Linear(config.hidden_size, config.hidden_size, config.bias)
 
     def forward(self, query):
         counts = torch.arange(1, query.shape[1] + 1, dtype=query.dtype)
@@ -90,16 +90,16 @@ class Mean(ComputedMechanism):
     capabilities = frozenset({Capability.CAUSAL, Capability.INCREMENTAL, Capability.EXACT})
 
     def build(self, config: MechanismConfig):
-        if config.rotary or not config.causal or config.key_value_heads not in {None, config.heads}:
+        if config.rotary or not config.causal or config.num_kv_heads not in {None, config.num_heads}:
             raise InvalidValue.of("config", config, "a causal one of equal heads without rotary positions")
         return MeanLayer(config)
 
     def state(self, config):
-        return {"sums": Slot({"sum": Field((config.width,)), "count": Field((), "int64")})}
+        return {"sums": Slot({"sum": Field((config.hidden_size,)), "count": Field((), "int64")})}
 
     def cost(self, config, shape):
-        flops = 2 * shape.batch * shape.query * config.width**2
-        parameters = config.width**2 + config.width * config.bias
+        flops = 2 * shape.batch * shape.query * config.hidden_size**2
+        parameters = config.hidden_size**2 + config.hidden_size * config.bias
         return Cost(flops=flops, allowed_flops=flops, parameters=parameters)
 
 

@@ -15,7 +15,7 @@ from attn_testing.model_subject import ModelSubject
 
 
 def models(family):
-    return ModelSubject(family, {"small": {"vocabulary": 11, "width": 8}})
+    return ModelSubject(family, {"small": {"vocab_size": 11, "hidden_size": 8}})
 
 
 KINDS = {

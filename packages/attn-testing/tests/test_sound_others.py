@@ -16,4 +16,4 @@ class TestSoundKernel(KernelLaws):
 
 class TestSoundModel(ModelLaws):
     family = SoundFamily()
-    configs = {"small": {"vocabulary": 11, "width": 8}}
+    configs = {"small": {"vocab_size": 11, "hidden_size": 8}}

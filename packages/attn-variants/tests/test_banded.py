@@ -72,7 +72,7 @@ def test_keys_in_any_order_are_refused():
 
 def local_m(score="general"):
     mechanism = installed().mechanisms.get("local_m")
-    return mechanism, configure(mechanism, {"radius": 3, "score": score}, width=8, heads=2)
+    return mechanism, configure(mechanism, {"radius": 3, "score": score}, hidden_size=8, num_heads=2)
 
 
 @pytest.mark.parametrize("score", ["general", "dot", "concat", "location"])

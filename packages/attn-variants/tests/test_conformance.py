@@ -13,7 +13,10 @@ class TestGroupedQuery(MechanismLaws):
 class TestUnequalGroups(MechanismLaws):
     mechanism = "gqa"
     options = {"groups": [0, 1, 0, 0]}
-    settings = ({"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary()}, {"width": 16, "heads": 4})
+    settings = (
+        {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "rotary": Rotary()},
+        {"hidden_size": 16, "num_heads": 4},
+    )
 
 
 class TestMultiQuery(MechanismLaws):
@@ -44,7 +47,7 @@ class TestInterleavedPartialRope(MechanismLaws):
 
 class TestAdditive(MechanismLaws):
     mechanism = "additive"
-    options = {"hidden": 5}
+    options = {"intermediate_size": 5}
 
 
 class TestGeneral(MechanismLaws):

@@ -38,7 +38,7 @@ def declared():
     found = installed().mechanisms
     for name in found.names():
         mechanism = found.get(name)
-        config = configure(mechanism, width=WIDTH, heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
+        config = configure(mechanism, hidden_size=WIDTH, num_heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
         spec = mechanism.spec(config) if found.owner(name) == "attn-variants" else None
         if spec is not None and mechanism.inner(config) is None and name not in BEFORE:
             yield name
@@ -80,7 +80,7 @@ def by_definition(layer, rows, source=None):
 @pytest.mark.parametrize("name", list(declared()))
 def test_outputs_and_gradients_are_those_of_the_definition(build, agrees, name):
     mechanism = installed().mechanisms.get(name)
-    layer = build(name, OPTIONS.get(name), width=WIDTH, heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
+    layer = build(name, OPTIONS.get(name), hidden_size=WIDTH, num_heads=HEADS, causal=mechanism.can(Capability.CAUSAL))
     with torch.no_grad():
         for weight in layer.parameters():  # nothing that starts at zero or one stays there
             weight.add_(0.3 * torch.randn_like(weight))

@@ -14,7 +14,7 @@ WIDTH, TOKENS = 16, 8
 def layer(name, dropout, **options):
     mechanism = installed().mechanisms.get(name)
     torch.manual_seed(0)
-    return mechanism.build(configure(mechanism, options, width=WIDTH, heads=4, dropout=dropout)).double()
+    return mechanism.build(configure(mechanism, options, hidden_size=WIDTH, num_heads=4, dropout=dropout)).double()
 
 
 def rows(tokens=TOKENS):
@@ -69,7 +69,7 @@ def test_mechanisms_without_weights_say_why_they_refuse(name):
         layer(name, 0.1)
     mechanism = installed().mechanisms.get(name)
     with pytest.raises(Incompatible, match="without attention weights"):
-        mechanism.build(mechanism.Config(width=WIDTH, heads=4, dropout=0.1))
+        mechanism.build(mechanism.Config(hidden_size=WIDTH, num_heads=4, dropout=0.1))
 
 
 def test_a_compiled_layer_drops_what_the_layer_does_and_is_compiled_once_for_all_seeds():

@@ -63,7 +63,7 @@ class Marked(DeclaredMechanism):
         )
 
     def inner(self, config):
-        return Scaled(config.width)
+        return Scaled(config.hidden_size)
 
     def further_fields(self, config):
         from attn_core import Field
@@ -73,8 +73,8 @@ class Marked(DeclaredMechanism):
     def cost(self, config, shape):
         from attn_core import Cost
 
-        flops = 2 * shape.batch * shape.query * config.width
-        return super().cost(config, shape) + Cost(flops=flops, allowed_flops=flops, parameters=config.width + 1)
+        flops = 2 * shape.batch * shape.query * config.hidden_size
+        return super().cost(config, shape) + Cost(flops=flops, allowed_flops=flops, parameters=config.hidden_size + 1)
 
 
 class TestMarked(MechanismLaws):
@@ -82,13 +82,13 @@ class TestMarked(MechanismLaws):
 
 
 def test_weights_are_refused_where_the_inner_module_has_none():
-    layer = Marked().build(configure(Marked(), width=8, heads=2))
+    layer = Marked().build(configure(Marked(), hidden_size=8, num_heads=2))
     with pytest.raises(Incompatible, match="Scaled has no attention weights"):
         layer.weights(torch.randn(1, 3, 8))
 
 
 def test_the_further_field_is_part_of_the_state():
-    state = Marked().state(configure(Marked(), width=8, heads=2))
+    state = Marked().state(configure(Marked(), hidden_size=8, num_heads=2))
     assert set(state["kv"].fields) == {"key", "value", "mark"}
     assert DictionaryStore({"layer": state}).specs["layer"] == state
 

@@ -21,7 +21,7 @@ def copied_into_torch(layer, width, heads):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_multi_head_attention_is_that_of_torch(build, agrees, causal):
-    layer = build("mha", width=24, heads=3, causal=causal, bias=True)
+    layer = build("mha", hidden_size=24, num_heads=3, causal=causal, bias=True)
     for bias in (layer.query.bias, layer.key.bias, layer.value.bias, layer.output.bias):
         nn.init.normal_(bias)
     rows = torch.randn(2, 6, 24, dtype=torch.float64)
@@ -40,7 +40,7 @@ def test_multi_head_attention_is_that_of_torch(build, agrees, causal):
 
 
 def test_cross_attention_is_that_of_torch(build, agrees):
-    layer = build("cross", width=24, heads=3, bias=True)
+    layer = build("cross", hidden_size=24, num_heads=3, bias=True)
     rows, source = torch.randn(2, 4, 24, dtype=torch.float64), torch.randn(2, 7, 24, dtype=torch.float64)
     key_padding_mask = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
     peer = copied_into_torch(layer, 24, 3)
@@ -57,8 +57,8 @@ def test_cross_attention_is_that_of_torch(build, agrees):
 
 @pytest.mark.parametrize(("name", "key_value_heads"), [("gqa", 2), ("mqa", 1), ("gqa", 4)])
 def test_grouped_heads_are_multi_head_attention_with_copied_keys_and_values(build, agrees, name, key_value_heads):
-    grouped = build(name, width=16, heads=4, key_value_heads=key_value_heads)
-    whole = build("mha", width=16, heads=4)
+    grouped = build(name, hidden_size=16, num_heads=4, num_kv_heads=key_value_heads)
+    whole = build("mha", hidden_size=16, num_heads=4)
     state = grouped.state_dict()
     for part in ("key.weight", "value.weight"):
         state[part] = state[part].view(key_value_heads, 4, 16).repeat_interleave(4 // key_value_heads, 0).flatten(0, 1)
@@ -69,7 +69,7 @@ def test_grouped_heads_are_multi_head_attention_with_copied_keys_and_values(buil
 
 @pytest.mark.parametrize(("name", "key_value_heads"), [("gqa", 2), ("mqa", 1)])
 def test_grouped_heads_are_those_of_torchs_attention(build, agrees, name, key_value_heads):
-    layer = build(name, width=16, heads=4, key_value_heads=key_value_heads)
+    layer = build(name, hidden_size=16, num_heads=4, num_kv_heads=key_value_heads)
 
     def theirs(rows):
         query, key, value = (
@@ -85,12 +85,17 @@ def test_grouped_heads_are_those_of_torchs_attention(build, agrees, name, key_va
 
 def test_gqa_without_a_number_of_key_value_heads_shares_among_as_few_as_it_can():
     gqa = installed().mechanisms.get("gqa")
-    counts = {heads: gqa.spec(configure(gqa, width=36, heads=heads)).heads.key_value for heads in (1, 4, 9, 12)}
+    counts = {
+        heads: gqa.spec(configure(gqa, hidden_size=36, num_heads=heads)).heads.key_value for heads in (1, 4, 9, 12)
+    }
     assert counts == {1: 1, 4: 2, 9: 3, 12: 6}
 
 
 def test_a_window_as_long_as_the_sequence_is_causal_attention(build, agrees):
-    windowed, whole = build("sliding_window", {"window": 6}, width=16, heads=2), build("mha", width=16, heads=2)
+    windowed, whole = (
+        build("sliding_window", {"window": 6}, hidden_size=16, num_heads=2),
+        build("mha", hidden_size=16, num_heads=2),
+    )
     whole.load_state_dict(windowed.state_dict())
     rows = torch.randn(1, 6, 16, dtype=torch.float64)
     same = agrees("sliding_window", identity="a window as long as the sequence is mha")
@@ -100,13 +105,13 @@ def test_a_window_as_long_as_the_sequence_is_causal_attention(build, agrees):
 
 
 def test_a_window_of_one_sees_itself_only(build):
-    layer = build("sliding_window", {"window": 1}, width=8, heads=2)
+    layer = build("sliding_window", {"window": 1}, hidden_size=8, num_heads=2)
     rows = torch.randn(1, 5, 8, dtype=torch.float64)
     assert torch.allclose(layer(rows), layer.output(layer.value(rows)), rtol=0, atol=1e-13)
 
 
 def test_general_attention_with_the_identity_is_unscaled_dot_attention(build, agrees):
-    general, dot = build("general", width=16, heads=2), build("mha", width=16, heads=2)
+    general, dot = build("general", hidden_size=16, num_heads=2), build("mha", hidden_size=16, num_heads=2)
     with torch.no_grad():
         general.score.weight.copy_(torch.eye(8, dtype=torch.float64).expand(2, 8, 8) * 8**-0.5)
     dot.load_state_dict({name: weight for name, weight in general.state_dict().items() if "score" not in name})
@@ -115,7 +120,7 @@ def test_general_attention_with_the_identity_is_unscaled_dot_attention(build, ag
 
 
 def test_additive_attention_is_its_network_pair_by_pair(build, agrees):
-    layer = build("additive", {"hidden": 5}, width=8, heads=2, key_value_heads=1, causal=False)
+    layer = build("additive", {"intermediate_size": 5}, hidden_size=8, num_heads=2, num_kv_heads=1, causal=False)
     for parameter in layer.score.parameters():
         nn.init.normal_(parameter)
     rows = torch.randn(1, 4, 8, dtype=torch.float64)
@@ -146,7 +151,7 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
     for mechanism in installed().mechanisms:
         if installed().mechanisms.owner(mechanism.name) != "attn-variants":
             continue
-        layer = build(mechanism.name, width=16, heads=4, causal=mechanism.can(Capability.CAUSAL))
+        layer = build(mechanism.name, hidden_size=16, num_heads=4, causal=mechanism.can(Capability.CAUSAL))
         rows = torch.randn(2, 6, 16, dtype=torch.float64)
         source = (torch.randn(2, 5, 16, dtype=torch.float64),) if mechanism.can(Capability.CROSS) else ()
         (layer(rows, *source) * torch.randn(2, 6, 16)).sum().backward()
@@ -157,14 +162,14 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
 @pytest.mark.parametrize(
     ("name", "options", "shared", "words"),
     [
-        ("mha", {}, {"key_value_heads": 2}, "key_value_heads.*2.*gqa"),
-        ("mqa", {}, {"key_value_heads": 2}, "key_value_heads.*2.*gqa"),
-        ("gqa", {}, {"key_value_heads": 3}, "key_value.*3.*divisor"),
-        ("linear", {}, {"key_value_heads": 2}, "key_value_heads.*2"),
+        ("mha", {}, {"num_kv_heads": 2}, "key_value_heads.*2.*gqa"),
+        ("mqa", {}, {"num_kv_heads": 2}, "key_value_heads.*2.*gqa"),
+        ("gqa", {}, {"num_kv_heads": 3}, "key_value.*3.*divisor"),
+        ("linear", {}, {"num_kv_heads": 2}, "key_value_heads.*2"),
         ("sliding_window", {"window": 0}, {}, "window.*0"),
         ("sliding_window", {"window": 2.5}, {}, "window.*2.5"),
         ("linear", {"chunk": 0}, {}, "chunk.*0"),
-        ("additive", {"hidden": -1}, {}, "hidden.*-1"),
+        ("additive", {"intermediate_size": -1}, {}, "hidden.*-1"),
         ("rope", {"base": 1.0}, {}, "base.*1 "),
         ("rope", {"fraction": 0.0}, {}, "fraction.*0 "),
         ("rope", {"fraction": 0.4}, {}, "fraction.*0.4"),
@@ -172,30 +177,30 @@ def test_all_parameters_of_every_mechanism_learn_from_the_first_step(build):
 )
 def test_a_bad_value_is_refused_by_name_with_what_is_allowed(build, name, options, shared, words):
     with pytest.raises(InvalidValue, match=words):
-        build(name, options, width=16, heads=4, **shared)
+        build(name, options, hidden_size=16, num_heads=4, **shared)
 
 
 @pytest.mark.parametrize("name", ["cross", "linear"])
 def test_rotary_positions_are_refused_where_they_have_no_meaning(build, name):
     with pytest.raises(Incompatible, match=f"{name}.*rotary"):
-        build(name, width=16, heads=4, rotary=Rotary())
+        build(name, hidden_size=16, num_heads=4, rotary=Rotary())
 
 
 def test_an_unknown_option_is_refused_with_a_near_name(build):
     with pytest.raises(UnknownName, match="did you mean 'window'"):
-        build("sliding_window", {"windows": 3}, width=8)
+        build("sliding_window", {"windows": 3}, hidden_size=8)
 
 
 def test_a_source_is_asked_for_where_it_is_missing_and_refused_where_it_has_no_use(build):
     rows = torch.randn(1, 3, 8, dtype=torch.float64)
     with pytest.raises(InvalidValue, match="source"):
-        build("cross", width=8)(rows)
+        build("cross", hidden_size=8)(rows)
     with pytest.raises(InvalidValue, match="source"):
-        build("mha", width=8)(rows, rows)
+        build("mha", hidden_size=8)(rows, rows)
 
 
 def test_a_kernel_can_be_asked_for_by_name_and_given_back(build):
-    layer = build("sparsemax", width=8, heads=2)
+    layer = build("sparsemax", hidden_size=8, num_heads=2)
     rows = torch.randn(1, 3, 8, dtype=torch.float64)
     expected = layer(rows)
     layer.use_kernel("torch_sdpa")
@@ -231,7 +236,7 @@ class Dictionary:
 
 @pytest.mark.parametrize("name", ["gqa", "sliding_window", "alibi"])
 def test_prompts_and_new_tokens_of_several_requests_go_together(build, name):
-    layer = build(name, width=16, heads=4, key_value_heads=2, rotary=Rotary(fraction=0.5))
+    layer = build(name, hidden_size=16, num_heads=4, num_kv_heads=2, rotary=Rotary(fraction=0.5))
     sequences = [torch.randn(length, 16, dtype=torch.float64) for length in (7, 6, 5)]
     expected = [layer(rows[None])[0] for rows in sequences]
     memory, done, outs = Dictionary(), [0, 0, 0], [[], [], []]
@@ -248,7 +253,7 @@ def test_prompts_and_new_tokens_of_several_requests_go_together(build, name):
 
 @pytest.mark.parametrize(("name", "scale"), [("nope", None), ("dot", 1.0)])
 def test_products_scaled_or_not_are_those_of_torchs_attention(build, agrees, name, scale):
-    layer = build(name, width=16, heads=4)
+    layer = build(name, hidden_size=16, num_heads=4)
 
     def theirs(rows):
         parts = (linear(rows).unflatten(-1, (4, 4)).transpose(1, 2) for linear in (layer.query, layer.key, layer.value))

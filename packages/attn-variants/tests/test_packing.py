@@ -16,7 +16,7 @@ MECHANISMS = {"gqa": {}, "sliding_window": {"window": 3}, "t5_bias": {}, "alibi"
 def layer_of(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get(name)
-    return mechanism.build(configure(mechanism, MECHANISMS[name], width=32, heads=4, causal=True))
+    return mechanism.build(configure(mechanism, MECHANISMS[name], hidden_size=32, num_heads=4, causal=True))
 
 
 @pytest.mark.parametrize("name", MECHANISMS)

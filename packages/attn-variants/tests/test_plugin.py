@@ -28,7 +28,7 @@ def test_every_declared_mechanism_can_be_priced_described_and_located_without_to
         "from attn_variants import plugin\n"
         "for mechanism in plugin.attn_mechanisms():\n"
         "    causal = mechanism.can(Capability.CAUSAL)\n"
-        "    config = configure(mechanism, width=64, heads=4, causal=causal)\n"
+        "    config = configure(mechanism, hidden_size=64, num_heads=4, causal=causal)\n"
         "    mechanism.spec(config), mechanism.state(config), mechanism.cost(config, Shape(query=8, key=8))\n"
         "sys.exit('torch' in sys.modules)\n"
     )
@@ -37,7 +37,7 @@ def test_every_declared_mechanism_can_be_priced_described_and_located_without_to
 
 @pytest.mark.parametrize("mechanism", plugin.attn_mechanisms(), ids=lambda mechanism: mechanism.name)
 def test_a_config_without_the_options_means_their_defaults(mechanism):
-    sizes = {"width": 64, "heads": 4, "causal": mechanism.can(Capability.CAUSAL)}
+    sizes = {"hidden_size": 64, "num_heads": 4, "causal": mechanism.can(Capability.CAUSAL)}
     bare, said = MechanismConfig(**sizes), configure(mechanism, **sizes)
     assert mechanism.state(bare) == mechanism.state(said)
     assert mechanism.cost(bare, Shape(query=8, key=8)) == mechanism.cost(said, Shape(query=8, key=8))

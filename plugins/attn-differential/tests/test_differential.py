@@ -40,7 +40,7 @@ def by_loops(layer, rows, heads, groups, size, initial):
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (2, 2), (2, 1), (4, 2)])
 def test_it_equals_a_loop_over_the_equations_forward_and_gradient(record_property, heads, groups):
-    layer = build({"depth": 2}, width=12, heads=2 * heads, key_value_heads=2 * groups, head_size=3)
+    layer = build({"depth": 2}, hidden_size=12, num_heads=2 * heads, num_kv_heads=2 * groups, head_dim=3)
     rows = torch.randn(6, 12, dtype=torch.float64, requires_grad=True)
     expected = by_loops(layer, rows, heads, groups, 3, 0.8 - 0.6 * math.exp(-0.6))
     out = layer(rows[None])[0]
@@ -62,7 +62,7 @@ def test_it_equals_diffllama_whose_pairs_are_the_halves_of_the_heads(record_prop
         rms_norm_eps=1e-5, attn_implementation="eager",
     )  # fmt: skip
     theirs = DiffLlamaAttention(settings, 3).double()
-    ours = build({"depth": 3}, width=16, heads=4, rotary=Rotary())
+    ours = build({"depth": 3}, hidden_size=16, num_heads=4, rotary=Rotary())
     adjacent = [0, 2, 1, 3]  # head h of a half is paired with head h of the other half
     with torch.no_grad():
         for mine, name in ((ours.query, "q_proj"), (ours.key, "k_proj"), (ours.value, "v_proj")):
@@ -79,14 +79,14 @@ def test_it_equals_diffllama_whose_pairs_are_the_halves_of_the_heads(record_prop
 
 
 def test_weights_sum_to_one_minus_lambda():
-    layer = build(width=8, heads=4)
+    layer = build(hidden_size=8, num_heads=4)
     weights = layer.weights(torch.randn(2, 5, 8, dtype=torch.float64))
     assert weights.shape == (2, 2, 5, 5)
     assert torch.allclose(weights.sum(-1), (1 - layer.inner.share()).expand(2, 2, 5), rtol=0, atol=1e-14)
 
 
 def test_equal_maps_cancel_to_the_share_that_is_not_subtracted():
-    layer = build({"lambda_init": 0.5}, width=8, heads=2)
+    layer = build({"lambda_init": 0.5}, hidden_size=8, num_heads=2)
     with torch.no_grad():
         layer.query.weight.zero_()
         layer.inner.lambdas.zero_()
@@ -96,19 +96,19 @@ def test_equal_maps_cancel_to_the_share_that_is_not_subtracted():
 
 @pytest.mark.parametrize(("depth", "expected"), [(0, 0.2), (1, 0.3555), (12, 0.7836)])
 def test_lambda_starts_higher_in_higher_layers(depth, expected):
-    config = configure(DIFFERENTIAL, {"depth": depth}, width=8, heads=2)
+    config = configure(DIFFERENTIAL, {"depth": depth}, hidden_size=8, num_heads=2)
     assert attn_differential.lambda_init(config) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     ("options", "shared", "name"),
     [
-        ({}, {"heads": 3, "width": 6}, "heads: 3"),
-        ({}, {"heads": 4, "key_value_heads": 1}, "key_value_heads: 1"),
-        ({"depth": -1}, {"heads": 2}, "depth: -1"),
-        ({"lambda_init": 1.5}, {"heads": 2}, "lambda_init: 1.5"),
+        ({}, {"num_heads": 3, "hidden_size": 6}, "num_heads: 3"),
+        ({}, {"num_heads": 4, "num_kv_heads": 1}, "num_kv_heads: 1"),
+        ({"depth": -1}, {"num_heads": 2}, "depth: -1"),
+        ({"lambda_init": 1.5}, {"num_heads": 2}, "lambda_init: 1.5"),
     ],
 )
 def test_what_cannot_be_subtracted_is_refused_by_name(options, shared, name):
     with pytest.raises(InvalidValue, match=name):
-        configure(DIFFERENTIAL, options, **{"width": 8, **shared})
+        configure(DIFFERENTIAL, options, **{"hidden_size": 8, **shared})

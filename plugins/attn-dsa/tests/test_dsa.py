@@ -73,7 +73,7 @@ def by_loops(layer, rows, top):
 @pytest.mark.parametrize("top", [1, 3, 7])
 @pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
 def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, top, heads, groups):
-    layer = build({"top": top}, width=8, heads=heads, key_value_heads=groups).eval()
+    layer = build({"top": top}, hidden_size=8, num_heads=heads, num_kv_heads=groups).eval()
     rows = torch.randn(13, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, top), layer(rows[None])[0]
     loops = Agreement(record_property, "dsa", paper="equations 1 and 2 in loops")
@@ -86,7 +86,7 @@ def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, top
 
 @pytest.mark.parametrize("rotary", [None, Rotary(base=100.0)])
 def test_the_chosen_tokens_are_the_best_of_the_indexer(rotary):
-    layer = build(width=8, heads=2, rotary=rotary).eval()
+    layer = build(hidden_size=8, num_heads=2, rotary=rotary).eval()
     rows = torch.randn(11, 8, dtype=torch.float64)
     read = layer.weights(rows[None])[0] > 0
     for token in range(11):
@@ -98,9 +98,9 @@ def test_the_chosen_tokens_are_the_best_of_the_indexer(rotary):
 @pytest.mark.parametrize("top", [9, 64])
 @pytest.mark.parametrize("training", [True, False])
 def test_choosing_all_tokens_is_causal_attention(record_property, top, training):
-    layer = build({"top": top}, width=8, heads=4, key_value_heads=2).train(training)
+    layer = build({"top": top}, hidden_size=8, num_heads=4, num_kv_heads=2).train(training)
     gqa = installed().mechanisms.get("gqa")
-    plain = gqa.build(configure(gqa, width=8, heads=4, key_value_heads=2)).double()
+    plain = gqa.build(configure(gqa, hidden_size=8, num_heads=4, num_kv_heads=2)).double()
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
     rows = torch.randn(2, 9, 8, dtype=torch.float64)
     Agreement(record_property, "dsa", identity="all tokens chosen are gqa").outputs(layer(rows), plain(rows), 1e-14)
@@ -122,14 +122,14 @@ def test_a_query_with_fewer_allowed_tokens_reads_them_all_and_no_other():
 
 
 def test_training_changes_no_output():
-    layer = build(width=8, heads=2)
+    layer = build(hidden_size=8, num_heads=2)
     rows = torch.randn(2, 9, 8, dtype=torch.float64)
     assert torch.equal(layer.train()(rows), layer.eval()(rows))
 
 
 def test_the_indexer_learns_from_the_attention_and_from_nothing_else():
     """Equation 4 of the paper by loops; its gradient is the indexer's, and the loss of the model is everyone else's."""
-    layer = build({"align": 2.0}, width=8, heads=2).train()
+    layer = build({"align": 2.0}, hidden_size=8, num_heads=2).train()
     rows = torch.randn(1, 7, 8, dtype=torch.float64, requires_grad=True)
     loss = torch.zeros((), dtype=torch.float64)
     weights = layer.weights(rows)[0].detach().mean(0)
@@ -148,8 +148,8 @@ def test_the_indexer_learns_from_the_attention_and_from_nothing_else():
 
 def test_an_indexer_that_learns_chooses_what_the_attention_prefers():
     options = {"index_heads": 4, "index_size": 8}
-    layer = build(options | {"top": 24}, width=8, heads=1).train()
-    few = build(options | {"top": 4}, width=8, heads=1).eval()
+    layer = build(options | {"top": 24}, hidden_size=8, num_heads=1).train()
+    few = build(options | {"top": 4}, hidden_size=8, num_heads=1).eval()
     with torch.no_grad():
         layer.query.weight.mul_(3)
     rows = torch.randn(8, 24, 8, dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_an_indexer_that_learns_chooses_what_the_attention_prefers():
 
 
 def test_pieces_change_nothing(monkeypatch):
-    layer = build(width=8, heads=2).train()
+    layer = build(hidden_size=8, num_heads=2).train()
     rows = torch.randn(2, 14, 8, dtype=torch.float64, requires_grad=True)
     probe = torch.randn(2, 14, 8, dtype=torch.float64)
     wanted = [rows, layer.key.weight, *layer.inner.indexer.parameters()]
@@ -187,7 +187,7 @@ def test_pieces_change_nothing(monkeypatch):
 
 
 def test_padded_tokens_teach_the_indexer_nothing():
-    layer = build(width=8, heads=2).train()
+    layer = build(hidden_size=8, num_heads=2).train()
     rows = torch.randn(1, 9, 8, dtype=torch.float64)
     key_padding_mask = torch.tensor([[True] * 6 + [False] * 3])
     wanted = list(layer.inner.indexer.parameters())
@@ -198,14 +198,14 @@ def test_padded_tokens_teach_the_indexer_nothing():
 
 
 def test_a_token_remembers_one_index_key_besides_its_key_and_value():
-    state = DSA.state(configure(DSA, {"index_size": 6}, width=32, heads=4, key_value_heads=2))
+    state = DSA.state(configure(DSA, {"index_size": 6}, hidden_size=32, num_heads=4, num_kv_heads=2))
     assert state_bytes(state, tokens=10, dtype="bfloat16") == 10 * 2 * (2 * 2 * 8 + 6)
 
 
 @pytest.mark.parametrize("remembered", [2, 30])
 def test_the_price_of_a_decoding_step_is_what_torch_counts(remembered):
-    config = configure(DSA, SMALL, width=8, heads=2)
-    layer = build(width=8, heads=2).eval()
+    config = configure(DSA, SMALL, hidden_size=8, num_heads=2)
+    layer = build(hidden_size=8, num_heads=2).eval()
     layer.use_kernel("plain")
     store = DictionaryStore({"layer": DSA.state(config)})
     store.admit(0)
@@ -222,7 +222,7 @@ def stepped(store, length, context):
 
 
 def test_beyond_top_a_decoded_token_pays_the_same_for_pairs_and_little_more_for_the_index():
-    config = configure(DSA, {"top": 64}, width=32, heads=4)
+    config = configure(DSA, {"top": 64}, hidden_size=32, num_heads=4)
     one, other = (DSA.cost(config, Shape(query=1, key=keys)).flops for keys in (1000, 2000))
     assert other - one == 1000 * 2 * 4 * 33
 
@@ -239,19 +239,19 @@ def test_beyond_top_a_decoded_token_pays_the_same_for_pairs_and_little_more_for_
 )
 def test_options_out_of_range_are_refused_by_name(options, message):
     with pytest.raises(InvalidValue, match=message):
-        configure(DSA, options, width=8)
+        configure(DSA, options, hidden_size=8)
 
 
 def test_an_index_head_that_cannot_turn_is_refused_by_name():
     with pytest.raises(InvalidValue, match="index_size: 5 is not allowed"):
-        configure(DSA, {"index_size": 5}, width=8, heads=2, rotary=Rotary())
+        configure(DSA, {"index_size": 5}, hidden_size=8, num_heads=2, rotary=Rotary())
 
 
 def test_it_refuses_to_look_ahead():
     with pytest.raises(InvalidValue, match="causal: False"):
-        build(width=8, causal=False)
+        build(hidden_size=8, causal=False)
 
 
 def test_an_unknown_option_is_named():
     with pytest.raises(UnknownName, match="index_top"):
-        configure(DSA, {"index_top": 3}, width=8)
+        configure(DSA, {"index_top": 3}, hidden_size=8)

@@ -21,7 +21,7 @@ def test_it_chooses_what_the_indexer_of_transformers_chooses(fraction):
     torch.manual_seed(0)
     mechanism, rotary = attn_dsa.Dsa(), Rotary(base=10000.0, fraction=fraction)
     options = {"index_heads": 12, "index_size": 8, "top": 4}
-    layer = mechanism.build(configure(mechanism, options, width=16, heads=2, rotary=rotary)).eval()
+    layer = mechanism.build(configure(mechanism, options, hidden_size=16, num_heads=2, rotary=rotary)).eval()
     ours = layer.inner.indexer
     pairs = {"query": "wq_b", "key": "wk", "norm": "k_norm", "weight": "weights_proj"}
     for mine, other in pairs.items():

@@ -53,7 +53,7 @@ def by_loops(layer, rows, heads, groups, size):
 
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 2)])
 def test_it_equals_a_loop_over_the_equations_forward_and_gradient(record_property, heads, groups):
-    layer = build(width=8, heads=heads, key_value_heads=groups, head_size=3)
+    layer = build(hidden_size=8, num_heads=heads, num_kv_heads=groups, head_dim=3)
     rows = torch.randn(7, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, heads, groups, 3), layer(rows[None])[0]
     loops = Agreement(record_property, "forgetting", paper="the equations in loops")
@@ -65,9 +65,9 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(record_propert
 
 
 def test_gates_that_stay_open_forget_nothing():
-    layer = build(width=8, heads=2)
+    layer = build(hidden_size=8, num_heads=2)
     mha = installed().mechanisms.get("mha")
-    plain = mha.build(configure(mha, width=8, heads=2)).double()
+    plain = mha.build(configure(mha, hidden_size=8, num_heads=2)).double()
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
     with torch.no_grad():
         layer.inner.gate.bias.fill_(100.0)
@@ -76,9 +76,9 @@ def test_gates_that_stay_open_forget_nothing():
 
 
 def test_a_constant_gate_is_a_linear_bias_of_its_logarithm(record_property):
-    layer = build(width=8, heads=2)
+    layer = build(hidden_size=8, num_heads=2)
     alibi = installed().mechanisms.get("alibi")
-    biased = alibi.build(configure(alibi, width=8, heads=2)).double()
+    biased = alibi.build(configure(alibi, hidden_size=8, num_heads=2)).double()
     biased.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
     slopes = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)  # those of two heads
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_a_constant_gate_is_a_linear_bias_of_its_logarithm(record_property):
 
 
 def test_a_closed_gate_hides_everything_before_it():
-    layer = build(width=8, heads=2)
+    layer = build(hidden_size=8, num_heads=2)
     rows = torch.randn(1, 6, 8, dtype=torch.float64)
     with torch.no_grad():
         layer.inner.gate.weight.copy_(torch.zeros(2, 8).index_fill(1, torch.tensor([0]), -1e4))
@@ -102,7 +102,7 @@ def test_a_closed_gate_hides_everything_before_it():
 
 @pytest.mark.parametrize("bias", [0.0, -6.0], ids=["half", "closed"])
 def test_sums_of_thousands_of_gates_leave_float32_outputs_as_near_as_few(bias):
-    layer = build(width=16, heads=2)
+    layer = build(hidden_size=16, num_heads=2)
     with torch.no_grad():
         layer.inner.gate.bias.fill_(bias)
     rows = torch.randn(1, 3000, 16, dtype=torch.float64)
@@ -115,7 +115,7 @@ def test_sums_of_thousands_of_gates_leave_float32_outputs_as_near_as_few(bias):
 
 
 def test_padding_is_not_seen_and_a_query_with_no_key_gives_zeros_and_no_gradient():
-    layer = build(width=8, heads=4, key_value_heads=2)
+    layer = build(hidden_size=8, num_heads=4, num_kv_heads=2)
     rows = torch.randn(2, 9, 8, dtype=torch.float64, requires_grad=True)
     key_padding_mask = torch.ones(2, 9, dtype=torch.bool)
     key_padding_mask[0, :4] = key_padding_mask[1, 6:] = False
@@ -129,7 +129,7 @@ def test_padding_is_not_seen_and_a_query_with_no_key_gives_zeros_and_no_gradient
 
 
 def test_no_tensor_of_a_long_sequence_has_all_pairs_forward_or_backward():
-    layer = build(width=16, heads=2).float()
+    layer = build(hidden_size=16, num_heads=2).float()
     rows = torch.randn(1, 1024, 16, requires_grad=True)
     with LargestTensor() as seen:
         layer(rows).sum().backward()
@@ -137,20 +137,20 @@ def test_no_tensor_of_a_long_sequence_has_all_pairs_forward_or_backward():
 
 
 def test_a_token_remembers_one_gate_a_head_besides_its_key_and_value():
-    state = FORGETTING.state(configure(FORGETTING, width=32, heads=4, key_value_heads=2))
+    state = FORGETTING.state(configure(FORGETTING, hidden_size=32, num_heads=4, num_kv_heads=2))
     assert state_bytes(state, tokens=10, dtype="bfloat16") == 10 * (2 * 2 * 8 * 2 + 4 * 4)
 
 
 def test_it_refuses_to_look_ahead():
     with pytest.raises(InvalidValue, match="causal: False"):
-        build(width=8, causal=False)
+        build(hidden_size=8, causal=False)
 
 
 @pytest.mark.oracle
 def test_it_equals_the_plain_function_of_fla_core_forward_and_gradient(record_property):
     path = distribution("fla-core").locate_file("fla/ops/forgetting_attn/naive.py")  # importing fla needs triton
     theirs = runpy.run_path(str(path))["naive_forgetting_attn"]
-    layer = build(width=8, heads=4, key_value_heads=2).float()
+    layer = build(hidden_size=8, num_heads=4, num_kv_heads=2).float()
 
     def by_fla(rows):
         query = layer.query(rows).unflatten(-1, (4, 2))

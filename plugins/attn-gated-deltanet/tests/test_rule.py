@@ -78,7 +78,7 @@ def test_no_strength_of_decay_overflows():
 @pytest.mark.parametrize(("tokens", "chunk"), [(23, 4), (24, 8), (5, 64)])
 def test_the_price_counts_whole_and_broken_chunks(tokens, chunk):
     mechanism = GatedDeltaNet()
-    config = configure(mechanism, {"chunk": chunk}, width=16, heads=2)
+    config = configure(mechanism, {"chunk": chunk}, hidden_size=16, num_heads=2)
     with FlopCounterMode(display=False) as counter:
         mechanism.build(config)(torch.randn(3, tokens, 16))
     assert mechanism.cost(config, Shape(batch=3, query=tokens, key=tokens)).flops == counter.get_total_flops()
@@ -86,26 +86,27 @@ def test_the_price_counts_whole_and_broken_chunks(tokens, chunk):
 
 def test_nothing_in_is_nothing_out():
     mechanism = GatedDeltaNet()
-    layer = mechanism.build(configure(mechanism, width=16, heads=2))
+    layer = mechanism.build(configure(mechanism, hidden_size=16, num_heads=2))
     assert layer(torch.zeros(2, 0, 16)).shape == (2, 0, 16)
 
 
 @pytest.mark.parametrize("option", ["taps", "chunk", "value_size", "key_heads"])
 def test_sizes_below_one_are_refused_by_name(option):
     with pytest.raises(InvalidValue, match=option):
-        configure(GatedDeltaNet(), {option: 0}, width=8)
+        configure(GatedDeltaNet(), {option: 0}, hidden_size=8)
 
 
 @pytest.mark.parametrize("given", [{"key_heads": 3}, {"norm_eps": -1.0}, {"norm_eps": "small"}])
 def test_keys_that_do_not_divide_the_heads_and_bad_norms_are_refused_by_name(given):
     with pytest.raises(InvalidValue, match=next(iter(given))):
-        configure(GatedDeltaNet(), given, width=16, heads=4)
+        configure(GatedDeltaNet(), given, hidden_size=16, num_heads=4)
 
 
 def test_heads_that_share_a_key_equal_heads_with_copies_of_it():
     mechanism = GatedDeltaNet()
     few, full = (
-        mechanism.build(configure(mechanism, {"key_heads": heads}, width=16, heads=4)).double() for heads in (2, 4)
+        mechanism.build(configure(mechanism, {"key_heads": heads}, hidden_size=16, num_heads=4)).double()
+        for heads in (2, 4)
     )
     weights = {name: value.clone() for name, value in few.state_dict().items()}
     for name in ("query", "key"):

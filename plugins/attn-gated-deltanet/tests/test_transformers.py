@@ -35,7 +35,7 @@ def pair(key_heads, eps):
     )
     mechanism = GatedDeltaNet()
     options = {"value_size": VALUE, "chunk": 8, "key_heads": key_heads, "norm_eps": eps}
-    ours = mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, head_size=KEY))
+    ours = mechanism.build(configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, head_dim=KEY))
     share = HEADS // key_heads
     sizes = [KEY, KEY, share * VALUE, share * VALUE]
     mixed = theirs.in_proj_qkvz.weight.unflatten(0, (key_heads, -1)).split(sizes, dim=1)

@@ -15,7 +15,7 @@ def build(options=None, **shared):
 
 @pytest.mark.parametrize("per", ["element", "head"])
 def test_the_output_equals_a_loop_over_the_equation(record_property, per):
-    layer = build({"per": per}, width=6, heads=2)
+    layer = build({"per": per}, hidden_size=6, num_heads=2)
     rows = torch.randn(5, 6, dtype=torch.float64)
     query, key, value, gate = (
         (rows @ linear.weight.T).view(5, 2, -1) for linear in (layer.query, layer.key, layer.value, layer.inner.gate)
@@ -46,7 +46,7 @@ def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient(record_prope
     theirs = Qwen3NextAttention(settings, 0).double()
     if norm_eps is None:
         theirs.q_norm = theirs.k_norm = torch.nn.Identity()
-    shape = {"width": 12, "heads": 4, "key_value_heads": 2, "head_size": 8}
+    shape = {"hidden_size": 12, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
     ours = build({"norm_eps": norm_eps}, **shape, rotary=Rotary(fraction=0.5))
     query, gate = theirs.q_proj.weight.view(4, 16, 12).chunk(2, dim=1)
     with torch.no_grad():
@@ -66,9 +66,9 @@ def test_it_equals_the_attention_of_qwen3_next_forward_and_gradient(record_prope
 
 
 def test_gates_that_are_wide_open_leave_the_attention_as_it_is(record_property):
-    layer = build({"per": "head"}, width=8, heads=2, bias=True)
+    layer = build({"per": "head"}, hidden_size=8, num_heads=2, bias=True)
     mha = installed().mechanisms.get("mha")
-    plain = mha.build(configure(mha, width=8, heads=2, bias=True)).double()
+    plain = mha.build(configure(mha, hidden_size=8, num_heads=2, bias=True)).double()
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
     with torch.no_grad():
         layer.inner.gate.bias.fill_(100.0)
@@ -79,7 +79,7 @@ def test_gates_that_are_wide_open_leave_the_attention_as_it_is(record_property):
 
 
 def test_closed_gates_let_nothing_through():
-    layer = build(width=8, heads=2, bias=True)
+    layer = build(hidden_size=8, num_heads=2, bias=True)
     with torch.no_grad():
         layer.inner.gate.bias.fill_(-1000.0)
     rows = torch.randn(2, 5, 8, dtype=torch.float64)
@@ -88,10 +88,10 @@ def test_closed_gates_let_nothing_through():
 
 def test_a_gate_per_anything_else_is_refused_by_name():
     with pytest.raises(InvalidValue, match=r"per: 'token' is not allowed; allowed: element or head"):
-        configure(GATED, {"per": "token"}, width=8)
+        configure(GATED, {"per": "token"}, hidden_size=8)
 
 
 @pytest.mark.parametrize("eps", [0, "small", True])
 def test_norms_of_a_bad_eps_are_refused_by_name(eps):
     with pytest.raises(InvalidValue, match="norm_eps"):
-        configure(GATED, {"norm_eps": eps}, width=8)
+        configure(GATED, {"norm_eps": eps}, hidden_size=8)

@@ -66,7 +66,7 @@ def test_without_decay_it_is_linear_attention():
 def test_the_weights_of_the_layer_are_those_of_x():
     torch.manual_seed(0)
     mechanism = Mamba2()
-    layer = mechanism.build(configure(mechanism, {"state_size": 3}, width=8, heads=2)).double()
+    layer = mechanism.build(configure(mechanism, {"state_size": 3}, hidden_size=8, num_heads=2)).double()
     rows = torch.randn(1, 6, 8, dtype=torch.float64)
     with torch.no_grad():
         gate, mixed, _ = layer._projected(rows, None)
@@ -79,7 +79,7 @@ def test_the_weights_of_the_layer_are_those_of_x():
 @pytest.mark.parametrize(("tokens", "chunk"), [(23, 4), (24, 8), (5, 64), (0, 8)])
 def test_the_price_counts_whole_and_broken_chunks(tokens, chunk):
     mechanism = Mamba2()
-    config = configure(mechanism, {"chunk": chunk, "groups": 2, "state_size": 6}, width=16, heads=4)
+    config = configure(mechanism, {"chunk": chunk, "groups": 2, "state_size": 6}, hidden_size=16, num_heads=4)
     with FlopCounterMode(display=False) as counter:
         mechanism.build(config)(torch.randn(3, tokens, 16))
     assert mechanism.cost(config, Shape(batch=3, query=tokens, key=tokens)).flops == counter.get_total_flops()
@@ -90,4 +90,4 @@ def test_the_price_counts_whole_and_broken_chunks(tokens, chunk):
 )
 def test_sizes_that_cannot_be_are_refused_by_name(option, value):
     with pytest.raises(InvalidValue, match=option):
-        configure(Mamba2(), {option: value}, width=8, heads=4)
+        configure(Mamba2(), {option: value}, hidden_size=8, num_heads=4)

@@ -26,7 +26,7 @@ def pair(groups):
     ).eval()
     mechanism = Mamba2()
     ours = mechanism.build(
-        configure(mechanism, {"state_size": STATE, "groups": groups, "chunk": 8}, width=WIDTH, heads=HEADS)
+        configure(mechanism, {"state_size": STATE, "groups": groups, "chunk": 8}, hidden_size=WIDTH, num_heads=HEADS)
     )
     with torch.no_grad():
         for mine, other in (

@@ -34,7 +34,7 @@ def by_loops(layer, rows, block, top):
 @pytest.mark.parametrize(("block", "top"), [(4, 1), (4, 2), (3, 3), (2, 9), (64, 2)])
 @pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
 def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, block, top, heads, groups):
-    layer = build({"block": block, "top": top}, width=8, heads=heads, key_value_heads=groups)
+    layer = build({"block": block, "top": top}, hidden_size=8, num_heads=heads, num_kv_heads=groups)
     rows = torch.randn(17, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, block, top), layer(rows[None])[0]
     loops = Agreement(record_property, "moba", paper="section 2 in loops")
@@ -47,9 +47,9 @@ def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, blo
 
 @pytest.mark.parametrize("options", [{"block": 4, "top": 9}, {"block": 64, "top": 1}])
 def test_all_blocks_or_one_that_holds_all_is_causal_attention(record_property, options):
-    layer = build(options, width=8, heads=2)
+    layer = build(options, hidden_size=8, num_heads=2)
     mha = installed().mechanisms.get("mha")
-    plain = mha.build(configure(mha, width=8, heads=2)).double()
+    plain = mha.build(configure(mha, hidden_size=8, num_heads=2)).double()
     plain.load_state_dict(layer.state_dict())
     rows = torch.randn(2, 30, 8, dtype=torch.float64)
     same = Agreement(record_property, "moba", identity="all blocks are mha")
@@ -58,7 +58,7 @@ def test_all_blocks_or_one_that_holds_all_is_causal_attention(record_property, o
 
 
 def test_a_query_reads_at_most_its_blocks():
-    layer = build({"block": 4, "top": 2}, width=8, heads=2)
+    layer = build({"block": 4, "top": 2}, hidden_size=8, num_heads=2)
     weights = layer.weights(torch.randn(1, 32, 8, dtype=torch.float64))[0]
     blocks_read = (weights.unflatten(-1, (8, 4)) > 0).any(-1).sum(-1)
     assert blocks_read[:, :4].eq(1).all()
@@ -66,7 +66,7 @@ def test_a_query_reads_at_most_its_blocks():
 
 
 def test_weights_read_what_the_output_is_made_of():
-    layer = build({"block": 3, "top": 2}, width=8, heads=2)
+    layer = build({"block": 3, "top": 2}, hidden_size=8, num_heads=2)
     rows = torch.randn(2, 13, 8, dtype=torch.float64)
     key_padding_mask = torch.rand(2, 13) > 0.3
     value = (rows @ layer.value.weight.T).view(2, 13, 2, 4)
@@ -77,7 +77,7 @@ def test_weights_read_what_the_output_is_made_of():
 
 
 def test_the_price_of_the_pairs_grows_with_the_blocks_read_and_not_with_the_length():
-    config = configure(MOBA, {"block": 16, "top": 2}, width=32, heads=4)
+    config = configure(MOBA, {"block": 16, "top": 2}, hidden_size=32, num_heads=4)
     one, other = (MOBA.cost(config, Shape(query=1, key=keys)).flops for keys in (1600, 3200))
     assert other - one == 2 * 32 * 100
 
@@ -85,4 +85,4 @@ def test_the_price_of_the_pairs_grows_with_the_blocks_read_and_not_with_the_leng
 @pytest.mark.parametrize("option", ["block", "top"])
 def test_no_block_is_refused_by_name(option):
     with pytest.raises(InvalidValue, match=f"{option}: 0"):
-        configure(MOBA, {option: 0}, width=8)
+        configure(MOBA, {option: 0}, hidden_size=8)

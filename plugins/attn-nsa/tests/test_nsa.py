@@ -73,7 +73,7 @@ def by_loops(layer, rows, options):
 @pytest.mark.parametrize(("heads", "groups"), [(2, 2), (4, 2)])
 def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, changed, heads, groups):
     options = SMALL | changed
-    layer = build(options, width=8, heads=heads, key_value_heads=groups)
+    layer = build(options, hidden_size=8, num_heads=heads, num_kv_heads=groups)
     rows = torch.randn(22, 8, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
     loops = Agreement(record_property, "nsa", paper="the equations in loops")
@@ -85,7 +85,7 @@ def test_it_equals_a_loop_over_queries_forward_and_gradient(record_property, cha
 
 
 def test_with_equal_blocks_a_selected_block_is_worth_its_compressed_share():
-    options = NsaConfig(width=8, compress=2, stride=2, select=2, top=5)
+    options = NsaConfig(hidden_size=8, compress=2, stride=2, select=2, top=5)
     shares = torch.rand(1, 1, 1, 9, generator=torch.Generator().manual_seed(0))
     chosen = selection.select(shares, torch.tensor([[8]]), 9, options)[0, 0, 0].tolist()
     best = sorted(range(1, 7), key=lambda b: -shares[0, 0, 0, b].item())[:2]
@@ -94,9 +94,9 @@ def test_with_equal_blocks_a_selected_block_is_worth_its_compressed_share():
 
 @pytest.mark.parametrize(("branch", "options"), [(1, {"top": 9}), (2, {"window": 64})])
 def test_a_branch_that_reads_everything_is_causal_attention(record_property, branch, options):
-    layer = build(SMALL | options, width=8, heads=2)
+    layer = build(SMALL | options, hidden_size=8, num_heads=2)
     mha = installed().mechanisms.get("mha")
-    plain = mha.build(configure(mha, width=8, heads=2)).double()
+    plain = mha.build(configure(mha, hidden_size=8, num_heads=2)).double()
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "inner" not in name})
     with torch.no_grad():
         layer.inner.gates.weight.zero_()
@@ -107,7 +107,7 @@ def test_a_branch_that_reads_everything_is_causal_attention(record_property, bra
 
 
 def test_pairs_of_a_query_grow_with_the_blocks_and_the_strides_only():
-    config = configure(NSA, {"window": 16}, width=32, heads=4)
+    config = configure(NSA, {"window": 16}, hidden_size=32, num_heads=4)
     costs = [NSA.cost(config, Shape(query=1, key=keys)).allowed_flops for keys in (1600, 3200)]
     compression = 2 * 4 * 33 * 2 * 8**2
     assert costs[1] - costs[0] == 100 * (compression + 2 * 4 * 16)
@@ -124,4 +124,4 @@ def test_pairs_of_a_query_grow_with_the_blocks_and_the_strides_only():
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
     with pytest.raises(InvalidValue, match=message):
-        configure(NSA, options, width=8)
+        configure(NSA, options, hidden_size=8)

@@ -22,7 +22,7 @@ def test_the_bias_is_that_of_the_paper():
 
 def test_outputs_and_gradients_are_those_of_the_equation(record_property):
     kerple = attn_plugin_template.Kerple()
-    layer = kerple.build(configure(kerple, {"r1": 0.5, "r2": 2.0}, width=12, heads=3)).double()
+    layer = kerple.build(configure(kerple, {"r1": 0.5, "r2": 2.0}, hidden_size=12, num_heads=3)).double()
 
     def by_loops(rows):
         query, key, value = ((rows @ part.weight.T).view(7, 3, 4) for part in (layer.query, layer.key, layer.value))
@@ -44,7 +44,7 @@ def test_a_larger_strength_moves_weight_to_near_keys():
     shares = []
     for strength in (0.01, 1.0, 10.0):
         torch.manual_seed(0)
-        layer = kerple.build(configure(kerple, {"r1": strength}, width=16, heads=2))
+        layer = kerple.build(configure(kerple, {"r1": strength}, hidden_size=16, num_heads=2))
         shares.append(layer.weights(rows)[:, :, -1, -1].mean().item())
     assert shares == sorted(shares)
 
@@ -52,9 +52,9 @@ def test_a_larger_strength_moves_weight_to_near_keys():
 @pytest.mark.parametrize("option", ["r1", "r2"])
 def test_a_bias_that_does_not_fall_is_refused_by_name(option):
     with pytest.raises(InvalidValue, match=option):
-        configure(attn_plugin_template.Kerple(), {option: 0.0}, width=8)
+        configure(attn_plugin_template.Kerple(), {option: 0.0}, hidden_size=8)
 
 
 def test_the_mask_is_a_value_of_the_config():
     kerple = attn_plugin_template.Kerple()
-    assert kerple.spec(configure(kerple, width=8)).mask == Causal()
+    assert kerple.spec(configure(kerple, hidden_size=8)).mask == Causal()

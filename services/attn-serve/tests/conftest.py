@@ -39,7 +39,12 @@ def save_tiny(folder: Path, mechanism: str, seed: int) -> None:
     torch.manual_seed(seed)
     tokenizer = character_tokenizer(ALPHABET)
     config = DecoderConfig(
-        vocabulary=tokenizer.vocabulary, context=CONTEXT, width=32, layers=2, heads=4, mechanism=mechanism
+        vocab_size=tokenizer.vocab_size,
+        max_seq_len=CONTEXT,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        mechanism=mechanism,
     )
     model = Decoder(config)
     with torch.no_grad():
@@ -52,15 +57,22 @@ def save_encoder(folder: Path) -> None:
     """A random BERT of one layer, with a context of 12 tokens."""
     torch.manual_seed(3)
     tokenizer = character_tokenizer("abcd ")
-    sizes = {"vocabulary": tokenizer.vocabulary, "context": 12, "width": 8, "layers": 1, "heads": 2, "hidden": 8}
+    sizes = {
+        "vocab_size": tokenizer.vocab_size,
+        "max_seq_len": 12,
+        "hidden_size": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "intermediate_size": 8,
+    }
     tensors = stored_tensors(Encoder(EncoderConfig(**sizes)).state_dict(), BertAdapter())
     names = {
-        "vocabulary": "vocab_size",
-        "context": "max_position_embeddings",
-        "width": "hidden_size",
-        "layers": "num_hidden_layers",
-        "heads": "num_attention_heads",
-        "hidden": "intermediate_size",
+        "vocab_size": "vocab_size",
+        "max_seq_len": "max_position_embeddings",
+        "hidden_size": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
     }
     config = {"model_type": "bert"} | {names[name]: size for name, size in sizes.items()}
     write_folder(folder, config, tensors, tokenizer.files())

@@ -61,7 +61,7 @@ async def test_guesses_that_branch_change_no_token_and_a_model_of_sums_says_that
 
 async def test_a_draft_of_other_tokens_or_none_at_all_is_refused(models: ModelServiceStub, tmp_path: Path) -> None:
     other = character_tokenizer("abcdefgh")
-    config = DecoderConfig(vocabulary=other.vocabulary, context=64, width=16, layers=1, heads=2)
+    config = DecoderConfig(vocab_size=other.vocab_size, max_seq_len=64, hidden_size=16, num_layers=1, num_heads=2)
     save_model(tmp_path / "other", Decoder(config), other)
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "draft", "tokens"):
         await models.LoadModel(load("guessing", "tiny", draft_model=str(tmp_path / "other")))

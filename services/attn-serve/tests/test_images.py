@@ -18,9 +18,17 @@ from attn_schema import AttentionMapsRequest, EncoderPrompt, Prompt
 def loaded(tmp_path):
     tokenizer = word_tokenizer(["0 1 2 3", "a line"])
     family = installed().models.get("show_attend_tell")
-    fields = {"context": 8, "width": 4, "embedding": 4, "features": 4, "rows": 2, "columns": 3, "source_context": 7}
+    fields = {
+        "max_seq_len": 8,
+        "hidden_size": 4,
+        "embedding": 4,
+        "features": 4,
+        "rows": 2,
+        "columns": 3,
+        "max_encoder_len": 7,
+    }
     torch.manual_seed(0)
-    model = family.build(family.configure(fields | {"vocabulary": tokenizer.vocabulary}))
+    model = family.build(family.configure(fields | {"vocab_size": tokenizer.vocab_size}))
     save_model(tmp_path / "model", model, tokenizer)
     return load_model(tmp_path / "model")
 

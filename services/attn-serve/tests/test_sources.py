@@ -19,7 +19,7 @@ from attn_schema import EngineConfig
 
 WORDS = "the a dog cat runs sees der die hund katze rennt sieht"
 SOURCE = "the dog sees the cat"
-SIZES = {"context": 24, "source_context": 12, "width": 16, "embedding": 8}
+SIZES = {"max_seq_len": 24, "max_encoder_len": 12, "hidden_size": 16, "embedding": 8}
 MODELS = {"rnnsearch": SIZES | {"maxout": 8}, "bottleneck": SIZES}
 
 
@@ -28,7 +28,7 @@ async def sourced(stub: InferenceServiceStub, inference, home: Path) -> Inferenc
     for name, values in MODELS.items():
         tokenizer, family = word_tokenizer([WORDS]), installed().models.get(name)
         torch.manual_seed(4)
-        model = family.build(family.configure(values | {"vocabulary": tokenizer.vocabulary}))
+        model = family.build(family.configure(values | {"vocab_size": tokenizer.vocab_size}))
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.7)
         save_model(home / "models" / f"tiny-{name}", model, tokenizer)

@@ -53,7 +53,7 @@ def bigram(text: TextDataset) -> Callable[[], nn.Module]:
 
     def make() -> nn.Module:
         torch.manual_seed(3)
-        return BigramModel(text.tokenizer.vocabulary)
+        return BigramModel(text.tokenizer.vocab_size)
 
     return make
 
@@ -61,7 +61,7 @@ def bigram(text: TextDataset) -> Callable[[], nn.Module]:
 @pytest.fixture
 def spec() -> TrainingSpec:
     return TrainingSpec(
-        model=ModelSpec(width=16, layers=1, heads=2, context=CONTEXT, mechanism="mha"),
+        model=ModelSpec(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=CONTEXT, mechanism="mha"),
         data=DataSpec(path="/nowhere"),
         optimizer=OptimizerSpec(steps=30, batch=4, learning_rate=1e-2, min_learning_rate=1e-3, warmup=5),
         checkpoint=CheckpointSpec(

@@ -17,7 +17,7 @@ from attn_train.plugin import evaluate_command
 from attn_train.spec import DataSpec, FamilyModelSpec, ModelSpec, OptimizerSpec, SourceModelSpec, TrainingSpec
 from attn_train.worker import build_model
 
-BLOCKS = {"width": 16, "layers": 1, "heads": 2, "hidden": 16}
+BLOCKS = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
 SENTENCES = "1\ta\t_\tX\t_\t_\t2\t_\t_\t_\n2\tb\t_\tY\t_\t_\t0\t_\t_\t_\n\n" * 20
 
 
@@ -48,38 +48,38 @@ def test_images_are_named_as_when_training_was_over(files):
         images = dataset.training.images.float() / 127.5 - 1
         right = (trained.eval()(images).argmax(-1) == dataset.training.labels).float().mean().item()
     assert found["images"] == 20
-    assert found["images_right"] == pytest.approx(right)
+    assert found["accuracy"] == pytest.approx(right)
     with pytest.raises(InvalidValue, match="zero"):
         evaluate(folder, "digits", files)
 
 
 @pytest.mark.parametrize("positions", ["every", "depth"])
 def test_words_are_tagged_as_when_training_was_over(files, positions):
-    model = FamilyModelSpec(family="tagger", fields=BLOCKS | {"context": 8, "positions": positions})
+    model = FamilyModelSpec(family="tagger", fields=BLOCKS | {"max_seq_len": 8, "positions": positions})
     folder, dataset, trained, spec = left(files, model, path=str(files / "x.conllu"), tokenizer="word")
     found = evaluate(folder, str(files / "x.conllu"), files)
     expected = dataset.task(spec).final_metrics(trained, lambda: None)
-    assert found == {"sentences": 20, "tags_right": pytest.approx(expected["tags_right"])}
+    assert found == {"sentences": 20, "accuracy": pytest.approx(expected["accuracy"])}
     (files / "none.conllu").write_text("1\ta\t_\tZ\t_\t_\t0\t_\t_\t_\n")
     with pytest.raises(InvalidValue, match="with tags"):
         evaluate(folder, str(files / "none.conllu"), files)
 
 
 def test_masked_tokens_are_guessed_and_the_command_says_how_well(files, capsys):
-    model = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"context": 8})
+    model = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"max_seq_len": 8})
     folder, *_ = left(files, model, path=str(files / "words.txt"))
     evaluate_command(str(folder), str(files / "words.txt"), json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == len((files / "words.txt").read_text())
-    assert 0 <= found["guesses_right"] <= 1
+    assert 0 <= found["masked_accuracy"] <= 1
     assert found == evaluate(folder, str(files / "words.txt"), files)
     (files / "short.txt").write_text("key")
-    with pytest.raises(InvalidValue, match="context"):
+    with pytest.raises(InvalidValue, match="max_seq_len"):
         evaluate(folder, str(files / "short.txt"), files)
 
 
 def test_every_token_of_a_text_is_foreseen_from_those_before_it_in_its_window(files, capsys):
-    model = ModelSpec(width=16, layers=1, heads=2, context=8, mechanism="mha")
+    model = ModelSpec(hidden_size=16, num_layers=1, num_heads=2, max_seq_len=8, mechanism="mha")
     folder, dataset, trained, _ = left(files, model, path=str(files / "words.txt"))
     text = (files / "words.txt").read_text()[: 8 * 600 + 4]
     (files / "some.txt").write_text(text)
@@ -124,11 +124,13 @@ def test_windows_side_by_side_lose_no_token(tokens, monkeypatch):
 def test_other_models_and_folders_that_are_none_are_refused(files):
     pairs = "\n".join(f"{word}\t{word} {word}" for word in ("one", "two", "three")) + "\n"
     (files / "pairs.tsv").write_text(pairs)
-    model = SourceModelSpec(family="luong", fields={"width": 8, "embedding": 8, "source_context": 8, "context": 8})
+    model = SourceModelSpec(
+        family="luong", fields={"hidden_size": 8, "embedding": 8, "max_encoder_len": 8, "max_seq_len": 8}
+    )
     folder, *_ = left(files, model, path=str(files / "pairs.tsv"), tokenizer="word")
     with pytest.raises(Incompatible, match="attn translate"):
         evaluate(folder, str(files / "words.txt"), files)
-    encoder = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"context": 8})
+    encoder = FamilyModelSpec(family="masked_lm", fields=BLOCKS | {"max_seq_len": 8})
     folder, _, trained, _ = left(files, encoder, path=str(files / "words.txt"))
     save_encoder(files / "bare", trained.encoder)
     with pytest.raises(Incompatible, match="neither"):

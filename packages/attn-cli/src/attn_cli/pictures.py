@@ -47,10 +47,10 @@ def influence_grid(mechanism: Mechanism, config: MechanismConfig, positions: int
     """
     torch = tensors()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        one = dataclasses.replace(config, heads=1, key_value_heads=None)
+        one = dataclasses.replace(config, num_heads=1, num_kv_heads=None)
         layer, rows, source = drawn(torch, mechanism, one, positions)
         inputs = (source[0] if source else rows).requires_grad_()
-        probed = layer(rows, *source)[0] @ torch.randn(config.width, dtype=torch.float64)
+        probed = layer(rows, *source)[0] @ torch.randn(config.hidden_size, dtype=torch.float64)
         slopes = [torch.autograd.grad(out, inputs, retain_graph=True)[0][0].norm(dim=-1) for out in probed]
     grid: Grid = [(slope / slope.max().clamp(min=1e-300)).tolist() for slope in slopes]
     return grid
@@ -61,9 +61,9 @@ def drawn(
 ) -> tuple[Any, Any, tuple[Any, ...]]:
     """A layer, rows for it, and its source, if it attends to one, in a tuple."""
     torch.manual_seed(0)
-    sized = config if config.context else dataclasses.replace(config, context=positions)
+    sized = config if config.max_seq_len else dataclasses.replace(config, max_seq_len=positions)
     layer = mechanism.build(sized).eval().double()
-    rows = torch.randn(1, positions, config.width, dtype=torch.float64)
+    rows = torch.randn(1, positions, config.hidden_size, dtype=torch.float64)
     return layer, rows, (rows.clone(),) if mechanism.can(Capability.CROSS) else ()
 
 

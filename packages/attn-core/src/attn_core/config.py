@@ -17,27 +17,27 @@ from attn_core.rotary import Rotary
 class MechanismConfig:
     """What a model tells every mechanism; a mechanism's own options are fields of a subclass.
 
-    `width` is the model's; `key_value_heads` and `head_size` default to `heads` and `width / heads`;
-    `context` is the longest sequence, where one is fixed; `bias` adds biases to the projections; a layer that `borrows`
-    attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its place in an
-    encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0. `dropout` is
-    the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
+    `hidden_size` is the model's; `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`;
+    `max_seq_len` is the longest sequence, where one is fixed; `bias` adds biases to the projections; a layer that
+    `shares_kv` attends to the keys and values of another layer, and neither projects nor remembers any. `layer` is its
+    place in an encoder, from 0, for what is drawn once and should differ between layers; a decoder's layers all say 0.
+    `dropout` is the probability with which attention weights become zero, in training only (Srivastava et al. 2014).
     """
 
-    width: int
-    heads: int = 1
-    key_value_heads: int | None = None
-    head_size: int | None = None
+    hidden_size: int
+    num_heads: int = 1
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
     causal: bool = True
     bias: bool = False
     rotary: Rotary | None = None
-    context: int | None = None
-    borrows: bool = False
+    max_seq_len: int | None = None
+    shares_kv: bool = False
     layer: int = 0
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("width", "heads", "key_value_heads", "head_size", "context"):
+        for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "max_seq_len"):
             value = getattr(self, field)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise InvalidValue.of(field, value, "a whole number from 1")
@@ -45,8 +45,10 @@ class MechanismConfig:
             raise InvalidValue.of("layer", self.layer, "a whole number from 0")
         if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
             raise InvalidValue.of("dropout", self.dropout, "a number from 0, below 1")
-        if self.head_size is None and self.width % self.heads:
-            raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise InvalidValue.of(
+                "num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}, or an explicit head_dim"
+            )
         check_option_types(self)
 
     @classmethod
@@ -59,8 +61,10 @@ class MechanismConfig:
     @property
     def head_layout(self) -> Heads:
         """The heads; raises `InvalidValue` where key/value heads do not divide the query heads."""
-        size = self.head_size or self.width // self.heads
-        return Heads(query=self.heads, key_value=self.key_value_heads or self.heads, key_size=size, value_size=size)
+        size = self.head_dim or self.hidden_size // self.num_heads
+        return Heads(
+            query=self.num_heads, key_value=self.num_kv_heads or self.num_heads, key_size=size, value_size=size
+        )
 
 
 SHARED_FIELDS = frozenset(field.name for field in dataclasses.fields(MechanismConfig))

@@ -79,7 +79,7 @@ class DeclaredMechanism(Mechanism):
 
         A layer that borrows them remembers nothing.
         """
-        if config.borrows:
+        if config.shares_kv:
             return {}
         spec, heads = self.spec(config), self.projected(config)
         key = {"key": Field((heads.key_value, heads.key_size))} if spec.score.reads_keys else {}
@@ -111,18 +111,18 @@ class DeclaredMechanism(Mechanism):
         spec, heads = self.spec(config), self.projected(config)
         into = heads.query * heads.key_size
         row = (heads.key_size if spec.score.reads_keys else 0) + heads.value_size
-        memory = 0 if config.borrows else heads.key_value * row
+        memory = 0 if config.shares_kv else heads.key_value * row
         out = heads.query * spec.heads.value_size
-        per_query = 2 * config.width * (into + out) + spec.query_flops()
-        per_key = 2 * config.width * memory + spec.key_flops()
+        per_query = 2 * config.hidden_size * (into + out) + spec.query_flops()
+        per_key = 2 * config.hidden_size * memory + spec.key_flops()
         projected = shape.key if spec.cross else shape.query
         tokens = shape.batch * (shape.query * per_query + projected * per_key)
-        biases = into + memory + config.width if config.bias else 0
+        biases = into + memory + config.hidden_size if config.bias else 0
         own = spec.parameters()
-        if config.borrows and spec.norm is not None:
+        if config.shares_kv and spec.norm is not None:
             own -= spec.norm.key_parameters(spec.heads)
         return Cost(
             flops=tokens,
             allowed_flops=tokens,
-            parameters=config.width * (into + memory + out) + biases + own,
+            parameters=config.hidden_size * (into + memory + out) + biases + own,
         )

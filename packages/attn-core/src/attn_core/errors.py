@@ -109,7 +109,7 @@ class ContextLengthExceeded(UserError):
     def of(cls, prompt: int, new: int, context: int) -> Self:
         """The error with its three numbers, all in tokens."""
         message = f"prompt of {prompt} tokens + {new} new tokens exceed the context of {context} tokens"
-        return cls(message, prompt_tokens=prompt, max_new_tokens=new, context=context)
+        return cls(message, prompt_tokens=prompt, max_new_tokens=new, max_seq_len=context)
 
 
 class AlreadyExists(UserError):

@@ -51,7 +51,7 @@ class Capability(StrEnum):
     """Takes fewer key/value heads than query heads."""
     CHOOSES = "chooses"
     """Picks among keys by comparing numbers, so that rounding may change some answers by more than its own size."""
-    BORROWS = "borrows"
+    BORROWS = "shares_kv"
     """Attends to keys and values that another layer made, where it is configured to."""
 
 
@@ -180,7 +180,7 @@ class ComputedMechanism(Mechanism):
             raise TypeError(
                 f"{type(self).__name__} declares INCREMENTAL, so it must say what its step remembers: state()"
             )
-        return {"inputs": Paged({"x": Field((config.width,))})}
+        return {"inputs": Paged({"x": Field((config.hidden_size,))})}
 
 
 Attend = Callable[[AttentionInputs], Tensor]
@@ -220,7 +220,7 @@ class InputCheck:
     """Called before the `forward` of a layer of the mechanism called `name`, with what it is given."""
 
     name: str
-    width: int
+    hidden_size: int
 
     def __call__(self, _layer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Raise `InvalidValue` for rows that are not [batch, token, width] and padding that does not fit them."""
@@ -243,8 +243,8 @@ class InputCheck:
         if not hasattr(rows, "is_floating_point") or not rows.is_floating_point():
             allowed = f"a floating-point tensor {axes} in mechanism {self.name!r}"
             raise InvalidValue.of(field, str(getattr(rows, "dtype", type(rows).__name__)), allowed)
-        if rows.dim() != 3 or rows.shape[-1] != self.width:
-            allowed = f"{axes} of width {self.width} in mechanism {self.name!r}"
+        if rows.dim() != 3 or rows.shape[-1] != self.hidden_size:
+            allowed = f"{axes} of width {self.hidden_size} in mechanism {self.name!r}"
             raise InvalidValue.of(field, tuple(rows.shape), allowed)
 
     def check_key_padding_mask(self, key_padding_mask: Any, rows: Any) -> None:
@@ -270,7 +270,7 @@ def checked(build: Build) -> Build:
             raise error.in_mechanism(mechanism.name) from error
         hooks = getattr(layer, "_forward_pre_hooks", None)
         if hooks is not None and not any(isinstance(hook, InputCheck) for hook in hooks.values()):
-            layer.register_forward_pre_hook(InputCheck(mechanism.name, config.width), with_kwargs=True)
+            layer.register_forward_pre_hook(InputCheck(mechanism.name, config.hidden_size), with_kwargs=True)
         return layer
 
     return building

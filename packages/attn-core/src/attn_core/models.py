@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class LanguageModel(Protocol):
     """What a family builds: a `torch.nn.Module` with these members. Tokens are int64."""
 
-    vocabulary: int
+    vocab_size: int
     """Number of token ids."""
-    context: int
+    max_seq_len: int
     """Longest sequence, in tokens."""
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -53,14 +53,14 @@ class NamedMechanisms(Protocol):
         ...
 
 
-class SourceModel(LanguageModel, Protocol):
+class EncoderDecoderModel(LanguageModel, Protocol):
     """A language model that reads a source, such as a translation model.
 
     The source is read once, by `encode`, when a request enters the engine; its states are read-only from then on. Token
-    ids of the source are those of `vocabulary`, too.
+    ids of the source are those of `vocab_size`, too.
     """
 
-    source_context: int
+    max_encoder_len: int
     """Longest source, in tokens."""
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -86,7 +86,7 @@ class Tokenizer(Protocol):
     """Text to token ids and back."""
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """Number of token ids."""
         ...
 
@@ -108,7 +108,7 @@ class ModelFamily(ABC):
     """A kind of model that a plugin offers by name. `config` is the family's own frozen dataclass.
 
     `learns` says from what it is trained: "text", or pairs of source and target where its config has a
-    `source_context`, both by predicting the next token; "masked" text, "tags" of words, or "images".
+    `max_encoder_len`, both by predicting the next token; "masked" text, "tags" of words, or "images".
     """
 
     name: ClassVar[str]
@@ -128,20 +128,20 @@ class ModelFamily(ABC):
 class ModelShape:
     """The published sizes of a well-known model, for prices; `mechanism` is the attention it uses.
 
-    With `experts` every layer has so many feed-forwards of the inner width `hidden`, of which a token uses
+    With `experts` every layer has so many feed-forwards of the inner width `intermediate_size`, of which a token uses
     `experts_per_token`. `parameters` counts the weights of the whole model, `active_parameters` those that one token
     uses where they are fewer; None where nobody has counted them.
     """
 
     name: str
     summary: str
-    layers: int
-    width: int
-    heads: int
-    key_value_heads: int
-    head_size: int
-    hidden: int
-    vocabulary: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
     mechanism: str
     options: Mapping[str, Any] | None = None
     experts: int | None = None
@@ -174,7 +174,7 @@ class FindsLargest(Protocol):
         ...
 
 
-Lenders = str | tuple[int, ...]
+KvSharing = str | tuple[int, ...]
 """A word for a whole stack, or for every layer the one it borrows from, itself where it has its own; () for that.
 
 "cla:2" joins every 2 neighbours, the first of which lends (cross-layer attention, Brandon et al. 2024, arXiv
@@ -187,31 +187,33 @@ UPPER_HALF = "yoco"
 FORMS = "'cla:N', 'yoco', or for every layer the number of the one that lends to it"
 
 
-def checked_lenders(given: object, layers: int) -> Lenders:
+def checked_kv_sharing(given: object, layers: int) -> KvSharing:
     """What was given, if it is a word or fits so many layers; raises `InvalidValue` otherwise."""
     if isinstance(given, str) and (given == UPPER_HALF or _joined(given)):
         return given
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InvalidValue.of("lenders", given, FORMS)
+        raise InvalidValue.of("kv_sharing", given, FORMS)
     if given and len(given) != layers:
-        raise InvalidValue.of("lenders", list(given), f"{layers} entries, one for each layer, or none")
+        raise InvalidValue.of("kv_sharing", list(given), f"{layers} entries, one for each layer, or none")
     found: list[int] = []
     for layer, lender in enumerate(given):
         if not isinstance(lender, int) or isinstance(lender, bool) or not 0 <= lender <= layer:
-            raise InvalidValue.of(f"lenders[{layer}]", lender, f"a layer from 0 to {layer}")
+            raise InvalidValue.of(f"kv_sharing[{layer}]", lender, f"a layer from 0 to {layer}")
         if lender < layer and found[lender] != lender:
-            raise InvalidValue.of(f"lenders[{layer}]", lender, f"{layer}, or a layer with keys and values of its own")
+            raise InvalidValue.of(
+                f"kv_sharing[{layer}]", lender, f"{layer}, or a layer that has its own keys and values"
+            )
         found.append(lender)
     return tuple(found)
 
 
-def lender_of(lenders: Lenders, layer: int, layers: int) -> int:
+def kv_source_layer_of(kv_sharing: KvSharing, layer: int, layers: int) -> int:
     """The layer to whose keys and values this one of so many attends: itself where it has its own."""
-    if lenders == UPPER_HALF:
+    if kv_sharing == UPPER_HALF:
         return min(layer, layers // 2)
-    if isinstance(lenders, str):
-        return layer - layer % _joined(lenders)
-    return lenders[layer] if lenders else layer
+    if isinstance(kv_sharing, str):
+        return layer - layer % _joined(kv_sharing)
+    return kv_sharing[layer] if kv_sharing else layer
 
 
 def _joined(words: str) -> int:

@@ -38,7 +38,7 @@ def configure(mechanism: Mechanism, options: Mapping[str, Any] | None = None, **
         raise error.in_mechanism(mechanism.name) from error
     except TypeError as error:
         raise InvalidValue(f"mechanism {mechanism.name!r}: {error}") from error
-    if config.borrows and not mechanism.can(Capability.BORROWS):
+    if config.shares_kv and not mechanism.can(Capability.BORROWS):
         message = f"mechanism {mechanism.name!r} cannot attend to the keys and values of another layer"
         raise Incompatible(message, mechanism=mechanism.name)
     require_droppable(mechanism, config)

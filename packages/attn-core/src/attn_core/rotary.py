@@ -51,24 +51,26 @@ class LinearScaling(RotaryScaling):
 class DynamicNtk(RotaryScaling):
     """The base grows with the length, so that high frequencies stay (bloc97 2023; arXiv 2309.00071, section 3.2).
 
-    `context` is the longest sequence of the training, `length` the longest that is to be met; up to `context` nothing
-    changes.
+    `original_max_position_embeddings` is the longest sequence of the training, `length` the longest that is to be met;
+    up to `original_max_position_embeddings` nothing changes.
     """
 
     factor: float
-    context: int
+    original_max_position_embeddings: int
     length: int
     kind = "dynamic"
 
     def __post_init__(self) -> None:
         check_factor(self.kind, self.factor)
-        check_context(self.kind, self.context)
+        check_context(self.kind, self.original_max_position_embeddings)
         check_context(self.kind, self.length, field="length")
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
         if rotated <= 2:
             return unscaled(base, rotated)
-        stretched = self.factor * max(self.length, self.context) / self.context - (self.factor - 1)
+        stretched = self.factor * max(
+            self.length, self.original_max_position_embeddings
+        ) / self.original_max_position_embeddings - (self.factor - 1)
         return unscaled(base * stretched ** (rotated / (rotated - 2)), rotated)
 
 
@@ -76,18 +78,19 @@ class DynamicNtk(RotaryScaling):
 class Llama3Scaling(RotaryScaling):
     """Long waves are divided by `factor`, short ones kept, those between blended (Llama 3.1, arXiv 2407.21783).
 
-    Long are waves above `context` / `low`, short those below `context` / `high`.
+    Long are waves above `original_max_position_embeddings` / `low`, short those below
+    `original_max_position_embeddings` / `high`.
     """
 
     factor: float
-    context: int
+    original_max_position_embeddings: int
     low: float = 1.0
     high: float = 4.0
     kind = "llama3"
 
     def __post_init__(self) -> None:
         check_factor(self.kind, self.factor)
-        check_context(self.kind, self.context)
+        check_context(self.kind, self.original_max_position_embeddings)
         if not 0 < self.low < self.high:
             raise InvalidValue.of("llama3.low", self.low, f"above 0 and below high, {self.high}")
 
@@ -95,7 +98,7 @@ class Llama3Scaling(RotaryScaling):
         return [self._of(frequency) for frequency in unscaled(base, rotated)]
 
     def _of(self, frequency: float) -> float:
-        turns = self.context * frequency / (2 * math.pi)
+        turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
         kept = min(1.0, max(0.0, (turns - self.low) / (self.high - self.low)))
         return (1 - kept) * frequency / self.factor + kept * frequency
 
@@ -104,19 +107,20 @@ class Llama3Scaling(RotaryScaling):
 class LongRope(RotaryScaling):
     """Every pair is divided by a factor of its own, found by search (LongRoPE, Ding et al. 2024, arXiv 2402.13753).
 
-    `long` factors are used where the longest sequence to be met, `length`, exceeds the `context` of the training, else
-    `short` ones; one factor per pair. `attention` replaces √(1 + ln(length / context) / ln(context)).
+    `long` factors are used where the longest sequence to be met, `length`, exceeds the
+    `original_max_position_embeddings` of the training, else `short` ones; one factor per pair. `attention` replaces √(1
+    + ln(length / context) / ln(context)).
     """
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    context: int
+    original_max_position_embeddings: int
     length: int
     attention: float | None = None
     kind = "longrope"
 
     def __post_init__(self) -> None:
-        check_context(self.kind, self.context)
+        check_context(self.kind, self.original_max_position_embeddings)
         check_context(self.kind, self.length, field="length")
         for field in ("short", "long"):
             factors = tuple(getattr(self, field))
@@ -125,7 +129,7 @@ class LongRope(RotaryScaling):
                 raise InvalidValue.of(f"longrope.{field}", factors, "a positive number for each rotated pair")
 
     def frequencies(self, base: float, rotated: int) -> list[float]:
-        word = "long" if self.length > self.context else "short"
+        word = "long" if self.length > self.original_max_position_embeddings else "short"
         factors = self.long if word == "long" else self.short
         if len(factors) != rotated // 2:
             allowed = f"{rotated // 2}, one for each rotated pair"
@@ -137,9 +141,13 @@ class LongRope(RotaryScaling):
     def attention_factor(self) -> float:
         if self.attention is not None:
             return self.attention
-        if self.length <= self.context:
+        if self.length <= self.original_max_position_embeddings:
             return 1.0
-        return math.sqrt(1 + math.log(self.length / self.context) / math.log(self.context))
+        return math.sqrt(
+            1
+            + math.log(self.length / self.original_max_position_embeddings)
+            / math.log(self.original_max_position_embeddings)
+        )
 
 
 def unscaled(base: float, rotated: int) -> list[float]:
@@ -153,7 +161,7 @@ def check_factor(kind: str, factor: object) -> None:
         raise InvalidValue.of(f"{kind}.factor", factor, "a number from 1")
 
 
-def check_context(kind: str, context: object, field: str = "context") -> None:
+def check_context(kind: str, context: object, field: str = "original_max_position_embeddings") -> None:
     """Raise `InvalidValue` unless this is a number of tokens."""
     if not isinstance(context, int) or context < 2:
         raise InvalidValue.of(f"{kind}.{field}", context, "a whole number of tokens from 2")
@@ -161,15 +169,16 @@ def check_context(kind: str, context: object, field: str = "context") -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn(RotaryScaling):
-    """Pairs that turn more than `fast` times in the training's `context` are kept, those that turn less than `slow`
-    times divided by `factor`, those between blended by their place (Peng et al. 2023, arXiv 2309.00071).
+    """Pairs that turn more than `fast` times in the training's `original_max_position_embeddings` are kept, those that
+    turn less than `slow` times divided by `factor`, those between blended by their place (Peng et al. 2023, arXiv
+    2309.00071).
 
     `attention` replaces the paper's factor 0.1 ln(factor) + 1 on queries and keys alike. `whole_pairs` rounds the ends
     of the blend outwards to whole pairs, as the paper's code does.
     """
 
     factor: float
-    context: int
+    original_max_position_embeddings: int
     fast: float = 32.0
     slow: float = 1.0
     attention: float | None = None
@@ -178,7 +187,7 @@ class Yarn(RotaryScaling):
 
     def __post_init__(self) -> None:
         check_factor(self.kind, self.factor)
-        check_context(self.kind, self.context)
+        check_context(self.kind, self.original_max_position_embeddings)
         if not 0 < self.slow < self.fast:
             raise InvalidValue.of("yarn.slow", self.slow, f"above 0 and below fast, {self.fast}")
         if self.attention is not None and not self.attention > 0:
@@ -206,7 +215,7 @@ class Yarn(RotaryScaling):
         return low, high if high > low else low + 0.001
 
     def _pair_turning(self, times: float, base: float, rotated: int) -> float:
-        return rotated * math.log(self.context / (times * 2 * math.pi)) / (2 * math.log(base))
+        return rotated * math.log(self.original_max_position_embeddings / (times * 2 * math.pi)) / (2 * math.log(base))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +246,7 @@ class Rotary:
 KINDS: Mapping[str, type[RotaryScaling]] = {
     scaling.kind: scaling for scaling in (LinearScaling, DynamicNtk, Yarn, Llama3Scaling, LongRope)
 }
-WHOLE = ("context", "length")
+WHOLE = ("max_seq_len", "length")
 
 
 def rotary_scaling(words: object) -> RotaryScaling:

@@ -47,7 +47,7 @@ def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfi
     dtype, device = _dtype_and_device(model)
     specs = model.state_specs()
     # Every request may come with the longest encoder input.
-    longest = getattr(model, "source_context", 0)
+    longest = getattr(model, "max_encoder_len", 0)
     empty, full = (family.bytes(specs, tokens=0, source=source, dtype=dtype) for source in (0, longest))
 
     def sized(tokens: int) -> StoreSize:
@@ -56,7 +56,7 @@ def kv_cache_size(model: LanguageModel, family: CacheFamily, config: EngineConfi
     def memory(tokens: int) -> int:
         return family.room(specs, sized(tokens)) + count * (full - empty)
 
-    tokens = bisect_right(range(1, count * model.context + 1), allowed, key=memory)
+    tokens = bisect_right(range(1, count * model.max_seq_len + 1), allowed, key=memory)
     if tokens < 1:
         raise InvalidValue.of("kv_cache_memory_bytes", allowed, f"at least {memory(1)}, for {count} sequences")
     return sized(tokens)

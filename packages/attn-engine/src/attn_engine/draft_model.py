@@ -43,8 +43,8 @@ class DraftModel:
             raise InvalidValue.of("draft_model", type(store).__name__, "a cache that can be rolled back")
         self._store: StateStore = store
         self._branches: BranchingStore = store
-        self._vocab_size = model.vocabulary
-        self._max_seq_len = model.context
+        self._vocab_size = model.vocab_size
+        self._max_seq_len = model.max_seq_len
         self._max_batched = max_num_batched_tokens
         self._mirrors: dict[int, sequences.Sequence] = {}
         """The sequences as they stand in the draft model's store, by number."""

@@ -97,7 +97,7 @@ class Engine:
         draft_model: DraftModel | None = None,
     ) -> None:
         if draft_model is not None:
-            draft_model.require_vocab_size(model.vocabulary)
+            draft_model.require_vocab_size(model.vocab_size)
         if config.num_speculative_tokens is None:
             config = config.replace(num_speculative_tokens=DRAFT_MODEL_TOKENS if draft_model else 0)
         self.config = config
@@ -112,7 +112,7 @@ class Engine:
         self._isolator = FaultIsolator(self._runner, self._scheduler)
         self._diagnosis = FaultDiagnosis(self._runner, self._scheduler.prefixes, config.max_num_batched_tokens)
         self._limits = ModelLimits(
-            vocab_size=model.vocabulary, max_seq_len=model.context, max_encoder_len=self._runner.max_encoder_len
+            vocab_size=model.vocab_size, max_seq_len=model.max_seq_len, max_encoder_len=self._runner.max_encoder_len
         )
         self._groups: dict[str, SequenceGroup] = {}
         self._outputs: list[RequestOutput] = []

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import torch
 from attn_core import RaggedBatch, Source
 from attn_core.errors import InternalError
-from attn_core.models import GreedyHead, LanguageModel, SourceModel
+from attn_core.models import EncoderDecoderModel, GreedyHead, LanguageModel
 from attn_core.stores import StateStore
 from torch import Tensor
 
@@ -40,12 +40,12 @@ class ModelRunner:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         states = [spec for specs in model.state_specs().values() for spec in specs.values()]
         self.has_encoder = any(isinstance(spec, Source) for spec in states)
-        self.max_encoder_len = cast("SourceModel", model).source_context if self.has_encoder else None
+        self.max_encoder_len = cast("EncoderDecoderModel", model).max_encoder_len if self.has_encoder else None
 
     def encode(self, number: int, encoder_token_ids: Sequence[int] | None) -> None:
         """Run the encoder for a sequence that was just admitted, if the model has one."""
         if self.has_encoder and encoder_token_ids is not None:
-            model = cast("SourceModel", self.model)
+            model = cast("EncoderDecoderModel", self.model)
             self.store.write_source(number, model.encode(self._tensor(list(encoder_token_ids))))
 
     def run(

@@ -118,7 +118,7 @@ class _Vocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         end_ids = sorted(tokenizer.end_ids)
-        size = tokenizer.vocabulary
+        size = tokenizer.vocab_size
         # Special tokens have no bytes, so no grammar produces them.
         self.tokens = [b"" if i in tokenizer.special_ids else tokenizer.token_bytes(i) for i in range(size)]
         self.tokens += [] if end_ids else [b"<end>"]

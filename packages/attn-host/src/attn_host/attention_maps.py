@@ -22,14 +22,14 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
     is missing or too much; `Incompatible` for a mechanism without weights.
     """
     ids, encoder_ids = tokenizer.ids(request.prompt), tokenizer.encoder_ids(request.prompt)
-    mechanisms, count = loaded.mechanisms, getattr(loaded.config, "heads", 0)
-    if len(ids) > loaded.model.context:
-        raise ContextLengthExceeded.of(len(ids), 0, loaded.model.context)
+    mechanisms, count = loaded.mechanisms, getattr(loaded.config, "num_heads", 0)
+    if len(ids) > loaded.model.max_seq_len:
+        raise ContextLengthExceeded.of(len(ids), 0, loaded.model.max_seq_len)
     if len(ids) > MAX_TOKENS:
         raise InvalidValue.of("prompt", f"{len(ids)} tokens", f"at most {MAX_TOKENS} tokens for attention maps")
     if not mechanisms:
         raise Incompatible(f"a model of the family {loaded.family!r} has no attention to draw")
-    _require("prompt.token_ids", ids, loaded.config.vocabulary)
+    _require("prompt.token_ids", ids, loaded.config.vocab_size)
     _require("layers", request.layers, len(mechanisms))
     _require("heads", request.heads, count)
     layers = sorted(set(request.layers)) or list(range(len(mechanisms)))
@@ -54,12 +54,12 @@ def compute_maps(loaded: LoadedModel, request: AttentionMapsRequest, tokenizer: 
 
 
 def _encoder_inputs(loaded: LoadedModel, ids: Sequence[int] | None) -> tuple[torch.Tensor, ...]:
-    if (ids is None) != (loaded.source_context is None):
-        allowed = "none, the model has no encoder" if loaded.source_context is None else "one, for the model's encoder"
+    if (ids is None) != (loaded.max_encoder_len is None):
+        allowed = "none, the model has no encoder" if loaded.max_encoder_len is None else "one, for the model's encoder"
         raise InvalidValue.of("prompt.encoder_prompt", None if ids is None else f"{len(ids)} tokens", allowed)
     if ids is None:
         return ()
-    _require("prompt.encoder_prompt.token_ids", ids, loaded.config.vocabulary)
+    _require("prompt.encoder_prompt.token_ids", ids, loaded.config.vocab_size)
     return (torch.tensor(ids),)
 
 

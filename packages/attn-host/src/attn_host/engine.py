@@ -32,7 +32,7 @@ class EngineHost(ModelHost):
         if tokenizer is None:
             raise InvalidValue.of("source", folder, "a model folder with a tokenizer.json")
         use_kernel(model, config.kernel)
-        self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.source_context is not None)
+        self._tokenizer = PromptTokenizer(tokenizer, encoder=self._loaded.max_encoder_len is not None)
         engine = build_engine(model, tokenizer, config, draft_model=load_draft_model(self._loaded, config))
         self._note = engine.note
         self._loop = EngineLoop(engine, deliver)
@@ -46,10 +46,10 @@ class EngineHost(ModelHost):
             architecture=self._loaded.family,
             mechanisms=tuple(dict.fromkeys(mechanisms)),
             num_parameters=self._loaded.parameters,
-            max_seq_len=model.context,
-            vocab_size=model.vocabulary,
+            max_seq_len=model.max_seq_len,
+            vocab_size=model.vocab_size,
             num_layers=len(mechanisms),
-            num_heads=getattr(self._loaded.config, "heads", 0),
+            num_heads=getattr(self._loaded.config, "num_heads", 0),
             dtype=str(parameter.dtype).removeprefix("torch."),
             quantization=quantization_of(model),
             device=str(parameter.device),

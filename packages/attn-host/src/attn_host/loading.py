@@ -58,7 +58,7 @@ def use_kernel(model: Any, name: str | None) -> None:
     with torch.inference_mode():
         one = torch.zeros(1, 1, dtype=torch.int64)
         # Of maximum length: images are no other number of tokens.
-        longest = getattr(model, "source_context", None)
+        longest = getattr(model, "max_encoder_len", None)
         model(one) if longest is None else model(one, one.expand(1, longest))
 
 

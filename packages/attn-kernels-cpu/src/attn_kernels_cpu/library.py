@@ -49,7 +49,7 @@ class BlockStruct(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("query_heads", ctypes.c_int32),
         ("shared_heads", ctypes.c_int32),
-        ("head_size", ctypes.c_int32),
+        ("head_dim", ctypes.c_int32),
         ("rotated", ctypes.c_int32),
         ("interleaved", ctypes.c_int32),
         ("parts", ctypes.c_int32),

@@ -24,7 +24,7 @@ class LayerAttention:
     @property
     def lends(self) -> StateSpecs:
         """What a layer of this kind remembers where it does not borrow: what it needs of one that lends to it."""
-        return self.mechanism.state(dataclasses.replace(self.config, borrows=False))
+        return self.mechanism.state(dataclasses.replace(self.config, shares_kv=False))
 
     @property
     def states(self) -> StateSpecs:
@@ -45,7 +45,7 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     attentions: list[LayerAttention] = []
     # Layers that repeat a choice share its config, so that a hundred layers are checked once.
     known: list[tuple[AttentionChoice, bool, LayerAttention]] = []
-    for layer in range(config.layers):
+    for layer in range(config.num_layers):
         choice, lender = config.choice(layer), config.lender(layer)
         found = next((said for seen, borrows, said in known if (seen, borrows) == (choice, lender < layer)), None)
         if found is None:
@@ -65,15 +65,15 @@ def _layer_attention(
     mechanism_config = configure(
         mechanism,
         choice.options,
-        width=config.width,
-        heads=config.heads,
-        key_value_heads=config.key_value_heads,
-        head_size=config.head_size,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
         causal=True,
         bias=config.bias,
         rotary=config.rotary,
-        context=config.context,
-        borrows=borrows,
+        max_seq_len=config.max_seq_len,
+        shares_kv=borrows,
         dropout=config.attention_dropout,
     )
     return LayerAttention(mechanism, mechanism_config)
@@ -86,9 +86,9 @@ def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, s
             "takes no rotary positions (positions can also be learned, sinusoidal or none; "
             "a layer whose options say rotary=null turns nothing)"
         )
-    shared = choice.options.get("key_value_heads", config.key_value_heads)
-    if shared not in (None, config.heads):
-        needs[Capability.GROUPED] = f"needs {config.heads} key/value heads, one for each query head, not {shared}"
+    shared = choice.options.get("num_kv_heads", config.num_kv_heads)
+    if shared not in (None, config.num_heads):
+        needs[Capability.GROUPED] = f"needs {config.num_heads} key/value heads, one for each query head, not {shared}"
     return needs
 
 

@@ -102,7 +102,9 @@ def root() -> None:
 def heads(
     model: Source,
     target: Target,
-    kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="How many, in equal groups of neighbours.")] = None,
+    num_kv_heads: Annotated[
+        int | None, typer.Option("--num-kv-heads", help="How many, in equal groups of neighbours.")
+    ] = None,
     groups: Annotated[
         str | None, typer.Option("--groups", help="For each key/value head its new one, such as 0,0,1,0.")
     ] = None,
@@ -114,14 +116,14 @@ def heads(
 
     The answer says how much of the energy of the weights is kept. A little more training brings most of the loss back.
 
-    Example: `attn convert heads smollm2-135m-instruct smaller --kv-heads 1 --text play.txt`
+    Example: `attn convert heads smollm2-135m-instruct smaller --num-kv-heads 1 --text play.txt`
     """
     from attn_models.conversion import HeadMap, convert_heads
     from attn_models.sources.store import ModelStore
 
-    if (kv_heads is None) == (groups is None):
-        raise InvalidValue("--kv-heads, --groups: exactly one of them is needed", field="kv_heads")
-    wanted = kv_heads if groups is None else HeadMap(_numbers(groups))
+    if (num_kv_heads is None) == (groups is None):
+        raise InvalidValue("--num-kv-heads, --groups: exactly one of them is needed", field="num_kv_heads")
+    wanted = num_kv_heads if groups is None else HeadMap(_numbers(groups))
     with shown_progress() as report:
         done = convert_heads(ModelStore().find(model), target, wanted, method, text=_read(text), report=report)  # type: ignore[arg-type]
     _answer_converted(done, json)

@@ -98,10 +98,10 @@ class MechanismAttention:
         config = configure(
             self.mechanism,
             self.options,
-            width=heads.query * heads.key_size,
-            heads=heads.query,
-            key_value_heads=heads.key_value,
-            head_size=heads.key_size,
+            hidden_size=heads.query * heads.key_size,
+            num_heads=heads.query,
+            num_kv_heads=heads.key_value,
+            head_dim=heads.key_size,
             causal=causal,
         )
         name = self.mechanism.name

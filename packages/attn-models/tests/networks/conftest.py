@@ -30,8 +30,8 @@ class RunningMean(nn.Module):
 
     def __init__(self, config: MeanConfig) -> None:
         super().__init__()
-        self.mix = nn.Linear(config.width, config.width)
-        table = config.decay ** torch.arange(config.context or 64, dtype=torch.float64)
+        self.mix = nn.Linear(config.hidden_size, config.hidden_size)
+        table = config.decay ** torch.arange(config.max_seq_len or 64, dtype=torch.float64)
         self.register_buffer("table", table, persistent=False)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -54,7 +54,7 @@ class Mean(ComputedMechanism):
         return RunningMean(config)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        return Cost(flops=0, allowed_flops=0, parameters=config.width**2 + config.width)
+        return Cost(flops=0, allowed_flops=0, parameters=config.hidden_size**2 + config.hidden_size)
 
 
 class TwoSided(Mean):
@@ -79,7 +79,14 @@ def tiny() -> Callable[..., DecoderConfig]:
     """A config of a few thousand weights; what is given replaces its fields."""
 
     def config(**fields: Any) -> DecoderConfig:
-        plain = {"vocabulary": 31, "context": 32, "width": 16, "layers": 2, "heads": 4, "mechanism": "mha"}
+        plain = {
+            "vocab_size": 31,
+            "max_seq_len": 32,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 4,
+            "mechanism": "mha",
+        }
         return DecoderConfig.from_plain(plain | fields)
 
     return config

@@ -16,25 +16,33 @@ from attn_models.encoder.encoder import Encoder
 from attn_models.encoder.vit import VisionTransformer
 from torch.utils.checkpoint import checkpoint
 
-BLOCKS = {"width": 8, "layers": 2, "heads": 2, "hidden": 12}
-READS = {"vocabulary": 23, "context": 12, "source_context": 12}
+BLOCKS = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12}
+READS = {"vocab_size": 23, "max_seq_len": 12, "max_encoder_len": 12}
 MODELS = {
     "decoder": lambda p: decoder(attention_dropout=p),
     "pattern": lambda p: decoder(
         attention_dropout=p, pattern=["mha", {"mechanism": "linear", "options": {"dropout": 0}}]
     ),
     "one layer": lambda p: decoder(pattern=["mha", {"mechanism": "mha", "options": {"dropout": p}}]),
-    "encoder": lambda p: Encoder(EncoderConfig(vocabulary=23, context=12, attention_dropout=p, **BLOCKS)),
+    "encoder": lambda p: Encoder(EncoderConfig(vocab_size=23, max_seq_len=12, attention_dropout=p, **BLOCKS)),
     "vision": lambda p: VisionTransformer(VisionConfig(image=8, patch=4, classes=3, attention_dropout=p, **BLOCKS)),
     "transformer": lambda p: family("transformer", attention_dropout=p, **BLOCKS, **READS),
     "recurrent": lambda p: family(
-        "key_value_lm", vocabulary=23, context=12, width=8, embedding=8, mechanism="mha", options={"dropout": p}
+        "key_value_lm",
+        vocab_size=23,
+        max_seq_len=12,
+        hidden_size=8,
+        embedding=8,
+        mechanism="mha",
+        options={"dropout": p},
     ),
 }
 
 
 def decoder(**fields):
-    return family("decoder", **{"vocabulary": 23, "context": 12, "width": 8, "layers": 2, "heads": 2} | fields)
+    return family(
+        "decoder", **{"vocab_size": 23, "max_seq_len": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2} | fields
+    )
 
 
 def family(name, **values):
@@ -88,7 +96,7 @@ def test_what_is_no_probability_below_one_is_refused(kind, given):
 def test_layers_without_weights_and_attention_step_by_step_refuse():
     with pytest.raises(Incompatible, match="mechanism 'linear' computes without attention weights"):
         decoder(attention_dropout=0.1, pattern=["mha", "linear"])
-    values = READS | {"width": 8, "embedding": 6}
+    values = READS | {"hidden_size": 8, "embedding": 6}
     with pytest.raises(Incompatible, match="mechanism 'luong' attends here step by step"):
         family("luong", options={"dropout": 0.1}, **values)
 

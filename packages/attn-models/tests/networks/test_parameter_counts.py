@@ -106,7 +106,9 @@ def test_cl_28_a_published_decoder_has_its_published_number_of_weights(name: str
 
 def test_gpt_3_has_as_many_weights_with_its_bands_as_without() -> None:
     family = installed().models.get("gpt3")
-    config = family.configure({"vocabulary": 50257, "context": 2048, "width": 12288, "layers": 96, "heads": 96})
+    config = family.configure(
+        {"vocab_size": 50257, "max_seq_len": 2048, "hidden_size": 12288, "num_layers": 96, "num_heads": 96}
+    )
     with init_empty_weights():
         model = family.build(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == 174_604_259_328
@@ -115,11 +117,11 @@ def test_gpt_3_has_as_many_weights_with_its_bands_as_without() -> None:
 
 def test_a_block_of_retnet_has_12_times_the_square_of_its_width() -> None:
     family = installed().models.get("retnet_lm")
-    sizes = {"vocabulary": 9, "context": 16, "width": 512, "heads": 2}
+    sizes = {"vocab_size": 9, "max_seq_len": 16, "hidden_size": 512, "num_heads": 2}
     counts = []
     for layers in (1, 2):
         with init_empty_weights():
-            model = family.build(family.configure(sizes | {"layers": layers}))
+            model = family.build(family.configure(sizes | {"num_layers": layers}))
         counts.append(sum(p.numel() for p in model.parameters() if p.dim() > 1))
     assert counts[1] - counts[0] == 12 * 512**2
 
@@ -131,7 +133,9 @@ def test_a_token_of_mixtral_uses_12_9_billion_of_its_weights() -> None:
 
 
 def test_bert_base_has_110_million_weights_with_its_pooler() -> None:
-    config = EncoderConfig(vocabulary=30522, context=512, width=768, layers=12, heads=12, hidden=3072)
+    config = EncoderConfig(
+        vocab_size=30522, max_seq_len=512, hidden_size=768, num_layers=12, num_heads=12, intermediate_size=3072
+    )
     with init_empty_weights():
         count = sum(parameter.numel() for parameter in Encoder(config).parameters())
     assert count + 768 * 768 + 768 == 109_482_240
@@ -164,8 +168,8 @@ def test_deepseek_has_its_published_number_of_weights_and_a_token_uses_few(name,
 )
 def test_the_transformer_of_2017_has_the_weights_of_its_table(width, heads, published, counted) -> None:
     family = installed().models.get("transformer")
-    sizes = {"width": width, "heads": heads, "hidden": 4 * width, "layers": 6}
-    config = family.configure({"vocabulary": 37000, "context": 512, "source_context": 512} | sizes)
+    sizes = {"hidden_size": width, "num_heads": heads, "intermediate_size": 4 * width, "num_layers": 6}
+    config = family.configure({"vocab_size": 37000, "max_seq_len": 512, "max_encoder_len": 512} | sizes)
     with init_empty_weights():
         count = sum(parameter.numel() for parameter in family.build(config).parameters())
     assert count == counted

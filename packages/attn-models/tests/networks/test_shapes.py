@@ -28,9 +28,9 @@ GPT_CONTEXT = {"gpt2": 1024, "gpt2-medium": 1024, "gpt2-large": 1024, "gpt2-xl":
 def cache_bytes(name, tokens, **shared):
     shape = installed().shapes.get(name)
     mechanism = installed().mechanisms.get(shape.mechanism)
-    sizes = {"width": shape.width, "heads": shape.heads, "head_size": shape.head_size}
-    config = configure(mechanism, shape.options, **sizes | {"key_value_heads": shape.key_value_heads} | shared)
-    return shape.layers * state_bytes(mechanism.state(config), tokens=tokens, dtype="bf16")
+    sizes = {"hidden_size": shape.hidden_size, "num_heads": shape.num_heads, "head_dim": shape.head_dim}
+    config = configure(mechanism, shape.options, **sizes | {"num_kv_heads": shape.num_kv_heads} | shared)
+    return shape.num_layers * state_bytes(mechanism.state(config), tokens=tokens, dtype="bf16")
 
 
 def test_every_shape_is_tested_here():
@@ -45,23 +45,34 @@ def test_a_shape_says_its_published_number_of_parameters(name):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_the_sizes_add_up_to_the_published_number_of_parameters(name):
     shape = installed().shapes.get(name)
-    heads = (shape.heads + shape.key_value_heads) * shape.head_size
-    matrices = 2 * shape.width * heads
+    heads = (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    matrices = 2 * shape.hidden_size * heads
     if name in GPT_CONTEXT:
-        biases = heads + shape.key_value_heads * shape.head_size + shape.width + shape.hidden + shape.width
-        block = matrices + 2 * shape.width * shape.hidden + biases + 4 * shape.width
-        outside = (shape.vocabulary + GPT_CONTEXT[name] + 2) * shape.width
+        biases = (
+            heads
+            + shape.num_kv_heads * shape.head_dim
+            + shape.hidden_size
+            + shape.intermediate_size
+            + shape.hidden_size
+        )
+        block = matrices + 2 * shape.hidden_size * shape.intermediate_size + biases + 4 * shape.hidden_size
+        outside = (shape.vocab_size + GPT_CONTEXT[name] + 2) * shape.hidden_size
     else:
-        routers = shape.width * (shape.experts or 0)
-        block = matrices + (shape.experts or 1) * 3 * shape.width * shape.hidden + routers + 2 * shape.width
+        routers = shape.hidden_size * (shape.experts or 0)
+        block = (
+            matrices
+            + (shape.experts or 1) * 3 * shape.hidden_size * shape.intermediate_size
+            + routers
+            + 2 * shape.hidden_size
+        )
         tied = name == "smollm2-135m"
-        outside = ((1 if tied else 2) * shape.vocabulary + 1) * shape.width
-    assert shape.layers * (block) + outside == PARAMETERS[name]
+        outside = ((1 if tied else 2) * shape.vocab_size + 1) * shape.hidden_size
+    assert shape.num_layers * (block) + outside == PARAMETERS[name]
 
 
 def test_the_cache_of_llama_3_70b_weighs_what_the_courses_say():
     assert 8 * cache_bytes("llama-3-70b", 1000) == 2_621_440_000
-    assert 8 * cache_bytes("llama-3-70b", 1000, key_value_heads=64) == 20_971_520_000
+    assert 8 * cache_bytes("llama-3-70b", 1000, num_kv_heads=64) == 20_971_520_000
 
 
 def test_the_cache_of_mistral_stops_growing_at_its_window():

@@ -16,7 +16,7 @@ def test_byte_pairs_spell_any_text_and_merge_what_is_frequent():
     for text in (*TEXTS, "中文 \n\t ∑", ""):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode(TEXTS[0])) < len(TEXTS[0].encode()) / 2
-    assert tokenizer.vocabulary <= 320
+    assert tokenizer.vocab_size <= 320
 
 
 def test_byte_pairs_are_the_same_each_time():

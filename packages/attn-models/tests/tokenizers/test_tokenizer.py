@@ -123,7 +123,7 @@ def test_a_character_tokenizer_numbers_the_sorted_characters(text: str, data: st
     assert tokenizer.encode_corpus(sample).tolist() == tokenizer.encode(sample)
     assert tokenizer.backend.encode(sample).ids == tokenizer.encode(sample)
     assert tokenizer.decode(tokenizer.encode(sample)) == sample
-    assert tokenizer.vocabulary == len(alphabet)
+    assert tokenizer.vocab_size == len(alphabet)
 
 
 def test_a_saved_character_tokenizer_refuses_other_characters_by_name(tmp_path: Path) -> None:

@@ -129,8 +129,8 @@ def rewritten(source: Path, target: Path, **changes: object) -> Path:
         ({"more": {"rope_freqs.weight": np.zeros(8, np.float32)}}, Incompatible, "scaling"),
         ({"added": {"llama.expert_count": 8}}, Incompatible, "experts"),
         ({"metadata": {"llama.rope.dimension_count": 8}}, Incompatible, "8 of 16"),
-        ({"metadata": {"llama.block_count": 4_000_000_000}}, CheckpointInvalid, "layers"),
-        ({"metadata": {"llama.attention.head_count_kv": 3}}, CheckpointInvalid, "heads"),
+        ({"metadata": {"llama.block_count": 4_000_000_000}}, CheckpointInvalid, "num_layers"),
+        ({"metadata": {"llama.attention.head_count_kv": 3}}, CheckpointInvalid, "num_heads"),
         ({"metadata": {"llama.attention.layer_norm_rms_epsilon": float("nan")}}, CheckpointInvalid, "epsilon"),
     ],
 )

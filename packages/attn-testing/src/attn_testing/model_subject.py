@@ -50,7 +50,7 @@ class ModelCase:
     def tokens(self, *shape: int, seed: int = 1) -> Tensor:
         """Random token ids [*shape], int64."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randint(0, self.model.vocabulary, shape, generator=generator)
+        return torch.randint(0, self.model.vocab_size, shape, generator=generator)
 
 
 @dataclass(frozen=True, eq=False)

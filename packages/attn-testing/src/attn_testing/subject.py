@@ -45,7 +45,7 @@ class Case:
     def rows(self, *shape: int, seed: int = 1) -> Tensor:
         """Random inputs [*shape, width], float64, N(0, 1), from `seed`."""
         generator = torch.Generator().manual_seed(seed)
-        return torch.randn(*shape, self.config.width, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, self.config.hidden_size, generator=generator, dtype=torch.float64)
 
     @property
     def cross(self) -> bool:
@@ -94,14 +94,14 @@ Setting = Mapping[str, Any]
 """What a model may tell a mechanism: shared fields of `MechanismConfig`."""
 
 SETTINGS: tuple[Setting, ...] = (
-    {"width": 16, "heads": 4},
-    {"width": 8, "heads": 1},
-    {"width": 12, "heads": 2, "head_size": 8},
-    {"width": 12, "heads": 3, "bias": True},
-    {"width": 16, "heads": 4, "key_value_heads": 2},
-    {"width": 16, "heads": 4, "key_value_heads": 1, "bias": True},
-    {"width": 16, "heads": 2, "rotary": Rotary()},
-    {"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
+    {"hidden_size": 16, "num_heads": 4},
+    {"hidden_size": 8, "num_heads": 1},
+    {"hidden_size": 12, "num_heads": 2, "head_dim": 8},
+    {"hidden_size": 12, "num_heads": 3, "bias": True},
+    {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2},
+    {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 1, "bias": True},
+    {"hidden_size": 16, "num_heads": 2, "rotary": Rotary()},
+    {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
 )
 """The first must be taken by every mechanism; others may be refused with a `UserError`, as long as what is declared
 is taken in some setting."""
@@ -156,12 +156,12 @@ class Subject:
 
     def _promised(self) -> Iterator[dict[str, Any]]:
         for setting in self.settings:
-            grouped = setting.get("key_value_heads") in {None, setting.get("heads", 1)}
+            grouped = setting.get("num_kv_heads") in {None, setting.get("num_heads", 1)}
             turned = setting.get("rotary") is None
             if (grouped or self.mechanism.can(Capability.GROUPED)) and (
                 turned or self.mechanism.can(Capability.ROTARY)
             ):
-                yield {"context": CONTEXT, **setting}
+                yield {"max_seq_len": CONTEXT, **setting}
 
     def _try(self, setting: Setting) -> Case | Refusal:
         label = label_of(setting)
@@ -176,8 +176,8 @@ class Subject:
 def label_of(setting: Setting) -> str:
     """A short word for a setting, such as `causal-width16-heads4-kv2`."""
     words = ["causal" if setting["causal"] else "full"] if "causal" in setting else []
-    words += [f"width{setting['width']}"]
-    names = {"heads": "heads", "key_value_heads": "kv", "head_size": "size"}
+    words += [f"width{setting['hidden_size']}"]
+    names = {"num_heads": "heads", "num_kv_heads": "kv", "head_dim": "size"}
     words += [f"{word}{setting[name]}" for name, word in names.items() if setting.get(name)]
     words += ["bias"] * bool(setting.get("bias"))
     rotary = setting.get("rotary")

@@ -45,17 +45,17 @@ def summary(mechanism: Mechanism, config: MechanismConfig) -> str:
     return ", ".join(shown)
 
 
-SHOWN = frozenset({"width", "heads", "key_value_heads", "head_size", "causal"})
+SHOWN = frozenset({"hidden_size", "num_heads", "num_kv_heads", "head_dim", "causal"})
 """Fields of every config that `sizes` and `summary` show by themselves."""
 
 
 def sizes(config: MechanismConfig, spec: AttentionSpec | None) -> list[str]:
     """Width, numbers of heads and their size."""
     if spec is None:
-        return [f"hidden_size={config.width}", f"num_heads={config.heads}"]
+        return [f"hidden_size={config.hidden_size}", f"num_heads={config.num_heads}"]
     heads = spec.heads
     return [
-        f"hidden_size={config.width}",
+        f"hidden_size={config.hidden_size}",
         f"num_heads={heads.query}",
         f"num_kv_heads={heads.key_value}",
         f"head_dim={heads.key_size}",

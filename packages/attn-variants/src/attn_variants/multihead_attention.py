@@ -84,14 +84,14 @@ class MultiheadAttention(nn.Module):
         require_whole("kdim", kdim, ge=1, optional=True)
         require_whole("vdim", vdim, ge=1, optional=True)
         self.kdim, self.vdim = (embed_dim if size is None else size for size in (kdim, vdim))
-        for name, ours in (("width", "embed_dim"), ("heads", "num_heads")):
+        for name, ours in (("hidden_size", "embed_dim"), ("num_heads", "num_heads")):
             if name in options:
                 raise InvalidValue.of(name, options[name], f"no option of that name beside {ours}, which says it")
         self.mechanism: Mechanism = installed().mechanisms.get(mechanism)
         if self.mechanism.can(Capability.BIDIRECTIONAL):
             options = {"causal": False} | options
         self.config: MechanismConfig = configured(
-            self.mechanism, **options, width=embed_dim, heads=num_heads, bias=bias, dropout=dropout
+            self.mechanism, **options, hidden_size=embed_dim, num_heads=num_heads, bias=bias, dropout=dropout
         )
         self.dropout = self.config.dropout
         self.attention: Any = self.mechanism.build(self.config)

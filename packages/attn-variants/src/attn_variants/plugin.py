@@ -41,5 +41,10 @@ def spec_layer(spec: AttentionSpec, config: MechanismConfig, inner: InnerAttenti
     from attn_variants.spec_layer import SpecLayer
 
     return SpecLayer(
-        spec, width=config.width, bias=config.bias, inner=inner, borrows=config.borrows, dropout=config.dropout
+        spec,
+        hidden_size=config.hidden_size,
+        bias=config.bias,
+        inner=inner,
+        borrows=config.shares_kv,
+        dropout=config.dropout,
     )

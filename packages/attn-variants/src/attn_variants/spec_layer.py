@@ -26,7 +26,7 @@ from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 
 
 class SpecLayer(nn.Module):
-    """Attention of a spec over inputs of `width`.
+    """Attention of a spec over inputs of `hidden_size`.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
     parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
@@ -40,7 +40,7 @@ class SpecLayer(nn.Module):
         self,
         spec: AttentionSpec,
         *,
-        width: int,
+        hidden_size: int,
         bias: bool,
         inner: InnerAttention | None = None,
         borrows: bool = False,
@@ -53,14 +53,14 @@ class SpecLayer(nn.Module):
         self.spec = spec
         self.borrows = borrows
         self.dropout = dropout
-        self.query: nn.Module = nn.Linear(width, heads.query * own.key_size, bias=bias)
+        self.query: nn.Module = nn.Linear(hidden_size, heads.query * own.key_size, bias=bias)
         self.key: nn.Module | None = None
         self.value: nn.Module | None = None
         if not borrows and spec.score.reads_keys:
-            self.key = nn.Linear(width, heads.key_value * own.key_size, bias=bias)
+            self.key = nn.Linear(hidden_size, heads.key_value * own.key_size, bias=bias)
         if not borrows:
-            self.value = nn.Linear(width, heads.key_value * own.value_size, bias=bias)
-        self.output: nn.Module = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+            self.value = nn.Linear(hidden_size, heads.key_value * own.value_size, bias=bias)
+        self.output: nn.Module = nn.Linear(heads.query * heads.value_size, hidden_size, bias=bias)
         self.score = part_weights(spec.score, heads)
         modifiers = {modifier.kind: part_weights(modifier, heads) for modifier in spec.modifiers}
         self.modifiers = nn.ModuleDict({kind: found for kind, found in modifiers.items() if found is not None})
@@ -137,7 +137,7 @@ class SpecLayer(nn.Module):
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def _forward_documents(self, rows: Tensor, lengths: Sequence[int], others: Mapping[str, object | None]) -> Tensor:
-        """Self-attention within each of the documents that fill rows [batch, sum of lengths, width] end to end.
+        """Self-attention within each of the documents that fill rows [batch, sum of lengths, hidden_size] end to end.
 
         Positions count from 0 in every document. Layers that compute more than their spec take one document at a time.
         Raises `InvalidValue` for lengths whose sum is not the number of rows, and for `others`, further arguments of
@@ -186,7 +186,7 @@ class SpecLayer(nn.Module):
         return self.remembered(query, key, value)
 
     def encode(self, source: Tensor) -> Mapping[str, Fields]:
-        """State "source" of one source [source, width]: "key" and "value", [source, key_value_heads, size] each."""
+        """State "source" of one source [source, hidden_size]: "key", "value" [source, num_kv_heads, head_dim]."""
         return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
@@ -195,7 +195,7 @@ class SpecLayer(nn.Module):
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, width]."""
+        """Outputs [batch, query, heads, value_size] over operands projected from rows [batch, query, hidden_size]."""
         return self._attend(rows, operands, self._plan)
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
@@ -245,7 +245,7 @@ class SpecLayer(nn.Module):
         return self._normed(query, "query_gain")
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [..., heads, size] of rows [..., tokens, width], turned to their positions."""
+        """Queries, keys and values [..., heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
         if self.joint is None:
             return self.project_rotated(rows, cos_sin), *self.project_memory(rows, cos_sin)
         heads = self.spec.heads
@@ -255,16 +255,17 @@ class SpecLayer(nn.Module):
         return self._turned(query, cos_sin), self._turned(key, cos_sin), by_heads(value, heads.key_value)
 
     def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
-        """Queries [..., tokens, heads, size] of rows [..., tokens, width], turned to their positions."""
+        """Queries [..., tokens, heads, size] of rows [..., tokens, hidden_size], turned to their positions."""
         return self._turned(self.project_query(rows), cos_sin)
 
     def project_memory(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor]:
-        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, width]."""
+        """Keys, turned, and values [..., tokens, heads, size] of rows [..., tokens, hidden_size]."""
         key, value = self._memory(rows)
         return self._turned(key, cos_sin), value
 
     def project_each(self, query: Tensor, key: Tensor, value: Tensor) -> AttentionInputs:
-        """Projections of inputs that differ: [batch, query_len, width], [batch, key_len, width] and the same.
+        """Projections of inputs that differ: [batch, query_len, hidden_size], [batch, key_len, hidden_size] and the
+        same.
 
         Queries are aligned with the last keys, unless the spec is cross. Raises `InvalidValue` where rotary positions
         are turned and there are more queries than keys.
@@ -327,7 +328,7 @@ class SpecLayer(nn.Module):
         self, query: Tensor, source: Tensor | None, key_padding_mask: Tensor | None, borrowed: Fields | None = None
     ) -> AttentionInputs:
         if self.spec.cross != (source is not None):
-            allowed = "a tensor [batch, key, width]" if self.spec.cross else "None: this attention is not cross"
+            allowed = "a tensor [batch, key, hidden_size]" if self.spec.cross else "None: this attention is not cross"
             raise InvalidValue.of("source", "None" if source is None else tuple(source.shape), allowed)
         if source is not None:
             projected = self.project_query(query)

@@ -24,19 +24,19 @@ class StepLayer(Protocol):
     last_needs_positions: bool
 
     def project_query(self, rows: Tensor) -> Tensor:
-        """Queries [tokens, heads, key_size] of rows [tokens, width], without rotary positions."""
+        """Queries [tokens, heads, key_size] of rows [tokens, hidden_size], without rotary positions."""
         ...
 
     def project_rotated(self, rows: Tensor, cos_sin: CosSin | None) -> Tensor:
-        """Queries [tokens, heads, key_size] of rows [tokens, width], with rotary positions."""
+        """Queries [tokens, heads, key_size] of rows [tokens, hidden_size], with rotary positions."""
         ...
 
     def project(self, rows: Tensor, cos_sin: CosSin | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [tokens, heads, size] of rows [tokens, width]."""
+        """Queries, keys and values [tokens, heads, size] of rows [tokens, hidden_size]."""
         ...
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of the cache for rows [tokens, width] with these keys and values."""
+        """The fields of the cache for rows [tokens, hidden_size] with these keys and values."""
         ...
 
     def part_weights(self) -> Mapping[str, Tensor]:
@@ -48,7 +48,7 @@ class StepLayer(Protocol):
         ...
 
     def attend(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
-        """Outputs [batch, query, heads, value_size]; `rows` [batch, query, width] are the inputs of the layer."""
+        """Outputs [batch, query, heads, value_size]; `rows` [batch, query, hidden_size] are the inputs of the layer."""
         ...
 
     def attend_last(self, rows: Tensor, operands: AttentionInputs) -> Tensor:
@@ -158,7 +158,7 @@ def attend_last(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tensor
 
 
 def attend_chunk(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
-    """Outputs [tokens, heads, value_size] of the consecutive new rows [tokens, width] of one request.
+    """Outputs [tokens, heads, value_size] of the consecutive new rows [tokens, hidden_size] of one request.
 
     `query` is [tokens, heads, key_size]; `positions` [tokens].
     """

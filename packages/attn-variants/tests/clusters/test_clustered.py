@@ -15,16 +15,16 @@ def clustered(**changed):
 
 @pytest.mark.parametrize("top", [0, 3])
 def test_as_many_groups_as_queries_are_softmax_attention(build, agrees, top):
-    layer = build("clustered", {"clusters": 7, "top": top}, width=12, heads=3, causal=False)
-    full = build("mha", width=12, heads=3, causal=False)
+    layer = build("clustered", {"clusters": 7, "top": top}, hidden_size=12, num_heads=3, causal=False)
+    full = build("mha", hidden_size=12, num_heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
     same = agrees("clustered", identity="as many groups as queries are mha")
     same.functions(layer, full, rows(2, 7, 12), tolerance=1e-12)
 
 
 def test_with_every_key_among_the_best_it_is_softmax_attention_however_few_the_groups(build):
-    layer = build("clustered", {"clusters": 1, "top": 9}, width=12, heads=3, causal=False)
-    full = build("mha", width=12, heads=3, causal=False)
+    layer = build("clustered", {"clusters": 1, "top": 9}, hidden_size=12, num_heads=3, causal=False)
+    full = build("mha", hidden_size=12, num_heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
     inputs = rows(2, 7, 12)
     assert torch.allclose(layer(inputs), full(inputs), rtol=0, atol=1e-12)
@@ -73,4 +73,4 @@ def test_queries_alike_get_outputs_alike_where_no_key_is_weighed_anew():
 @pytest.mark.parametrize("options", [{"clusters": 0}, {"bits": 0}, {"iterations": 0}, {"top": -1}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("clustered"), options, width=12, heads=3, causal=False)
+        configure(installed().mechanisms.get("clustered"), options, hidden_size=12, num_heads=3, causal=False)

@@ -1,6 +1,6 @@
 from attn_testing import MechanismLaws
 
-SETTINGS = ({"width": 16, "heads": 4}, {"width": 12, "heads": 2, "head_size": 8, "bias": True})
+SETTINGS = ({"hidden_size": 16, "num_heads": 4}, {"hidden_size": 12, "num_heads": 2, "head_dim": 8, "bias": True})
 
 
 class TestHashed(MechanismLaws):

@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_outputs_and_another_does_not():
 
 def test_the_price_grows_linearly_with_the_length():
     lsh = installed().mechanisms.get("lsh")
-    config = configure(lsh, {"chunk": 16}, width=32, heads=4, causal=False)
+    config = configure(lsh, {"chunk": 16}, hidden_size=32, num_heads=4, causal=False)
     prices = [lsh.cost(config, Shape(query=tokens, key=tokens)).flops for tokens in (160, 320)]
     assert prices[1] == 2 * prices[0]
 
@@ -96,7 +96,7 @@ def test_the_price_grows_linearly_with_the_length():
 )
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("lsh"), options, width=32, heads=4, causal=False)
+        configure(installed().mechanisms.get("lsh"), options, hidden_size=32, num_heads=4, causal=False)
 
 
 def test_the_first_chunk_of_a_round_follows_the_last_of_the_round_before_where_all_are_one_ring():

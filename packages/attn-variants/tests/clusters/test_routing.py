@@ -16,8 +16,8 @@ def routing(**changed):
 
 
 def test_one_cluster_as_wide_as_the_sequence_is_softmax_attention(build, agrees):
-    layer = build("routing", {"clusters": 1, "window": 9}, width=12, heads=3, causal=False)
-    full = build("mha", width=12, heads=3, causal=False)
+    layer = build("routing", {"clusters": 1, "window": 9}, hidden_size=12, num_heads=3, causal=False)
+    full = build("mha", hidden_size=12, num_heads=3, causal=False)
     full.load_state_dict({name: weight for name, weight in layer.state_dict().items() if "centroids" not in name})
     same = agrees("routing", identity="one cluster as wide as the sequence is mha")
     same.functions(layer.eval(), full, rows(2, 7, 12), tolerance=1e-12)
@@ -68,7 +68,7 @@ def test_padding_turns_no_centroid():
 @pytest.mark.parametrize("options", [{"clusters": 0}, {"window": 0}, {"decay": 1.5}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("routing"), options, width=12, heads=3, causal=False)
+        configure(installed().mechanisms.get("routing"), options, hidden_size=12, num_heads=3, causal=False)
 
 
 @pytest.mark.oracle

@@ -10,8 +10,8 @@ def rows(*shape):
 
 
 def test_one_block_is_softmax_attention(build, agrees):
-    layer = build("sinkhorn", {"block": 9}, width=12, heads=3, causal=False)
-    full = build("mha", width=12, heads=3, causal=False)
+    layer = build("sinkhorn", {"block": 9}, hidden_size=12, num_heads=3, causal=False)
+    full = build("mha", hidden_size=12, num_heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
     agrees("sinkhorn", identity="one block is mha").functions(layer, full, rows(2, 7, 12), tolerance=1e-12)
 
@@ -66,7 +66,7 @@ def test_outputs_and_gradients_equal_the_definition_in_loops(agrees):
 @pytest.mark.parametrize("options", [{"block": 0}, {"iterations": 0}, {"temperature": 0.0}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("sinkhorn"), options, width=12, heads=3, causal=False)
+        configure(installed().mechanisms.get("sinkhorn"), options, hidden_size=12, num_heads=3, causal=False)
 
 
 @pytest.mark.oracle

@@ -18,13 +18,13 @@ def test_a_sink_is_one_more_key_whose_value_is_zero():
 
 
 def test_softmax_off_by_one_is_a_sink_of_logit_zero(build, agrees):
-    one, sink = build("softmax_one", width=16, heads=4), build("sink", width=16, heads=4)
+    one, sink = build("softmax_one", hidden_size=16, num_heads=4), build("sink", hidden_size=16, num_heads=4)
     sink.load_state_dict({**one.state_dict(), "distribution.logit": torch.zeros(4, dtype=torch.float64)})
     agrees("softmax_one", identity="a sink of logit 0").functions(one, sink, doubles(2, 6, 16), tolerance=1e-13)
 
 
 def test_a_sink_without_weight_is_softmax(build, agrees):
-    sink, mha = build("sink", width=16, heads=4), build("mha", width=16, heads=4)
+    sink, mha = build("sink", hidden_size=16, num_heads=4), build("mha", hidden_size=16, num_heads=4)
     state = mha.state_dict()
     sink.load_state_dict({**state, "distribution.logit": torch.full((4,), -1e4, dtype=torch.float64)})
     agrees("sink", identity="a sink without weight is mha").functions(sink, mha, doubles(2, 6, 16), tolerance=1e-13)
@@ -50,7 +50,7 @@ def test_sigmoid_weighs_every_key_alone_by_the_closed_form(agrees):
 def test_the_sink_is_that_of_gpt_oss_in_transformers(build, agrees, name):
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
-    layer = build(name, width=32, heads=4, key_value_heads=2)
+    layer = build(name, hidden_size=32, num_heads=4, num_kv_heads=2)
     sinks = torch.nn.Parameter(torch.zeros(4, dtype=torch.float64))
     if name == "sink":
         torch.nn.init.normal_(layer.distribution.logit)

@@ -40,7 +40,7 @@ def test_cl_44_without_scaling_the_gradients_of_the_softmax_vanish_as_heads_grow
 
 def swapped_before_the_last(build, layers):
     """How much the last output of a causal stack without positions changes when two earlier tokens change places."""
-    stack = [build("nope", width=16, heads=2) for _ in range(layers)]
+    stack = [build("nope", hidden_size=16, num_heads=2) for _ in range(layers)]
     rows = doubles(1, 5, 16)
     outs = []
     for given in (rows, rows[:, [1, 3, 0, 2, 4]]):
@@ -115,4 +115,4 @@ def test_an_alpha_that_is_no_entmax_is_refused(alpha):
     from attn_core.errors import InvalidValue
 
     with pytest.raises(InvalidValue, match="alpha"):
-        configure(installed().mechanisms.get("entmax"), {"alpha": alpha}, width=8)
+        configure(installed().mechanisms.get("entmax"), {"alpha": alpha}, hidden_size=8)

@@ -15,7 +15,7 @@ def doubles(*shape):
 
 
 def test_all_weight_is_on_the_largest_score(build):
-    hard, mha = build("hard", width=16, heads=4), build("mha", width=16, heads=4)
+    hard, mha = build("hard", hidden_size=16, num_heads=4), build("mha", hidden_size=16, num_heads=4)
     mha.load_state_dict(hard.state_dict())
     rows = doubles(2, 7, 16)
     weights = hard.weights(rows)
@@ -24,7 +24,7 @@ def test_all_weight_is_on_the_largest_score(build):
 
 
 def test_sharp_softmax_is_hard_attention(build, agrees):
-    hard, mha = build("hard", width=16, heads=2), build("mha", width=16, heads=2)
+    hard, mha = build("hard", hidden_size=16, num_heads=2), build("mha", hidden_size=16, num_heads=2)
     state = hard.state_dict()
     mha.load_state_dict({**state, "query.weight": 1e5 * state["query.weight"]})
     rows = doubles(1, 6, 16)
@@ -55,7 +55,7 @@ def test_the_estimate_is_unbiased_and_a_baseline_lowers_its_variance():
 
 
 def test_queries_and_keys_learn_to_look_where_the_reward_is(build):
-    layer = build("sampled", {"expected": 0.0}, width=8, heads=1, causal=False)
+    layer = build("sampled", {"expected": 0.0}, hidden_size=8, num_heads=1, causal=False)
     rows = doubles(1, 5, 8).expand(64, 5, 8)
     optimiser, baseline = torch.optim.Adam([layer.query.weight, layer.key.weight], lr=0.05), MovingBaseline()
     layer.train()
@@ -71,7 +71,7 @@ def test_queries_and_keys_learn_to_look_where_the_reward_is(build):
 
 
 def test_masked_keys_are_never_drawn(build):
-    layer = build("sampled", {"expected": 0.0}, width=8, heads=2, causal=False).train()
+    layer = build("sampled", {"expected": 0.0}, hidden_size=8, num_heads=2, causal=False).train()
     key_padding_mask = torch.tensor([[True, False, True, False, True], [False] * 5])
     rows = doubles(2, 5, 8).requires_grad_()
     for _ in range(20):
@@ -85,7 +85,10 @@ def test_masked_keys_are_never_drawn(build):
 
 
 def test_the_expectation_taken_in_training_is_softmax_attention(build, agrees):
-    layer, mha = build("sampled", {"expected": 1.0}, width=16, heads=2), build("mha", width=16, heads=2)
+    layer, mha = (
+        build("sampled", {"expected": 1.0}, hidden_size=16, num_heads=2),
+        build("mha", hidden_size=16, num_heads=2),
+    )
     mha.load_state_dict(layer.state_dict())
     same = agrees("sampled", identity="its expectation is mha")
     same.functions(layer.train(), mha, doubles(1, 6, 16), tolerance=1e-12)
@@ -95,7 +98,7 @@ def test_the_expectation_taken_in_training_is_softmax_attention(build, agrees):
 @pytest.mark.parametrize("expected", [-0.1, 1.5])
 def test_a_share_that_is_no_probability_is_refused(expected):
     with pytest.raises(InvalidValue, match="expected"):
-        configure(installed().mechanisms.get("sampled"), {"expected": expected}, width=8)
+        configure(installed().mechanisms.get("sampled"), {"expected": expected}, hidden_size=8)
 
 
 def test_the_mean_over_every_draw_is_the_gradient_of_the_expected_reward(agrees):
@@ -111,7 +114,7 @@ def test_the_mean_over_every_draw_is_the_gradient_of_the_expected_reward(agrees)
 
 
 def test_out_of_training_it_is_hard_attention(build, agrees):
-    sampled, hard = build("sampled", width=16, heads=4).eval(), build("hard", width=16, heads=4)
+    sampled, hard = build("sampled", hidden_size=16, num_heads=4).eval(), build("hard", hidden_size=16, num_heads=4)
     hard.load_state_dict(sampled.state_dict())
     rows = doubles(2, 6, 16)
     agrees("sampled", identity="out of training it is hard").functions(sampled, hard, rows, tolerance=1e-13)

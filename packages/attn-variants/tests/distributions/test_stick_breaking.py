@@ -38,7 +38,7 @@ def test_what_is_left_of_the_stick_is_what_the_weights_lack_of_one():
 
 
 def test_the_layer_is_the_equation_over_all_earlier_tokens(build, agrees):
-    layer = build("stick_breaking", width=12, heads=3)
+    layer = build("stick_breaking", hidden_size=12, num_heads=3)
 
     def theirs(rows):
         query, key, value = layer.project(rows, None)
@@ -71,13 +71,13 @@ def test_neither_large_nor_small_scores_overflow(largest):
 
 
 def test_the_first_token_is_given_nothing(build):
-    layer = build("stick_breaking", width=12, heads=3)
+    layer = build("stick_breaking", hidden_size=12, num_heads=3)
     assert not layer(doubles(1, 4, 12))[:, 0].any()
 
 
 def test_looking_ahead_is_refused(build):
     with pytest.raises(UserError, match="stick_breaking"):
-        build("stick_breaking", width=12, heads=3, causal=False)
+        build("stick_breaking", hidden_size=12, num_heads=3, causal=False)
 
 
 @pytest.mark.oracle
@@ -86,7 +86,7 @@ def test_it_is_that_of_flash_linear_attention(build, agrees):
     spec = importlib.util.spec_from_file_location("fla_naive_stick_breaking", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    layer = build("stick_breaking", width=32, heads=4, key_value_heads=2)
+    layer = build("stick_breaking", hidden_size=32, num_heads=4, num_kv_heads=2)
 
     def theirs(rows):
         return layer.output(module.naive_stickbreaking_attn(*layer.project(rows, None))[0].flatten(-2))

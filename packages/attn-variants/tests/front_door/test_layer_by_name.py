@@ -27,7 +27,7 @@ def test_the_package_offers_what_it_lists_and_nothing_else():
 @pytest.mark.parametrize("name", installed().mechanisms.names())
 def test_every_installed_mechanism_is_built_by_name(name):
     mechanism = installed().mechanisms.get(name)
-    layer = attn_variants.layer(name, width=32, heads=4)
+    layer = attn_variants.layer(name, hidden_size=32, num_heads=4)
     rows = torch.randn(2, 6, 32)
     given = (rows, torch.randn(2, 5, 32)) if mechanism.can(Capability.CROSS) else (rows,)
     assert layer(*given).shape == rows.shape
@@ -35,24 +35,24 @@ def test_every_installed_mechanism_is_built_by_name(name):
 
 
 def test_shared_fields_and_options_of_the_mechanism_are_given_side_by_side():
-    layer = attn_variants.layer("sliding_window", width=32, heads=4, key_value_heads=2, window=3, causal=False)
+    layer = attn_variants.layer("sliding_window", hidden_size=32, num_heads=4, num_kv_heads=2, window=3, causal=False)
     assert (layer.spec.heads.key_value, layer.spec.mask.left, layer.spec.mask.right) == (2, 1, 1)
 
 
 def test_an_option_that_does_not_exist_is_refused_with_the_nearest_name():
     with pytest.raises(UnknownName, match=r"'windw'.*did you mean 'window'"):
-        attn_variants.layer("sliding_window", width=32, windw=3)
+        attn_variants.layer("sliding_window", hidden_size=32, windw=3)
     with pytest.raises(UnknownName, match="unknown mechanism 'gqaa'"):
-        attn_variants.layer("gqaa", width=32)
+        attn_variants.layer("gqaa", hidden_size=32)
 
 
 def test_a_layer_without_a_hidden_size_is_refused():
     with pytest.raises(InvalidValue, match="width must be given"):
-        attn_variants.layer("mha", heads=2)
+        attn_variants.layer("mha", num_heads=2)
 
 
 def test_repr_says_mechanism_heads_and_causality():
-    layer = attn_variants.layer("gqa", width=32, heads=4, key_value_heads=2, causal=False, dropout=0.1)
+    layer = attn_variants.layer("gqa", hidden_size=32, num_heads=4, num_kv_heads=2, causal=False, dropout=0.1)
     head = repr(layer).splitlines()[1].strip()
     assert head == (
         "mechanism='gqa', hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, causal=False, dropout=0.1"
@@ -60,7 +60,7 @@ def test_repr_says_mechanism_heads_and_causality():
 
 
 def test_notebooks_show_equation_paper_and_mask():
-    layer = attn_variants.layer("sliding_window", width=32, heads=4, window=2)
+    layer = attn_variants.layer("sliding_window", hidden_size=32, num_heads=4, window=2)
     markdown, page = layer._repr_markdown_(), layer._repr_html_()
     for shown in (markdown, page):
         assert "sliding_window" in shown
@@ -68,24 +68,24 @@ def test_notebooks_show_equation_paper_and_mask():
         assert r"\mathrm{softmax}" in shown
     assert "\n■ ■ · ·" in markdown
     assert page.count("#2a6fb0") == 16 + 15
-    assert "<svg" not in attn_variants.layer("performer", width=32, heads=4)._repr_html_()
+    assert "<svg" not in attn_variants.layer("performer", hidden_size=32, num_heads=4)._repr_html_()
 
 
 def test_a_copy_of_a_layer_shows_the_same_and_computes_the_same():
-    layer = attn_variants.layer("gqa", width=32, heads=4)
+    layer = attn_variants.layer("gqa", hidden_size=32, num_heads=4)
     other, rows = copy.deepcopy(layer), torch.randn(1, 5, 32)
     assert repr(other) == repr(layer)
     assert torch.equal(other(rows), layer(rows))
 
 
 def test_a_layer_that_attends_to_a_source_is_not_called_causal():
-    assert "causal=False" in repr(attn_variants.layer("cross", width=32, heads=4))
+    assert "causal=False" in repr(attn_variants.layer("cross", hidden_size=32, num_heads=4))
 
 
 @pytest.mark.parametrize("mechanism", [3, torch.nn.Linear, None])
 def test_what_is_no_mechanism_is_refused(mechanism):
     with pytest.raises(InvalidValue, match="the name of a mechanism"):
-        attn_variants.layer(mechanism, width=32, heads=4)
+        attn_variants.layer(mechanism, hidden_size=32, num_heads=4)
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_what_is_no_mechanism_is_refused(mechanism):
 )
 def test_inputs_that_do_not_fit_are_refused(given, message):
     with pytest.raises(InvalidValue, match=message):
-        attn_variants.layer("gqa", width=32, heads=4)(given)
+        attn_variants.layer("gqa", hidden_size=32, num_heads=4)(given)

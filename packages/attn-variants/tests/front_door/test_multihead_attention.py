@@ -154,7 +154,7 @@ def test_dropout_drops_weights_in_training_only():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("gqa", {"key_value_heads": 2}),
+        ("gqa", {"num_kv_heads": 2}),
         ("mqa", {}),
         ("sliding_window", {"window": 3}),
         ("alibi", {}),
@@ -244,7 +244,7 @@ def test_shapes_that_do_not_fit_are_refused(given, message):
 
 
 def test_repr_says_mechanism_heads_and_causality():
-    shown = repr(MultiheadAttention(24, 4, mechanism="gqa", key_value_heads=2))
+    shown = repr(MultiheadAttention(24, 4, mechanism="gqa", num_kv_heads=2))
     assert "mechanism='gqa', hidden_size=24, num_heads=4, num_kv_heads=2, head_dim=6, causal=False" in shown
 
 
@@ -253,8 +253,8 @@ def test_repr_says_mechanism_heads_and_causality():
     [
         ({"kdim": 0}, "kdim: 0"),
         ({"vdim": -1}, "vdim: -1"),
-        ({"width": 24}, "beside embed_dim"),
-        ({"heads": 4}, "beside num_heads"),
+        ({"hidden_size": 24}, "beside embed_dim"),
+        ({"num_heads": 4}, "beside num_heads"),
         ({"dropout": 2.0}, "dropout: 2.0"),
     ],
 )

@@ -12,7 +12,7 @@ def graph(build, **options):
     shared = {"causal": False, "bias": False} | {
         name: options.pop(name) for name in ("causal", "bias") if name in options
     }
-    layer: GraphLayer = build("gat", options, width=WIDTH, heads=HEADS, **shared)
+    layer: GraphLayer = build("gat", options, hidden_size=WIDTH, num_heads=HEADS, **shared)
     return layer
 
 
@@ -21,7 +21,7 @@ def by_hand(layer, rows, neighbours):
     shape, out = layer.shape, []
     for i in range(len(rows)):
         heads = []
-        for head in range(shape.heads):
+        for head in range(shape.num_heads):
             weight = layer.value.weight[head * shape.size : (head + 1) * shape.size].detach()
             both = torch.cat([layer.target[head], layer.source[head]]).detach()
             energies = [both @ torch.cat([weight @ rows[i], weight @ rows[j]]) for j in neighbours[i]]
@@ -84,7 +84,7 @@ def test_a_token_without_neighbours_gets_zeros_and_no_gradient(build):
 
 def test_the_price_grows_linearly_with_the_length_along_edges():
     gat = installed().mechanisms.get("gat")
-    config = configure(gat, {"edges": EDGES}, width=WIDTH, heads=HEADS)
+    config = configure(gat, {"edges": EDGES}, hidden_size=WIDTH, num_heads=HEADS)
     prices = [gat.cost(config, Shape(query=tokens, key=tokens)).flops for tokens in (100, 200)]
     assert prices[1] == 2 * prices[0]
 
@@ -103,7 +103,7 @@ def test_the_price_grows_linearly_with_the_length_along_edges():
 )
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("gat"), options, width=WIDTH, heads=HEADS)
+        configure(installed().mechanisms.get("gat"), options, hidden_size=WIDTH, num_heads=HEADS)
 
 
 @pytest.mark.oracle
@@ -113,7 +113,7 @@ def test_outputs_and_gradients_equal_those_of_torch_geometric(build, agrees, mer
     from torch_geometric.nn import GATConv
 
     size = WIDTH if merge == "mean" else WIDTH // HEADS
-    their = GATConv(WIDTH, size, heads=HEADS, concat=merge == "concat", add_self_loops=self_loops).double()
+    their = GATConv(WIDTH, size, num_heads=HEADS, concat=merge == "concat", add_self_loops=self_loops).double()
     torch.nn.init.normal_(their.bias)
     layer = graph(build, edges=EDGES, merge=merge, self_loops=self_loops, bias=True)
     layer.load_state_dict(

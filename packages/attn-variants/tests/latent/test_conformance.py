@@ -6,23 +6,23 @@ class TestMultiHeadLatent(MechanismLaws):
     mechanism = "mla"
     options = {"latent": 6, "rotary_size": 4}
     settings = (
-        {"width": 16, "heads": 4},
-        {"width": 12, "heads": 2, "head_size": 8, "bias": True},
-        {"width": 16, "heads": 2, "rotary": Rotary(fraction=0.5)},
+        {"hidden_size": 16, "num_heads": 4},
+        {"hidden_size": 12, "num_heads": 2, "head_dim": 8, "bias": True},
+        {"hidden_size": 16, "num_heads": 2, "rotary": Rotary(fraction=0.5)},
     )
 
 
 class TestMultiHeadLatentWithQueryLatent(MechanismLaws):
     mechanism = "mla"
     options = {"latent": 5, "rotary_size": 2, "nope_size": 3, "value_size": 6, "query_latent": 7, "score_factor": 1.3}
-    settings = ({"width": 12, "heads": 3, "bias": True},)
+    settings = ({"hidden_size": 12, "num_heads": 3, "bias": True},)
 
 
 class TestFactorised(MechanismLaws):
     mechanism = "transmla"
     options = {"latent": 6}
     settings = (
-        {"width": 16, "heads": 4},
-        {"width": 12, "heads": 2, "head_size": 8, "bias": True},
-        {"width": 16, "heads": 2, "rotary": Rotary(interleaved=True)},
+        {"hidden_size": 16, "num_heads": 4},
+        {"hidden_size": 12, "num_heads": 2, "head_dim": 8, "bias": True},
+        {"hidden_size": 16, "num_heads": 2, "rotary": Rotary(interleaved=True)},
     )

@@ -74,7 +74,7 @@ def copy_weights(layer, their):
 @pytest.mark.parametrize(("version", "query_latent", "bias"), [(2, 10, False), (2, None, True), (3, 10, True)])
 def test_outputs_and_gradients_equal_those_of_transformers(build, agrees, version, query_latent, bias):
     their, cos_sin = theirs(version, query_latent, bias)
-    layer = build("mla", OPTIONS | {"query_latent": query_latent}, width=WIDTH, heads=HEADS, bias=bias)
+    layer = build("mla", OPTIONS | {"query_latent": query_latent}, hidden_size=WIDTH, num_heads=HEADS, bias=bias)
     if bias:
         for linear in (their.kv_a_proj_with_mqa, their.o_proj):
             torch.nn.init.normal_(linear.bias)

@@ -43,13 +43,13 @@ def by_hand(layer, rows):
 
 
 def test_the_layer_equals_the_equations_of_the_paper_in_loops(build, agrees):
-    layer = build("mla", OPTIONS, width=WIDTH, heads=HEADS)
+    layer = build("mla", OPTIONS, hidden_size=WIDTH, num_heads=HEADS)
     rows = torch.randn(6, WIDTH, dtype=torch.float64)
     agrees("mla", paper="section 2.1 in loops").outputs(layer(rows[None])[0], by_hand(layer, rows), 1e-13)
 
 
 def test_absorbed_attention_equals_expanded_attention(build):
-    layer = build("mla", OPTIONS | {"query_latent": 7}, width=WIDTH, heads=HEADS)
+    layer = build("mla", OPTIONS | {"query_latent": 7}, hidden_size=WIDTH, num_heads=HEADS)
     query, memory = memory_of(layer, torch.randn(2, 9, WIDTH, dtype=torch.float64))
     expanded = layer.attend_expanded(layer.expand(query, memory))
     absorbed = layer.attend_absorbed(layer.absorb(query, memory))
@@ -57,7 +57,7 @@ def test_absorbed_attention_equals_expanded_attention(build):
 
 
 def test_gradients_of_absorbed_and_expanded_attention_agree(build):
-    layer = build("mla", OPTIONS, width=WIDTH, heads=HEADS)
+    layer = build("mla", OPTIONS, hidden_size=WIDTH, num_heads=HEADS)
     rows = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     found = []
     for way in ("expand", "absorb"):
@@ -71,10 +71,10 @@ def test_gradients_of_absorbed_and_expanded_attention_agree(build):
 
 
 def test_what_is_remembered_is_exactly_the_normed_latent_and_the_turned_key(build):
-    layer = build("mla", OPTIONS, width=WIDTH, heads=HEADS)
+    layer = build("mla", OPTIONS, hidden_size=WIDTH, num_heads=HEADS)
     rows = torch.randn(5, WIDTH, dtype=torch.float64)
     mla = installed().mechanisms.get("mla")
-    config = configure(mla, OPTIONS, width=WIDTH, heads=HEADS)
+    config = configure(mla, OPTIONS, hidden_size=WIDTH, num_heads=HEADS)
     store = DictionaryStore({"layer": mla.state(config)})
     store.admit(0)
     batch = RaggedBatch.of((5,), (0,), torch.tensor)
@@ -89,7 +89,7 @@ def test_what_is_remembered_is_exactly_the_normed_latent_and_the_turned_key(buil
 
 def test_deepseek_v2_remembers_576_elements_a_token_where_its_heads_would_take_32768():
     mla, mha = (installed().mechanisms.get(name) for name in ("mla", "mha"))
-    sizes = {"width": 5120, "heads": 128, "head_size": 128}
+    sizes = {"hidden_size": 5120, "num_heads": 128, "head_dim": 128}
     latent = state_bytes(mla.state(configure(mla, **sizes)), tokens=1, dtype="bfloat16")
     heads = state_bytes(mha.state(configure(mha, **sizes)), tokens=1, dtype="bfloat16")
     assert (latent, heads) == (576 * 2, 32768 * 2)
@@ -98,8 +98,10 @@ def test_deepseek_v2_remembers_576_elements_a_token_where_its_heads_would_take_3
 
 def test_deepseek_v2_with_six_bits_saves_93_percent_of_what_deepseek_67b_remembers():
     gqa, mla = (installed().mechanisms.get(name) for name in ("gqa", "mla"))
-    small = state_bytes(mla.state(configure(mla, width=5120, heads=128, head_size=128)), tokens=1, dtype="bfloat16")
-    grouped = configure(gqa, width=8192, heads=64, key_value_heads=8)
+    small = state_bytes(
+        mla.state(configure(mla, hidden_size=5120, num_heads=128, head_dim=128)), tokens=1, dtype="bfloat16"
+    )
+    grouped = configure(gqa, hidden_size=8192, num_heads=64, num_kv_heads=8)
     large = state_bytes(gqa.state(grouped), tokens=1, dtype="bfloat16")
     assert round(100 * (1 - small * 60 * 6 / 16 / (large * 95)), 2) == 93.34
     assert round(100 * (1 - small * 60 / (large * 95)), 2) == 82.24
@@ -107,16 +109,16 @@ def test_deepseek_v2_with_six_bits_saves_93_percent_of_what_deepseek_67b_remembe
 
 def test_a_decoding_step_over_a_long_memory_is_priced_as_absorbed():
     mla = installed().mechanisms.get("mla")
-    config = configure(mla, {"nope_size": 128, "value_size": 128}, width=1024, heads=8)
+    config = configure(mla, {"nope_size": 128, "value_size": 128}, hidden_size=1024, num_heads=8)
     prices = [mla.cost(config, Shape(query=1, key=keys)).flops for keys in (1000, 2000)]
     assert prices[1] - prices[0] == 1000 * 2 * 8 * (576 + 512)
 
 
 def test_the_models_rotary_positions_take_the_place_of_its_own(build):
     rows = torch.randn(1, 5, WIDTH, dtype=torch.float64)
-    own = build("mla", OPTIONS, width=WIDTH, heads=HEADS)
-    other = build("mla", OPTIONS, width=WIDTH, heads=HEADS, rotary=Rotary(base=10000.0, interleaved=True))
-    halves = build("mla", OPTIONS, width=WIDTH, heads=HEADS, rotary=Rotary())
+    own = build("mla", OPTIONS, hidden_size=WIDTH, num_heads=HEADS)
+    other = build("mla", OPTIONS, hidden_size=WIDTH, num_heads=HEADS, rotary=Rotary(base=10000.0, interleaved=True))
+    halves = build("mla", OPTIONS, hidden_size=WIDTH, num_heads=HEADS, rotary=Rotary())
     other.load_state_dict(own.state_dict())
     halves.load_state_dict(own.state_dict())
     assert torch.equal(own(rows), other(rows))
@@ -138,12 +140,12 @@ def test_the_models_rotary_positions_take_the_place_of_its_own(build):
 )
 def test_a_bad_option_is_refused_by_its_name(options, field):
     with pytest.raises(InvalidValue) as caught:
-        configure(installed().mechanisms.get("mla"), options, width=WIDTH, heads=HEADS)
+        configure(installed().mechanisms.get("mla"), options, hidden_size=WIDTH, num_heads=HEADS)
     assert caught.value.metadata["field"] == field
 
 
 def test_factorised_heads_are_attention_over_what_the_latents_expand_to(build, agrees):
-    layer = build("transmla", {"latent": 6}, width=12, heads=3)
+    layer = build("transmla", {"latent": 6}, hidden_size=12, num_heads=3)
 
     def by_loops(rows):
         weight = {name: part.weight for name, part in layer.named_children()}

@@ -1,9 +1,9 @@
 from attn_testing import MechanismLaws
 
 SETTINGS = (
-    {"width": 16, "heads": 4},
-    {"width": 8, "heads": 1},
-    {"width": 12, "heads": 2, "head_size": 8, "bias": True},
+    {"hidden_size": 16, "num_heads": 4},
+    {"hidden_size": 8, "num_heads": 1},
+    {"hidden_size": 12, "num_heads": 2, "head_dim": 8, "bias": True},
 )
 
 

@@ -7,13 +7,13 @@ WIDTH, HEADS, LENGTH = 12, 3, 9
 
 
 def softmax_attention(build, layer, rows):
-    full = build("mha", width=WIDTH, heads=HEADS, causal=False)
+    full = build("mha", hidden_size=WIDTH, num_heads=HEADS, causal=False)
     full.load_state_dict({name: weight for name, weight in layer.state_dict().items() if not name.startswith("inner")})
     return full(rows)
 
 
 def test_where_the_projections_are_the_identity_it_is_softmax_attention(build, agrees):
-    layer = build("linformer", {"rank": LENGTH, "length": LENGTH}, width=WIDTH, heads=HEADS, causal=False)
+    layer = build("linformer", {"rank": LENGTH, "length": LENGTH}, hidden_size=WIDTH, num_heads=HEADS, causal=False)
     with torch.no_grad():
         for weight in layer.inner.parameters():
             weight.copy_(torch.eye(LENGTH)[None])
@@ -25,7 +25,7 @@ def test_where_the_projections_are_the_identity_it_is_softmax_attention(build, a
 @pytest.mark.parametrize("sharing", ["none", "heads", "keys_values"])
 def test_each_output_equals_the_equation_in_loops(build, agrees, sharing):
     options = {"rank": 4, "length": LENGTH, "sharing": sharing}
-    layer = build("linformer", options, width=WIDTH, heads=HEADS, causal=False)
+    layer = build("linformer", options, hidden_size=WIDTH, num_heads=HEADS, causal=False)
     rows = torch.randn(6, WIDTH, dtype=torch.float64)
     inner, size, tokens = layer.inner, WIDTH // HEADS, 6
     out = torch.zeros(tokens, WIDTH, dtype=torch.float64)
@@ -44,20 +44,20 @@ def test_each_output_equals_the_equation_in_loops(build, agrees, sharing):
 
 
 def test_more_tokens_than_it_is_built_for_are_refused(build):
-    layer = build("linformer", {"length": 4}, width=WIDTH, heads=HEADS, causal=False)
+    layer = build("linformer", {"length": 4}, hidden_size=WIDTH, num_heads=HEADS, causal=False)
     with pytest.raises(InvalidValue, match="at most 4"):
         layer(torch.randn(1, 5, WIDTH, dtype=torch.float64))
 
 
 def test_a_causal_model_is_told_that_there_is_no_causal_form(build):
     with pytest.raises(InvalidValue, match=r"causal: True .*allowed: False: mechanism 'linformer'"):
-        build("linformer", width=WIDTH, heads=HEADS, causal=True)
+        build("linformer", hidden_size=WIDTH, num_heads=HEADS, causal=True)
 
 
 @pytest.mark.parametrize("options", [{"rank": 0}, {"length": 0}, {"sharing": "layers"}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("linformer"), options, width=WIDTH, heads=HEADS)
+        configure(installed().mechanisms.get("linformer"), options, hidden_size=WIDTH, num_heads=HEADS)
 
 
 @pytest.mark.oracle
@@ -65,8 +65,10 @@ def test_a_bad_option_is_refused(options):
 def test_outputs_and_gradients_equal_those_of_the_package_linformer(build, agrees, tokens):
     from linformer.linformer import LinformerSelfAttention
 
-    their = LinformerSelfAttention(WIDTH, LENGTH, k=4, heads=HEADS).double()
-    layer = build("linformer", {"rank": 4, "length": LENGTH}, width=WIDTH, heads=HEADS, causal=False, bias=True)
+    their = LinformerSelfAttention(WIDTH, LENGTH, k=4, num_heads=HEADS).double()
+    layer = build(
+        "linformer", {"rank": 4, "length": LENGTH}, hidden_size=WIDTH, num_heads=HEADS, causal=False, bias=True
+    )
     none = torch.zeros(WIDTH, dtype=torch.float64)
     layer.load_state_dict(
         {

@@ -19,8 +19,8 @@ def test_cl_11_what_is_lost_is_the_sum_of_the_squares_of_the_other_singular_valu
 
 
 def test_at_the_full_rank_it_is_softmax_attention(build, agrees):
-    layer = build("low_rank", {"rank": 4}, width=12, heads=3, causal=False)
-    full = build("mha", width=12, heads=3, causal=False)
+    layer = build("low_rank", {"rank": 4}, hidden_size=12, num_heads=3, causal=False)
+    full = build("mha", hidden_size=12, num_heads=3, causal=False)
     full.load_state_dict(layer.state_dict())
     agrees("low_rank", identity="the full rank is mha").functions(layer, full, rows(2, 7, 12), tolerance=1e-9)
 
@@ -64,4 +64,4 @@ def test_gradients_are_finite_where_the_rank_is_more_than_the_tokens():
 @pytest.mark.parametrize("rank", [0, 5, -1])
 def test_a_rank_that_no_head_has_is_refused(rank):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("low_rank"), {"rank": rank}, width=12, heads=3, causal=False)
+        configure(installed().mechanisms.get("low_rank"), {"rank": rank}, hidden_size=12, num_heads=3, causal=False)

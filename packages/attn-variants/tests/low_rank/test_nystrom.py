@@ -14,8 +14,8 @@ def test_the_iteration_finds_the_inverse_of_moore_and_penrose():
 
 def test_with_a_landmark_for_every_token_it_is_softmax_attention(build, agrees):
     options = {"landmarks": 7, "iterations": 60, "kernel": 0}
-    layer = build("nystrom", options, width=WIDTH, heads=HEADS, causal=False)
-    full = build("mha", width=WIDTH, heads=HEADS, causal=False)
+    layer = build("nystrom", options, hidden_size=WIDTH, num_heads=HEADS, causal=False)
+    full = build("mha", hidden_size=WIDTH, num_heads=HEADS, causal=False)
     full.load_state_dict(layer.state_dict())
     rows = 2 * torch.randn(2, 7, WIDTH, dtype=torch.float64)
     agrees("nystrom", identity="a landmark for every token is mha").outputs(layer(rows), full(rows), 1e-6)
@@ -37,7 +37,7 @@ def test_landmarks_are_means_of_equal_stretches_of_the_real_tokens(build):
 
 def test_the_price_grows_linearly_with_the_length():
     nystrom = installed().mechanisms.get("nystrom")
-    config = configure(nystrom, {"landmarks": 8}, width=WIDTH, heads=HEADS, causal=False)
+    config = configure(nystrom, {"landmarks": 8}, hidden_size=WIDTH, num_heads=HEADS, causal=False)
     prices = [nystrom.cost(config, Shape(query=tokens, key=tokens)).flops for tokens in (100, 200, 300)]
     assert prices[2] - prices[1] == prices[1] - prices[0]
 
@@ -45,7 +45,7 @@ def test_the_price_grows_linearly_with_the_length():
 @pytest.mark.parametrize("options", [{"landmarks": 0}, {"iterations": 0}, {"kernel": 4}, {"kernel": -1}])
 def test_a_bad_option_is_refused(options):
     with pytest.raises(UserError):
-        configure(installed().mechanisms.get("nystrom"), options, width=WIDTH, heads=HEADS)
+        configure(installed().mechanisms.get("nystrom"), options, hidden_size=WIDTH, num_heads=HEADS)
 
 
 @pytest.mark.oracle
@@ -55,10 +55,10 @@ def test_outputs_and_gradients_equal_those_of_the_package_nystrom_attention(buil
     from nystrom_attention import NystromAttention
 
     their = NystromAttention(
-        WIDTH, dim_head=6, heads=1, num_landmarks=4, residual=kernel > 0, residual_conv_kernel=kernel or 1
+        WIDTH, dim_head=6, num_heads=1, num_landmarks=4, residual=kernel > 0, residual_conv_kernel=kernel or 1
     ).double()
     options = {"landmarks": 4, "kernel": kernel}
-    layer = build("nystrom", options, width=WIDTH, heads=1, head_size=6, causal=False, bias=True)
+    layer = build("nystrom", options, hidden_size=WIDTH, num_heads=1, head_dim=6, causal=False, bias=True)
     query, key, value = their.to_qkv.weight.chunk(3)
     none = torch.zeros(6, dtype=torch.float64)
     weights = {

@@ -35,7 +35,7 @@ def by_loops(layer, rows, options):
 @pytest.mark.parametrize("pooling", ["convolution", "mean"])
 def test_it_equals_the_papers_algorithm_forward_and_gradient(build, agrees, changed, pooling):
     options = SMALL | changed | {"pooling": pooling}
-    layer = build("compressive", options, width=6, heads=2)
+    layer = build("compressive", options, hidden_size=6, num_heads=2)
     rows = torch.randn(23, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, options), layer(rows[None])[0]
     loops = agrees("compressive", paper="algorithm 1 in loops")
@@ -53,7 +53,7 @@ def test_it_equals_the_papers_algorithm_forward_and_gradient(build, agrees, chan
     "options", [{"segment": 64}, {"segment": 4, "memory": 64}, SMALL | {"rate": 1, "compressed": 64, "pooling": "mean"}]
 )
 def test_a_memory_of_everything_is_causal_attention(build, agrees, options):
-    layer, plain = build("compressive", options, width=8, heads=2), build("mha", width=8, heads=2)
+    layer, plain = build("compressive", options, hidden_size=8, num_heads=2), build("mha", hidden_size=8, num_heads=2)
     plain.load_state_dict({name: value for name, value in layer.state_dict().items() if "mix" not in name})
     same = agrees("compressive", identity="a memory of everything is mha")
     same.functions(layer, plain, torch.randn(2, 30, 8, dtype=torch.float64), tolerance=1e-12)
@@ -61,7 +61,7 @@ def test_a_memory_of_everything_is_causal_attention(build, agrees, options):
 
 def test_the_state_stops_growing():
     compressive = installed().mechanisms.get("compressive")
-    specs = compressive.state(configure(compressive, SMALL, width=32, heads=4))
+    specs = compressive.state(configure(compressive, SMALL, hidden_size=32, num_heads=4))
     slot = (2 * (3 + 4) * 32 + 2 * 32) * 4
     assert state_bytes(specs, tokens=5, dtype="float32") == 5 * 2 * 32 * 4 + slot
     assert state_bytes(specs, tokens=999, dtype="float32") == 8 * 2 * 32 * 4 + slot
@@ -69,7 +69,7 @@ def test_the_state_stops_growing():
 
 def test_the_price_grows_linearly_with_the_length():
     compressive = installed().mechanisms.get("compressive")
-    config = configure(compressive, SMALL, width=32, heads=4)
+    config = configure(compressive, SMALL, hidden_size=32, num_heads=4)
     prices = [compressive.cost(config, Shape(query=length, key=length)).flops for length in (640, 1280)]
     assert prices[1] == 2 * prices[0]
 
@@ -85,4 +85,4 @@ def test_the_price_grows_linearly_with_the_length():
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(options, message):
     with pytest.raises(InvalidValue, match=message):
-        configure(installed().mechanisms.get("compressive"), options, width=8)
+        configure(installed().mechanisms.get("compressive"), options, hidden_size=8)

@@ -24,7 +24,7 @@ def by_loops(layer, rows, window, parts):
 @pytest.mark.parametrize(("name", "parts"), [("key_value", 2), ("key_value_predict", 3)])
 @pytest.mark.parametrize("window", [1, 3, 20])
 def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees, name, parts, window):
-    layer = build(name, {"window": window}, width=6, heads=2)
+    layer = build(name, {"window": window}, hidden_size=6, num_heads=2)
     rows = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows, window, parts), layer(rows[None])[0]
     loops = agrees(name, paper="the equations in loops")
@@ -36,7 +36,9 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees,
 
 
 def test_a_token_weighs_only_the_window_before_it(build):
-    weights = build("key_value", {"window": 3}, width=6, heads=2).weights(torch.randn(1, 9, 6, dtype=torch.float64))
+    weights = build("key_value", {"window": 3}, hidden_size=6, num_heads=2).weights(
+        torch.randn(1, 9, 6, dtype=torch.float64)
+    )
     back = torch.arange(9)[:, None] - torch.arange(9)
     assert torch.equal(weights[0] > 0, ((back > 0) & (back <= 3)).expand(2, 9, 9))
     assert torch.allclose(weights[0, :, 1:].sum(-1), torch.ones(2, 8, dtype=torch.float64), rtol=0, atol=1e-14)
@@ -46,11 +48,11 @@ def test_what_predicts_is_not_remembered():
     sizes = []
     for name in ("key_value", "key_value_predict"):
         mechanism = installed().mechanisms.get(name)
-        specs = mechanism.state(configure(mechanism, {"window": 5}, width=32, heads=4))
+        specs = mechanism.state(configure(mechanism, {"window": 5}, hidden_size=32, num_heads=4))
         sizes.append(state_bytes(specs, tokens=100, dtype="float32"))
     assert sizes == [6 * 2 * 32 * 4] * 2
 
 
 def test_a_window_of_nothing_is_refused():
     with pytest.raises(InvalidValue, match="window: 0"):
-        configure(installed().mechanisms.get("key_value"), {"window": 0}, width=8)
+        configure(installed().mechanisms.get("key_value"), {"window": 0}, hidden_size=8)

@@ -32,7 +32,7 @@ def by_loops(layer, rows):
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees, heads):
-    layer = build("lstmn", width=6, heads=heads)
+    layer = build("lstmn", hidden_size=6, num_heads=heads)
     rows = torch.randn(6, 6, dtype=torch.float64, requires_grad=True)
     expected, out = by_loops(layer, rows), layer(rows[None])[0]
     loops = agrees("lstmn", paper="the equations in loops")
@@ -44,7 +44,7 @@ def test_it_equals_a_loop_over_the_equations_forward_and_gradient(build, agrees,
 
 
 def test_attention_to_the_last_token_alone_makes_it_an_lstm(build, agrees, monkeypatch):
-    layer = build("lstmn", width=4, heads=1)
+    layer = build("lstmn", hidden_size=4, num_heads=1)
     monkeypatch.setattr(
         layer, "_shares", lambda query, keys, allowed: torch.eye(keys.shape[2], dtype=keys.dtype)[-1:].expand(2, 1, -1)
     )
@@ -64,12 +64,12 @@ def test_attention_to_the_last_token_alone_makes_it_an_lstm(build, agrees, monke
 
 
 def test_weights_are_shares_of_the_tokens_before(build):
-    weights = build("lstmn", width=6, heads=2).weights(torch.randn(2, 5, 6, dtype=torch.float64))
+    weights = build("lstmn", hidden_size=6, num_heads=2).weights(torch.randn(2, 5, 6, dtype=torch.float64))
     assert torch.equal(weights, weights.tril(-1))
     assert torch.allclose(weights[:, :, 1:].sum(-1), torch.ones(2, 2, 4, dtype=torch.float64), rtol=0, atol=1e-14)
 
 
 def test_the_tapes_are_two_rows_a_token():
     lstmn = installed().mechanisms.get("lstmn")
-    specs = lstmn.state(configure(lstmn, width=32, heads=4))
+    specs = lstmn.state(configure(lstmn, hidden_size=32, num_heads=4))
     assert state_bytes(specs, tokens=10, dtype="float32") == (2 * 10 + 1) * 32 * 4

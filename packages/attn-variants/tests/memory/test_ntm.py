@@ -110,7 +110,7 @@ def by_loops(layer, rows):
 
 @pytest.mark.parametrize(("heads", "slots", "shift"), [(1, 5, 1), (2, 6, 2), (2, 1, 0)])
 def test_it_equals_a_loop_over_slots_and_elements(build, agrees, heads, slots, shift):
-    layer = build("ntm", {"slots": slots, "shift": shift}, width=6, heads=heads)
+    layer = build("ntm", {"slots": slots, "shift": shift}, hidden_size=6, num_heads=heads)
     rows = torch.randn(5, 6, dtype=F64)
     with torch.no_grad():
         loops = agrees("ntm", paper="sections 3.1 to 3.3 in loops over numbers")
@@ -118,14 +118,14 @@ def test_it_equals_a_loop_over_slots_and_elements(build, agrees, heads, slots, s
 
 
 def test_gradients_equal_finite_differences_through_several_writes(build):
-    layer = build("ntm", {"slots": 4}, width=3, heads=1)
+    layer = build("ntm", {"slots": 4}, hidden_size=3, num_heads=1)
     rows = torch.randn(1, 5, 3, dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(layer, rows)
 
 
 def test_the_state_weighs_the_same_at_any_length():
     ntm = installed().mechanisms.get("ntm")
-    specs = ntm.state(configure(ntm, {"slots": 128}, width=32, heads=4))
+    specs = ntm.state(configure(ntm, {"slots": 128}, hidden_size=32, num_heads=4))
     assert state_bytes(specs, tokens=10, dtype="bfloat16") == (128 * 8 + 2 * 4 * 128 + 4 * 8) * 4
     assert state_bytes(specs, tokens=9999, dtype="bfloat16") == state_bytes(specs, tokens=1, dtype="bfloat16")
 
@@ -135,7 +135,7 @@ def test_the_state_weighs_the_same_at_any_length():
 )
 def test_a_memory_too_small_is_refused_by_name(options, message):
     with pytest.raises(InvalidValue, match=message):
-        configure(installed().mechanisms.get("ntm"), options, width=8)
+        configure(installed().mechanisms.get("ntm"), options, hidden_size=8)
 
 
 @pytest.mark.oracle

@@ -27,7 +27,7 @@ def lively(layer):
 
 @pytest.mark.parametrize("name", ["visual_soft", "visual_hard"])
 def test_it_equals_the_equation_forward_and_gradient(build, agrees, name):
-    layer = lively(build(name, width=5, heads=1)).eval()
+    layer = lively(build(name, hidden_size=5, num_heads=1)).eval()
     query = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     source = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     found = scores(layer, query, source)
@@ -42,7 +42,10 @@ def test_it_equals_the_equation_forward_and_gradient(build, agrees, name):
 
 
 def test_alignment_equals_soft_attention_without_its_gate(build, agrees):
-    soft, plain = lively(build("visual_soft", width=6, heads=2)), build("alignment", width=6, heads=2)
+    soft, plain = (
+        lively(build("visual_soft", hidden_size=6, num_heads=2)),
+        build("alignment", hidden_size=6, num_heads=2),
+    )
     plain.load_state_dict({name: value for name, value in soft.state_dict().items() if "inner" not in name})
     with torch.no_grad():
         soft.inner.gate.weight.zero_()
@@ -109,7 +112,7 @@ def test_samples_follow_their_shares_and_never_touch_what_is_masked():
 
 @pytest.mark.parametrize(("rate", "drawn"), [(0.0, True), (1.0, False)])
 def test_training_draws_or_takes_the_mean(build, rate, drawn):
-    layer = lively(build("visual_hard", {"mean_rate": rate}, width=5, heads=1)).train()
+    layer = lively(build("visual_hard", {"mean_rate": rate}, hidden_size=5, num_heads=1)).train()
     query, source = torch.randn(1, 3, 5, dtype=torch.float64), torch.randn(1, 4, 5, dtype=torch.float64)
     out = layer(query, source)
     weights = scores(layer, query[0], source[0]).softmax(-1)
@@ -122,4 +125,4 @@ def test_training_draws_or_takes_the_mean(build, rate, drawn):
 
 def test_a_rate_that_is_no_share_is_refused():
     with pytest.raises(InvalidValue, match="mean_rate"):
-        configure(installed().mechanisms.get("visual_hard"), {"mean_rate": 1.5}, width=8)
+        configure(installed().mechanisms.get("visual_hard"), {"mean_rate": 1.5}, hidden_size=8)

@@ -2,10 +2,10 @@ from attn_core import Rotary
 from attn_testing import MechanismLaws
 
 FEW = (
-    {"width": 16, "heads": 4},
-    {"width": 12, "heads": 3, "bias": True},
-    {"width": 16, "heads": 4, "key_value_heads": 2},
-    {"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
+    {"hidden_size": 16, "num_heads": 4},
+    {"hidden_size": 12, "num_heads": 3, "bias": True},
+    {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2},
+    {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
 )
 """For what the layer of every spec computes, changed at one place."""
 
@@ -87,9 +87,9 @@ class TestNoPositions(MechanismLaws):
 
 class TestYarn(MechanismLaws):
     mechanism = "rope"
-    options = {"scaling": {"kind": "yarn", "factor": 4, "context": 16}}
+    options = {"scaling": {"kind": "yarn", "factor": 4, "original_max_position_embeddings": 16}}
 
 
 class TestDynamicNtk(MechanismLaws):
     mechanism = "rope"
-    options = {"scaling": {"kind": "dynamic", "factor": 2, "context": 8, "length": 64}}
+    options = {"scaling": {"kind": "dynamic", "factor": 2, "original_max_position_embeddings": 8, "length": 64}}

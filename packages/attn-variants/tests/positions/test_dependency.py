@@ -78,7 +78,7 @@ def by_loops(layer, rows, apart, clip):
 
 
 def test_attention_is_the_equations_of_the_paper_forward_and_backward(build, agrees):
-    layer = build("dependency", {"parse": SENTENCE, "clip": 3}, width=12, heads=2, causal=False)
+    layer = build("dependency", {"parse": SENTENCE, "clip": 3}, hidden_size=12, num_heads=2, causal=False)
     rows, upstream = doubles(10, 12), doubles(10, 12)
     found, expected = layer(rows[None])[0], by_loops(layer, rows, by_networkx(SENTENCE, 10), 3)
     oracle = agrees("dependency", paper="Shaw's equations over networkx's paths, in loops")
@@ -88,8 +88,8 @@ def test_attention_is_the_equations_of_the_paper_forward_and_backward(build, agr
 
 
 def test_a_chain_is_shaw_with_its_vectors_in_reverse(build, agrees):
-    tree = build("dependency", {"clip": 3}, width=12, heads=2)
-    shaw = build("shaw", {"clip": 3}, width=12, heads=2)
+    tree = build("dependency", {"clip": 3}, hidden_size=12, num_heads=2)
+    shaw = build("shaw", {"clip": 3}, hidden_size=12, num_heads=2)
     own = tree.state_dict()
     shaw.load_state_dict(
         {
@@ -102,8 +102,8 @@ def test_a_chain_is_shaw_with_its_vectors_in_reverse(build, agrees):
 
 
 def test_another_parse_of_the_same_tokens_gives_other_outputs(build):
-    one = build("dependency", {"parse": SENTENCE}, width=12, heads=2, causal=False)
-    other = build("dependency", {"parse": (1, 2, 3, -1, 3, 4, 5, 6)}, width=12, heads=2, causal=False)
+    one = build("dependency", {"parse": SENTENCE}, hidden_size=12, num_heads=2, causal=False)
+    other = build("dependency", {"parse": (1, 2, 3, -1, 3, 4, 5, 6)}, hidden_size=12, num_heads=2, causal=False)
     other.load_state_dict(one.state_dict())
     rows = doubles(1, 8, 12)
     assert not torch.allclose(one(rows), other(rows))
@@ -131,7 +131,7 @@ def test_another_parse_of_the_same_tokens_gives_other_outputs(build):
 )
 def test_heads_that_are_no_tree_are_refused_and_a_cycle_names_its_tokens(build, parse, told):
     with pytest.raises(InvalidValue, match=told):
-        build("dependency", {"parse": parse}, width=12, heads=2)
+        build("dependency", {"parse": parse}, hidden_size=12, num_heads=2)
 
 
 def test_a_parse_of_thousands_of_words_is_walked_once():

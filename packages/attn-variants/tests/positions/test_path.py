@@ -50,10 +50,10 @@ def by_loops(layer, rows):
     return layer.output(torch.stack(out).view(len(rows), -1))
 
 
-@pytest.mark.parametrize("sizes", [{"heads": 2}, {"heads": 4, "key_value_heads": 2}], ids=str)
+@pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 4, "num_kv_heads": 2}], ids=str)
 @pytest.mark.parametrize("block", [1, 4, 32])
 def test_outputs_and_gradients_are_those_of_paths_walked_token_by_token(build, agrees, sizes, block):
-    layer = build("path", {"rank": 5, "block": block}, width=16, **sizes)
+    layer = build("path", {"rank": 5, "block": block}, hidden_size=16, **sizes)
     rows, upstream = doubles(TOKENS, 16), doubles(TOKENS, 16)
     found, expected = layer(rows[None])[0], by_loops(layer, rows)
     oracle = agrees("path", paper="paths of reflections, token by token")
@@ -65,7 +65,7 @@ def test_outputs_and_gradients_are_those_of_paths_walked_token_by_token(build, a
 @pytest.mark.parametrize("tokens", [1, 4, 7, 8, 33])
 @pytest.mark.parametrize("padded", [False, True])
 def test_whole_sequences_by_blocks_are_those_of_all_pairs_and_so_are_gradients(build, tokens, padded):
-    layer = build("path", {"rank": 5, "block": 4}, width=16, heads=4, key_value_heads=2)
+    layer = build("path", {"rank": 5, "block": 4}, hidden_size=16, num_heads=4, num_kv_heads=2)
     rows = doubles(2, tokens, 16)
     key_padding_mask = torch.rand(2, tokens) > 0.3 if padded else None
     value = layer.lend(rows)["value"].repeat_interleave(2, dim=2)
@@ -80,7 +80,7 @@ def test_whole_sequences_by_blocks_are_those_of_all_pairs_and_so_are_gradients(b
 
 
 def test_tokens_that_reflect_nothing_leave_attention_without_positions(build, agrees):
-    layer, nope = build("path", {"block": 4}, width=16, heads=2), build("nope", width=16, heads=2)
+    layer, nope = build("path", {"block": 4}, hidden_size=16, num_heads=2), build("nope", hidden_size=16, num_heads=2)
     with torch.no_grad():
         layer.inner.strength.bias.fill_(-1e3)
     nope.load_state_dict({name: part for name, part in layer.state_dict().items() if "inner" not in name})
@@ -89,7 +89,7 @@ def test_tokens_that_reflect_nothing_leave_attention_without_positions(build, ag
 
 
 def test_tokens_on_the_way_change_what_a_query_gives_to_a_key(build):
-    layer = build("path", {"taps": 1}, width=16, heads=1)
+    layer = build("path", {"taps": 1}, hidden_size=16, num_heads=1)
     rows = doubles(1, 8, 16)
     other = rows.clone()
     other[:, 4] += 1
@@ -115,15 +115,15 @@ def test_a_query_alone_is_turned_as_it_is_among_others():
 
 def test_rotary_positions_are_refused_and_so_is_looking_ahead(build):
     with pytest.raises(Incompatible, match="path"):
-        build("path", width=16, heads=2, rotary=Rotary())
+        build("path", hidden_size=16, num_heads=2, rotary=Rotary())
     with pytest.raises(InvalidValue, match="path"):
-        build("path", width=16, heads=2, causal=False)
+        build("path", hidden_size=16, num_heads=2, causal=False)
 
 
 @pytest.mark.parametrize("option", ["rank", "taps", "block"])
 def test_sizes_below_one_are_refused(build, option):
     with pytest.raises(InvalidValue, match=rf"mechanism 'path'.*{option}"):
-        build("path", {option: 0}, width=16, heads=2)
+        build("path", {option: 0}, hidden_size=16, num_heads=2)
 
 
 @pytest.mark.oracle

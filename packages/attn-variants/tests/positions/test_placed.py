@@ -52,7 +52,7 @@ def behind(vector, position):
     [("positions_added", added, 6**-0.5), ("positions_concatenated", behind, 12**-0.5)],
 )
 def test_outputs_and_gradients_are_those_of_the_equations_pair_by_pair(build, agrees, name, place, scale):
-    layer = build(name, width=24, heads=4, key_value_heads=2)
+    layer = build(name, hidden_size=24, num_heads=4, num_kv_heads=2)
     rows, upstream = doubles(7, 24), doubles(7, 24)
     found, expected = layer(rows[None])[0], by_loops(layer, rows, place, scale)
     oracle = agrees(name, paper="its equation over sinusoids, in loops")
@@ -62,7 +62,7 @@ def test_outputs_and_gradients_are_those_of_the_equations_pair_by_pair(build, ag
 
 
 def test_where_projections_change_nothing_adding_to_each_is_adding_to_the_inputs(build, agrees):
-    layer, mha = (build(name, width=10, heads=1) for name in ("positions_added", "mha"))
+    layer, mha = (build(name, hidden_size=10, num_heads=1) for name in ("positions_added", "mha"))
     with torch.no_grad():
         for one in (layer.query, layer.key, layer.value):
             one.weight.copy_(torch.eye(10))
@@ -77,7 +77,7 @@ def test_where_projections_change_nothing_adding_to_each_is_adding_to_the_inputs
 
 
 def test_concatenated_positions_remember_no_more_than_none(build):
-    layer = build("positions_concatenated", width=24, heads=4)
+    layer = build("positions_concatenated", hidden_size=24, num_heads=4)
     lent = layer.lend(doubles(1, 5, 24))
     assert {name: tuple(field.shape) for name, field in lent.items()} == {"key": (1, 5, 4, 6), "value": (1, 5, 4, 6)}
 
@@ -90,8 +90,8 @@ def depths_by_networkx(heads, tokens):
 
 
 def test_depths_and_positions_are_fused_and_added_to_the_inputs(build, agrees):
-    layer = build("dependency_depth", {"parse": SENTENCE}, width=12, heads=2, causal=False)
-    mha = build("mha", width=12, heads=2, causal=False)
+    layer = build("dependency_depth", {"parse": SENTENCE}, hidden_size=12, num_heads=2, causal=False)
+    mha = build("mha", hidden_size=12, num_heads=2, causal=False)
     rows, depths = doubles(1, 10, 12), depths_by_networkx(SENTENCE, 10)
     assert [depths[token] for token in range(10)] == [2, 2, 1, 0, 2, 2, 1, 1, 2, 3]
     mha.load_state_dict(layer.attention.state_dict())
@@ -106,8 +106,8 @@ def test_depths_and_positions_are_fused_and_added_to_the_inputs(build, agrees):
 
 
 def test_another_parse_of_the_same_tokens_gives_other_outputs(build):
-    one = build("dependency_depth", {"parse": SENTENCE}, width=12, heads=2)
-    other = build("dependency_depth", {"parse": (-1, 0, 0, 0, 0, 0, 0, 0)}, width=12, heads=2)
+    one = build("dependency_depth", {"parse": SENTENCE}, hidden_size=12, num_heads=2)
+    other = build("dependency_depth", {"parse": (-1, 0, 0, 0, 0, 0, 0, 0)}, hidden_size=12, num_heads=2)
     other.load_state_dict(one.state_dict())
     rows = doubles(1, 8, 12)
     assert not torch.allclose(one(rows), other(rows))
@@ -116,10 +116,10 @@ def test_another_parse_of_the_same_tokens_gives_other_outputs(build):
 @pytest.mark.parametrize("parse", [(1, 0), (-1, -1), (-1, 5), "abc"], ids=str)
 def test_a_parse_that_is_no_tree_is_refused(build, parse):
     with pytest.raises(InvalidValue, match="dependency_depth"):
-        build("dependency_depth", {"parse": parse}, width=12, heads=2)
+        build("dependency_depth", {"parse": parse}, hidden_size=12, num_heads=2)
 
 
 @pytest.mark.parametrize("name", ["positions_added", "positions_concatenated"])
 def test_rotary_positions_are_refused_beside_other_ones(build, name):
     with pytest.raises(Incompatible, match=name):
-        build(name, width=12, heads=2, rotary=Rotary())
+        build(name, hidden_size=12, num_heads=2, rotary=Rotary())

@@ -23,7 +23,7 @@ def test_normed_queries_and_keys_are_those_of_qwen3_in_transformers(build, agree
     )
     peer = Qwen3Attention(config, 0).double().eval()
     layer = build(
-        "qk_norm", width=32, heads=4, key_value_heads=2, rotary=Rotary(base=config.rope_parameters["rope_theta"])
+        "qk_norm", hidden_size=32, num_heads=4, num_kv_heads=2, rotary=Rotary(base=config.rope_parameters["rope_theta"])
     )
     with torch.no_grad():
         for ours, theirs in (
@@ -47,7 +47,7 @@ def test_normed_queries_and_keys_are_those_of_qwen3_in_transformers(build, agree
 def test_capped_scores_are_those_of_gemma2_in_transformers(build, agrees):
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
-    layer = build("soft_cap", {"cap": 1.5}, width=32, heads=4, key_value_heads=2)
+    layer = build("soft_cap", {"cap": 1.5}, hidden_size=32, num_heads=4, num_kv_heads=2)
     module = torch.nn.Module()
     module.num_key_value_groups, module.head_dim, module.training = 2, 8, False
     mask = torch.full((6, 6), float("-inf"), dtype=torch.float64).triu(1)[None, None]
@@ -62,7 +62,7 @@ def test_capped_scores_are_those_of_gemma2_in_transformers(build, agrees):
 
 
 def test_no_length_of_queries_and_keys_changes_normed_attention(build):
-    layer, other = build("qk_norm", width=16, heads=2), build("qk_norm", width=16, heads=2)
+    layer, other = build("qk_norm", hidden_size=16, num_heads=2), build("qk_norm", hidden_size=16, num_heads=2)
     state = layer.state_dict()
     other.load_state_dict(
         {**state, "query.weight": 1e3 * state["query.weight"], "key.weight": 1e4 * state["key.weight"]}
@@ -72,7 +72,7 @@ def test_no_length_of_queries_and_keys_changes_normed_attention(build):
 
 
 def test_queries_and_keys_of_length_one_meet_as_cosines_times_one_number(build, agrees):
-    layer = build("qk_l2_norm", {"length": 9}, width=12, heads=2)
+    layer = build("qk_l2_norm", {"length": 9}, hidden_size=12, num_heads=2)
     rows, upstream = doubles(6, 12), doubles(6, 12)
     query, key, value = (linear(rows).view(6, 2, 6) for linear in (layer.query, layer.key, layer.value))
     gain, out = layer.norm.query_gain, []
@@ -88,12 +88,12 @@ def test_queries_and_keys_of_length_one_meet_as_cosines_times_one_number(build, 
 
 @pytest.mark.parametrize("length", [2, 1024])
 def test_the_number_starts_at_the_logarithm_of_all_pairs_of_a_sequence(build, length):
-    gain = build("qk_l2_norm", {"length": length}, width=12, heads=2).norm.query_gain
+    gain = build("qk_l2_norm", {"length": length}, hidden_size=12, num_heads=2).norm.query_gain
     assert gain.tolist() == pytest.approx([math.log2(length * (length - 1))], rel=1e-6)
 
 
 def test_no_query_and_no_key_gives_scores_of_zero_and_no_nan(build):
-    layer = build("qk_l2_norm", width=12, heads=2)
+    layer = build("qk_l2_norm", hidden_size=12, num_heads=2)
     rows = torch.zeros(1, 4, 12, dtype=torch.float64, requires_grad=True)
     out = layer(rows)
     assert torch.autograd.grad(out.sum(), rows)[0].isfinite().all()
@@ -103,12 +103,13 @@ def test_no_query_and_no_key_gives_scores_of_zero_and_no_nan(build):
 @pytest.mark.parametrize(("option", "value"), [("length", 1), ("length", 2.5), ("eps", 0.0)])
 def test_lengths_without_a_pair_and_no_epsilon_are_refused(build, option, value):
     with pytest.raises(InvalidValue, match=rf"mechanism 'qk_l2_norm'.*{option}"):
-        build("qk_l2_norm", {option: value}, width=12, heads=2)
+        build("qk_l2_norm", {option: value}, hidden_size=12, num_heads=2)
 
 
 def test_a_cap_far_above_the_scores_changes_nothing_and_a_low_one_flattens(build, agrees):
     high, low, mha = (
-        build(*how, width=16, heads=2) for how in (("soft_cap", {"cap": 1e9}), ("soft_cap", {"cap": 1e-9}), ("mha",))
+        build(*how, hidden_size=16, num_heads=2)
+        for how in (("soft_cap", {"cap": 1e9}), ("soft_cap", {"cap": 1e-9}), ("mha",))
     )
     high.load_state_dict(mha.state_dict())
     low.load_state_dict(mha.state_dict())
@@ -122,4 +123,4 @@ def test_attention_without_positions_refuses_rotary_ones(build):
     from attn_core import Rotary
 
     with pytest.raises(Incompatible, match="nope"):
-        build("nope", width=16, heads=2, rotary=Rotary())
+        build("nope", hidden_size=16, num_heads=2, rotary=Rotary())

@@ -33,7 +33,7 @@ def test_attention_and_its_gradients_are_those_of_the_t5_of_transformers(build, 
 
     config = T5Config(d_model=24, d_kv=6, num_heads=4, is_decoder=causal, dropout_rate=0.0)
     peer = T5Attention(config, has_relative_attention_bias=True).double().eval()
-    layer = build("t5_bias", width=24, heads=4, causal=causal)
+    layer = build("t5_bias", hidden_size=24, num_heads=4, causal=causal)
     pairs = {
         "query": peer.q.weight,
         "key": peer.k.weight,
@@ -74,7 +74,7 @@ def shaw_by_loops(layer, rows, clip):
 
 @pytest.mark.parametrize("options", [{"clip": 2}, {"clip": 9}, {"clip": 3, "share": True}], ids=str)
 def test_shaw_is_the_equations_of_the_paper_forward_and_backward(build, agrees, options):
-    layer = build("shaw", options, width=12, heads=2)
+    layer = build("shaw", options, hidden_size=12, num_heads=2)
     rows = doubles(6, 12)
     found, expected, upstream = layer(rows[None])[0], shaw_by_loops(layer, rows, options["clip"]), doubles(6, 12)
     loops = agrees("shaw", paper="equations 3 and 4 in loops")
@@ -85,7 +85,7 @@ def test_shaw_is_the_equations_of_the_paper_forward_and_backward(build, agrees, 
 
 
 def test_without_distances_the_vectors_are_one_bias_of_the_values(build, agrees):
-    layer, mha = build("shaw", {"clip": 0}, width=12, heads=2), build("mha", width=12, heads=2)
+    layer, mha = build("shaw", {"clip": 0}, hidden_size=12, num_heads=2), build("mha", hidden_size=12, num_heads=2)
     state = layer.state_dict()
     table = state.pop("modifiers.relative_values.table")
     state.pop("modifiers.relative_keys.table")
@@ -108,7 +108,7 @@ def test_relative_keys_are_those_of_wav2vec2_bert_in_transformers(build, agrees)
         attention_dropout=0.0,
     )
     peer = Wav2Vec2BertSelfAttention(config).double().eval()
-    layer = build("shaw", {"clip": 3, "share": True}, width=24, heads=4, causal=False, bias=True)
+    layer = build("shaw", {"clip": 3, "share": True}, hidden_size=24, num_heads=4, causal=False, bias=True)
     theirs = {"query": peer.linear_q, "key": peer.linear_k, "value": peer.linear_v, "output": peer.linear_out}
     with torch.no_grad():
         for name, linear in theirs.items():
@@ -121,7 +121,10 @@ def test_relative_keys_are_those_of_wav2vec2_bert_in_transformers(build, agrees)
 
 
 def test_a_bias_of_minus_the_distance_is_alibi(build, agrees):
-    layer, alibi = build("relative_bias", {"clip": 20}, width=16, heads=4), build("alibi", width=16, heads=4)
+    layer, alibi = (
+        build("relative_bias", {"clip": 20}, hidden_size=16, num_heads=4),
+        build("alibi", hidden_size=16, num_heads=4),
+    )
     state = layer.state_dict()
     state.pop("modifiers.relative_bias.table")
     alibi.load_state_dict(state)
@@ -152,7 +155,7 @@ def test_a_bias_of_minus_the_distance_is_alibi(build, agrees):
 )
 def test_bad_options_are_refused_by_name(mechanism, options, named):
     with pytest.raises(InvalidValue, match=named):
-        configure(installed().mechanisms.get(mechanism), options, width=8)
+        configure(installed().mechanisms.get(mechanism), options, hidden_size=8)
 
 
 @pytest.mark.oracle
@@ -160,7 +163,7 @@ def test_bad_options_are_refused_by_name(mechanism, options, named):
 def test_linear_biases_are_those_of_bloom_in_transformers(build, agrees, heads):
     from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
-    layer = build("alibi", width=24, heads=heads)
+    layer = build("alibi", hidden_size=24, num_heads=heads)
     bias = build_alibi_tensor(torch.ones(1, 9), heads, torch.float64)[None]  # per key: a softmax sees no shift of a row
     mask = bias + torch.full((9, 9), float("-inf"), dtype=torch.float64).triu(1)
 

@@ -14,22 +14,30 @@ SHORT, LONG = [1.0 + i / 10 for i in range(8)], [1.0 + 2 * i for i in range(8)]
 PEERS = {
     "linear": ({"kind": "linear", "factor": 4.0}, {"rope_type": "linear", "factor": 4.0}, None),
     "dynamic": (
-        {"kind": "dynamic", "factor": 2.0, "context": 64, "length": 200},
+        {"kind": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64, "length": 200},
         {"rope_type": "dynamic", "factor": 2.0},
         200,
     ),
     "dynamic, short": (
-        {"kind": "dynamic", "factor": 2.0, "context": 64, "length": 40},
+        {"kind": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64, "length": 40},
         {"rope_type": "dynamic", "factor": 2.0},
         40,
     ),
     "yarn": (
-        {"kind": "yarn", "factor": 4.0, "context": 64},
+        {"kind": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
         None,
     ),
     "yarn, own ends": (
-        {"kind": "yarn", "factor": 8.0, "context": 64, "fast": 16, "slow": 2, "attention": 1.5, "whole_pairs": False},
+        {
+            "kind": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "fast": 16,
+            "slow": 2,
+            "attention": 1.5,
+            "whole_pairs": False,
+        },
         {
             "rope_type": "yarn",
             "factor": 8.0,
@@ -42,7 +50,7 @@ PEERS = {
         None,
     ),
     "llama3": (
-        {"kind": "llama3", "factor": 8.0, "context": 64},
+        {"kind": "llama3", "factor": 8.0, "original_max_position_embeddings": 64},
         {
             "rope_type": "llama3",
             "factor": 8.0,
@@ -53,7 +61,7 @@ PEERS = {
         None,
     ),
     "longrope": (
-        {"kind": "longrope", "short": SHORT, "long": LONG, "context": 64, "length": 256},
+        {"kind": "longrope", "short": SHORT, "long": LONG, "original_max_position_embeddings": 64, "length": 256},
         {
             "rope_type": "longrope",
             "short_factor": SHORT,
@@ -106,10 +114,10 @@ def test_linear_scaling_puts_every_position_where_a_fraction_of_it_was():
     "words",
     [
         {"kind": "linear", "factor": 1},
-        {"kind": "dynamic", "factor": 4, "context": 64, "length": 64},
-        {"kind": "yarn", "factor": 1, "context": 64},
-        {"kind": "llama3", "factor": 1, "context": 64},
-        {"kind": "longrope", "short": [1] * 8, "long": LONG, "context": 64, "length": 64},
+        {"kind": "dynamic", "factor": 4, "original_max_position_embeddings": 64, "length": 64},
+        {"kind": "yarn", "factor": 1, "original_max_position_embeddings": 64},
+        {"kind": "llama3", "factor": 1, "original_max_position_embeddings": 64},
+        {"kind": "longrope", "short": [1] * 8, "long": LONG, "original_max_position_embeddings": 64, "length": 64},
     ],
     ids=lambda words: words["kind"],
 )
@@ -120,12 +128,23 @@ def test_scaling_by_nothing_changes_nothing(words):
 
 
 def test_yarn_keeps_the_fast_pairs_slows_the_slow_ones_and_multiplies_scores(build):
-    plain, scaled = Rotary().frequencies(64), Rotary(scaling=Yarn(factor=4, context=4096)).frequencies(64)
+    plain, scaled = (
+        Rotary().frequencies(64),
+        Rotary(scaling=Yarn(factor=4, original_max_position_embeddings=4096)).frequencies(64),
+    )
     assert scaled[0] == plain[0]
     assert scaled[-1] == pytest.approx(plain[-1] / 4)
-    layer = build("rope", {"scaling": {"kind": "yarn", "factor": 4, "context": 4096}}, width=16, heads=2)
+    layer = build(
+        "rope",
+        {"scaling": {"kind": "yarn", "factor": 4, "original_max_position_embeddings": 4096}},
+        hidden_size=16,
+        num_heads=2,
+    )
     other = build(
-        "rope", {"scaling": {"kind": "yarn", "factor": 4, "context": 4096, "attention": 1}}, width=16, heads=2
+        "rope",
+        {"scaling": {"kind": "yarn", "factor": 4, "original_max_position_embeddings": 4096, "attention": 1}},
+        hidden_size=16,
+        num_heads=2,
     )
     rows = torch.randn(1, 5, 16, dtype=torch.float64)
     other.load_state_dict({**layer.state_dict(), "query.weight": layer.query.weight * (0.1 * math.log(4) + 1) ** 2})
@@ -141,18 +160,22 @@ def test_yarn_keeps_the_fast_pairs_slows_the_slow_ones_and_multiplies_scores(bui
         ({"kind": "linear", "factor": 0.5}, InvalidValue, "factor"),
         ({"kind": "linear", "factor": float("nan")}, InvalidValue, "factor"),
         ({"kind": "linear", "faktor": 2}, UnknownName, "factor"),
-        ({"kind": "yarn", "factor": 2}, InvalidValue, "context"),
-        ({"kind": "yarn", "factor": 2, "context": 64, "slow": 40}, InvalidValue, "slow"),
-        ({"kind": "llama3", "factor": 2, "context": 1}, InvalidValue, "context"),
-        ({"kind": "longrope", "short": [0], "long": [1], "context": 8, "length": 9}, InvalidValue, "short"),
+        ({"kind": "yarn", "factor": 2}, InvalidValue, "max_seq_len"),
+        ({"kind": "yarn", "factor": 2, "original_max_position_embeddings": 64, "slow": 40}, InvalidValue, "slow"),
+        ({"kind": "llama3", "factor": 2, "original_max_position_embeddings": 1}, InvalidValue, "max_seq_len"),
+        (
+            {"kind": "longrope", "short": [0], "long": [1], "original_max_position_embeddings": 8, "length": 9},
+            InvalidValue,
+            "short",
+        ),
     ],
 )
 def test_bad_scalings_are_refused_by_name(words, error, named):
     with pytest.raises(error, match=named):
-        configure(installed().mechanisms.get("rope"), {"scaling": words}, width=8)
+        configure(installed().mechanisms.get("rope"), {"scaling": words}, hidden_size=8)
 
 
 def test_longrope_wants_a_factor_for_each_pair():
-    scaling = LongRope(short=(1.0,), long=(1.0,), context=8, length=16)
+    scaling = LongRope(short=(1.0,), long=(1.0,), original_max_position_embeddings=8, length=16)
     with pytest.raises(InvalidValue, match="1 factors"):
         Rotary(scaling=scaling).frequencies(SIZE)

@@ -16,7 +16,7 @@ def test_on_a_cpu_kernels_are_handed_float32_in_a_model_of_bfloat16(monkeypatch,
         return compute(self, steps, before, chunk)
 
     monkeypatch.setattr(PlainChunked, "run_steps", run)
-    layer, rows = mechanism.build(configure(mechanism, width=16, heads=2)), torch.randn(1, 9, 16)
+    layer, rows = mechanism.build(configure(mechanism, hidden_size=16, num_heads=2)), torch.randn(1, 9, 16)
     with torch.autocast("cpu", torch.bfloat16, enabled=automatic):
         out = layer(rows) if automatic else layer.bfloat16()(rows.bfloat16())
     assert out.dtype == torch.bfloat16

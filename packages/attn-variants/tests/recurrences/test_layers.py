@@ -14,7 +14,9 @@ EVERY = [*CAUSAL_ONLY, "performer", "linear"]
 def made(name, options=None, **shared):
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get(name)
-    return mechanism.build(configure(mechanism, options or {}, **{"width": 16, "heads": 2, **shared})).double()
+    return mechanism.build(
+        configure(mechanism, options or {}, **{"hidden_size": 16, "num_heads": 2, **shared})
+    ).double()
 
 
 def rows(tokens, batch=2):

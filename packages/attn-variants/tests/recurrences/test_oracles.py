@@ -147,7 +147,7 @@ def test_performer_relu_features_with_the_same_directions(agrees):
 
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get("performer")
-    config = configure(mechanism, {"kernel": "relu", "features": 9}, width=8, heads=2, causal=False)
+    config = configure(mechanism, {"kernel": "relu", "features": 9}, hidden_size=8, num_heads=2, causal=False)
     layer = mechanism.build(config).double()
     given = torch.randn(2, 7, 8, dtype=torch.float64)
 
@@ -170,7 +170,7 @@ def test_efficient_attention_but_for_the_scale_that_the_oracle_adds(agrees):
 
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get("efficient")
-    layer = mechanism.build(configure(mechanism, width=8, heads=2, causal=False)).double()
+    layer = mechanism.build(configure(mechanism, hidden_size=8, num_heads=2, causal=False)).double()
     given = torch.randn(2, 7, 8, dtype=torch.float64)
     key_padding_mask = torch.arange(7) < torch.tensor([[7], [4]])
 

@@ -62,7 +62,7 @@ def test_directions_are_orthogonal_within_blocks_and_as_long_as_gaussian_ones(fe
 def made(**options):
     torch.manual_seed(0)
     mechanism = installed().mechanisms.get("performer")
-    shared = {"width": 16, "heads": 2, **{name: options.pop(name) for name in ("causal",) if name in options}}
+    shared = {"hidden_size": 16, "num_heads": 2, **{name: options.pop(name) for name in ("causal",) if name in options}}
     return mechanism.build(configure(mechanism, options, **shared)).double()
 
 

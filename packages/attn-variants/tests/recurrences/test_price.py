@@ -12,7 +12,7 @@ def priced(name, tokens, chunk):
     mechanism = installed().mechanisms.get(name)
     return (
         mechanism,
-        configure(mechanism, {"chunk": chunk}, width=16, heads=2),
+        configure(mechanism, {"chunk": chunk}, hidden_size=16, num_heads=2),
         Shape(batch=2, query=tokens, key=tokens),
     )
 

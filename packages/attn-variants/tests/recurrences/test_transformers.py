@@ -21,7 +21,7 @@ def _plain_torch(monkeypatch):
 
 def built(name, **options):
     mechanism = installed().mechanisms.get(name)
-    return mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, head_size=SIZE))
+    return mechanism.build(configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, head_dim=SIZE))
 
 
 def load(pairs):

@@ -14,7 +14,9 @@ WIDTH, HEADS, SIZE, TOKENS, SCALE = 16, 2, 8, 11, 3.0
 
 
 def made(build, options=None, **shared):
-    return build("retnet", {"chunk": 4, "scale_base": SCALE, **(options or {})}, width=WIDTH, heads=HEADS, **shared)
+    return build(
+        "retnet", {"chunk": 4, "scale_base": SCALE, **(options or {})}, hidden_size=WIDTH, num_heads=HEADS, **shared
+    )
 
 
 def rows(tokens=TOKENS):
@@ -97,7 +99,7 @@ def test_a_scale_base_beyond_all_lengths_is_retention_without_it(build, agrees):
 @pytest.mark.parametrize("tokens", [0, 1, 23])
 def test_counted_flops_are_the_declared_ones(tokens):
     mechanism = installed().mechanisms.get("retnet")
-    config = configure(mechanism, {"chunk": 4, "scale_base": 512.0}, width=WIDTH, heads=HEADS)
+    config = configure(mechanism, {"chunk": 4, "scale_base": 512.0}, hidden_size=WIDTH, num_heads=HEADS)
     with FlopCounterMode(display=False) as counter:
         mechanism.build(config)(torch.randn(2, tokens, WIDTH))
     assert mechanism.cost(config, Shape(batch=2, query=tokens, key=tokens)).flops == counter.get_total_flops()

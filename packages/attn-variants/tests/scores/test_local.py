@@ -44,7 +44,7 @@ def test_golden_weights_around_four_and_a_fifth(agrees):
 
 
 def test_local_p_is_the_equations_of_the_paper_forward_and_backward(build, agrees):
-    layer = build("local_p", {"radius": 2}, width=WIDTH, heads=2)
+    layer = build("local_p", {"radius": 2}, hidden_size=WIDTH, num_heads=2)
     torch.nn.init.normal_(layer.distribution.vector)
     rows, source, upstream = doubles(4, WIDTH), doubles(9, WIDTH), doubles(4, WIDTH)
     found, expected = layer(rows[None], source[None])[0], local_p_by_loops(layer, rows, source, 2)
@@ -56,7 +56,7 @@ def test_local_p_is_the_equations_of_the_paper_forward_and_backward(build, agree
 
 
 def test_padding_does_not_move_the_place_that_a_query_names(build):
-    layer = build("local_p", {"radius": 2}, width=WIDTH, heads=2)
+    layer = build("local_p", {"radius": 2}, hidden_size=WIDTH, num_heads=2)
     rows, source = doubles(1, 3, WIDTH), doubles(1, 9, WIDTH)
     key_padding_mask = torch.arange(9)[None] < 6
     assert torch.allclose(
@@ -65,20 +65,23 @@ def test_padding_does_not_move_the_place_that_a_query_names(build):
 
 
 def test_a_source_shorter_than_the_window_is_met_whole(build):
-    layer = build("local_p", {"radius": 10}, width=WIDTH, heads=1)
+    layer = build("local_p", {"radius": 10}, hidden_size=WIDTH, num_heads=1)
     assert (layer.weights(doubles(1, 3, WIDTH), doubles(1, 4, WIDTH)) > 0).all()
     assert (layer.weights(doubles(1, 3, WIDTH), doubles(1, 1, WIDTH)) > 0).all()
 
 
 def test_local_m_sees_the_window_around_its_own_position_and_nothing_far_behind_the_source(build):
-    layer = build("local_m", {"radius": 2, "score": "dot"}, width=WIDTH, heads=1)
+    layer = build("local_m", {"radius": 2, "score": "dot"}, hidden_size=WIDTH, num_heads=1)
     weights = layer.weights(doubles(1, 12, WIDTH), doubles(1, 6, WIDTH))[0, 0]
     seen = [(row > 0).nonzero().flatten().tolist() for row in weights]
     assert seen == [[s for s in range(6) if abs(s - t) <= 2] for t in range(12)]
 
 
 def test_a_radius_as_long_as_the_source_is_global_attention(build, agrees):
-    local, whole = build("local_m", {"radius": 20}, width=WIDTH, heads=2), build("luong", width=WIDTH, heads=2)
+    local, whole = (
+        build("local_m", {"radius": 20}, hidden_size=WIDTH, num_heads=2),
+        build("luong", hidden_size=WIDTH, num_heads=2),
+    )
     whole.load_state_dict(local.state_dict())
     rows, source = doubles(1, 4, WIDTH), doubles(1, 7, WIDTH)
     same = agrees("local_m", identity="a radius as long as the source is luong")

@@ -37,7 +37,7 @@ def test_content_addressing_of_a_memory_of_three_rows(agrees, beta, expected):
 
 
 def test_cosine_scores_are_those_of_torch_and_zero_vectors_have_none(build, agrees):
-    layer = build("cosine", width=WIDTH, heads=1, causal=False)
+    layer = build("cosine", hidden_size=WIDTH, num_heads=1, causal=False)
     rows = doubles(1, 5, WIDTH)
     rows[0, 2] = 0
     rows.requires_grad_()
@@ -51,14 +51,14 @@ def test_cosine_scores_are_those_of_torch_and_zero_vectors_have_none(build, agre
 
 
 def test_sharp_cosines_start_as_wide_as_scaled_products(build):
-    beta = torch.nn.functional.softplus(build("cosine", width=32, heads=2).score.sharpness)
+    beta = torch.nn.functional.softplus(build("cosine", hidden_size=32, num_heads=2).score.sharpness)
     assert torch.allclose(beta, torch.full((2,), 4.0, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_concat_is_additive_with_its_weight_in_halves(build, agrees):
     concat, additive = (
-        build("concat", {"hidden": 5}, width=WIDTH, heads=3),
-        build("additive", {"hidden": 5}, width=WIDTH, heads=3),
+        build("concat", {"hidden": 5}, hidden_size=WIDTH, num_heads=3),
+        build("additive", {"hidden": 5}, hidden_size=WIDTH, num_heads=3),
     )
     state = concat.state_dict()
     key, query = state.pop("score.weight").chunk(2, dim=1)
@@ -68,18 +68,18 @@ def test_concat_is_additive_with_its_weight_in_halves(build, agrees):
 
 
 def test_location_scores_are_a_linear_layer_and_do_not_see_the_keys(build, agrees):
-    layer = build("location", {"longest": 9}, width=WIDTH, heads=1, causal=False)
+    layer = build("location", {"longest": 9}, hidden_size=WIDTH, num_heads=1, causal=False)
     rows = doubles(1, 6, WIDTH)
     expected = torch.softmax((layer.query(rows) @ layer.score.weight[0].T)[..., :6], -1)
     agrees("location", paper="softmax of a linear layer").outputs(layer.weights(rows)[:, 0], expected, 1e-14)
     assert layer.key is None
     mechanism = installed().mechanisms.get("location")
-    state = mechanism.state(configure(mechanism, {"longest": 9}, width=WIDTH, heads=1))
+    state = mechanism.state(configure(mechanism, {"longest": 9}, hidden_size=WIDTH, num_heads=1))
     assert set(state["kv"].fields) == {"value"}
 
 
 def test_more_keys_than_location_scores_have_rows_are_refused(build):
-    layer = build("location", {"longest": 4}, width=WIDTH, heads=1)
+    layer = build("location", {"longest": 4}, hidden_size=WIDTH, num_heads=1)
     with pytest.raises(InvalidValue, match="at most 4"):
         layer(doubles(1, 5, WIDTH))
     operands = layer.operands(
@@ -92,7 +92,7 @@ def test_more_keys_than_location_scores_have_rows_are_refused(build):
 
 
 def test_dot_attention_is_multi_head_attention_of_scaled_queries(build, agrees):
-    dot, mha = build("dot", width=WIDTH, heads=3), build("mha", width=WIDTH, heads=3)
+    dot, mha = build("dot", hidden_size=WIDTH, num_heads=3), build("mha", hidden_size=WIDTH, num_heads=3)
     mha.load_state_dict({**dot.state_dict(), "query.weight": 2 * dot.query.weight})
     same = agrees("dot", identity="mha of scaled queries")
     same.functions(dot, mha, doubles(2, 6, WIDTH), tolerance=1e-12)
@@ -102,7 +102,7 @@ def test_dot_attention_is_multi_head_attention_of_scaled_queries(build, agrees):
 def test_general_scores_are_the_luong_attention_of_joeynmt(build, agrees):
     attention = pytest.importorskip("joeynmt.attention", reason="pip install --no-deps joeynmt==2.3.0")
     peer = attention.LuongAttention(hidden_size=WIDTH, key_size=WIDTH).double()
-    layer = made_identity(build("luong", {"score": "general"}, width=WIDTH, heads=1))
+    layer = made_identity(build("luong", {"score": "general"}, hidden_size=WIDTH, num_heads=1))
     with torch.no_grad():
         layer.score.weight[0].copy_(peer.key_layer.weight)
     key_padding_mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -127,7 +127,7 @@ def test_additive_scores_are_the_bahdanau_attention_of_joeynmt(build, agrees, na
     attention = pytest.importorskip("joeynmt.attention", reason="pip install --no-deps joeynmt==2.3.0")
     peer = attention.BahdanauAttention(hidden_size=7, key_size=WIDTH, query_size=WIDTH).double()
     shared = {"causal": False} if name == "additive" else {}
-    layer = made_identity(build(name, {"hidden": 7}, width=WIDTH, heads=1, **shared))
+    layer = made_identity(build(name, {"hidden": 7}, hidden_size=WIDTH, num_heads=1, **shared))
     with torch.no_grad():
         layer.score.key_weight[0].copy_(peer.key_layer.weight.T)
         layer.score.query_weight[0].copy_(peer.query_layer.weight.T)
@@ -163,7 +163,7 @@ def test_weights_are_those_of_pytorch_nlp(build, agrees, score):
     from torchnlp.nn import Attention
 
     peer = Attention(WIDTH, attention_type=score).double()
-    layer = made_identity(build("luong", {"score": score}, width=WIDTH, heads=1))
+    layer = made_identity(build("luong", {"score": score}, hidden_size=WIDTH, num_heads=1))
     if score == "general":
         with torch.no_grad():
             layer.score.weight[0].copy_(peer.linear_in.weight.T)
@@ -188,7 +188,7 @@ def test_weights_are_those_of_pytorch_nlp(build, agrees, score):
 )
 def test_bad_options_are_refused_by_name(mechanism, options, named):
     with pytest.raises(InvalidValue, match=named):
-        configure(installed().mechanisms.get(mechanism), options, width=8)
+        configure(installed().mechanisms.get(mechanism), options, hidden_size=8)
 
 
 @pytest.mark.parametrize("mechanism", ["luong", "local_m", "local_p"])
@@ -196,7 +196,7 @@ def test_a_source_has_no_rotary_positions(build, mechanism):
     from attn_core import Rotary
 
     with pytest.raises(Incompatible, match=mechanism):
-        build(mechanism, width=WIDTH, heads=1, rotary=Rotary())
+        build(mechanism, hidden_size=WIDTH, num_heads=1, rotary=Rotary())
 
 
 def test_units_default_to_the_size_of_the_head():

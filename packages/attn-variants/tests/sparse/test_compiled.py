@@ -18,7 +18,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "padded"), [("sliding_window", False), ("bigbird", True)])
 def test_a_compiled_layer_computes_by_tiles_what_the_layer_does_forward_and_backward(build, monkeypatch, name, padded):
-    layer = build(name, NAMES[name], width=16, heads=4)
+    layer = build(name, NAMES[name], hidden_size=16, num_heads=4)
     torch.compiler.reset()
     fast = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
     ran, whole = [], compiled.outputs

@@ -1,13 +1,13 @@
 from attn_core import Rotary
 from attn_testing import MechanismLaws
 
-FEW = ({"width": 16, "heads": 4}, {"width": 12, "heads": 3, "bias": True})
+FEW = ({"hidden_size": 16, "num_heads": 4}, {"hidden_size": 12, "num_heads": 3, "bias": True})
 """For what differs from another class by an option only."""
 
 SOME = (
-    {"width": 16, "heads": 4},
-    {"width": 12, "heads": 3, "bias": True},
-    {"width": 16, "heads": 4, "key_value_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
+    {"hidden_size": 16, "num_heads": 4},
+    {"hidden_size": 12, "num_heads": 3, "bias": True},
+    {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "rotary": Rotary(fraction=0.5, interleaved=True)},
 )
 """For what is a spec and a mask that is the same for all heads: its layer is that of every spec."""
 
@@ -80,7 +80,7 @@ class TestChunkRing(MechanismLaws):
 class TestLongformer(MechanismLaws):
     mechanism = "longformer"
     options = {"window": 2, "global_positions": (0, 6)}
-    settings = (*FEW, {"width": 16, "heads": 4, "key_value_heads": 2, "bias": True})
+    settings = (*FEW, {"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "bias": True})
 
 
 class TestAttentionSinks(MechanismLaws):

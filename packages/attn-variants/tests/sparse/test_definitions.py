@@ -63,7 +63,7 @@ CASES = [
 @pytest.mark.parametrize("kernel", [None, "plain", "torch_sdpa", "block_sparse"])
 def test_outputs_and_gradients_are_those_of_the_definition(agrees, name, options, causal, kernel):
     mechanism = installed().mechanisms.get(name)
-    layer = mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, causal=causal)).double()
+    layer = mechanism.build(configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, causal=causal)).double()
     layer.use_kernel(kernel)
     rows = torch.randn(2, 23, WIDTH, dtype=torch.float64, requires_grad=True)
     query, key, value = (linear(rows).unflatten(-1, (HEADS, SIZE)) for linear in (layer.query, layer.key, layer.value))
@@ -94,7 +94,7 @@ def test_rotary_positions_of_attention_sinks_are_places_in_the_cache(agrees):
     sinks, window, rotary = 2, 4, Rotary()
     mechanism = installed().mechanisms.get("attention_sinks")
     options = {"sinks": sinks, "window": window}
-    layer = mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, rotary=rotary)).double()
+    layer = mechanism.build(configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, rotary=rotary)).double()
     rows = torch.randn(15, WIDTH, dtype=torch.float64)
     query, key, value = (linear(rows).unflatten(-1, (HEADS, SIZE)) for linear in (layer.query, layer.key, layer.value))
     expected = torch.zeros_like(query)
@@ -122,8 +122,8 @@ def test_longformer_whose_tokens_are_all_global_is_full_attention_with_the_globa
     catalog = installed().mechanisms
     longformer, full = catalog.get("longformer"), catalog.get("mha")
     options = {"window": 2, "global_positions": tuple(range(9))}
-    layer = longformer.build(configure(longformer, options, width=WIDTH, heads=HEADS, causal=False)).double()
-    other = full.build(configure(full, width=WIDTH, heads=HEADS, causal=False)).double()
+    layer = longformer.build(configure(longformer, options, hidden_size=WIDTH, num_heads=HEADS, causal=False)).double()
+    other = full.build(configure(full, hidden_size=WIDTH, num_heads=HEADS, causal=False)).double()
     weights = {f"{name}.weight": getattr(layer.inner, name).weight for name in ("query", "key", "value")}
     other.load_state_dict({**weights, "output.weight": layer.output.weight})
     rows = torch.randn(2, 9, WIDTH, dtype=torch.float64)
@@ -149,8 +149,8 @@ def test_where_everything_is_seen_each_is_multi_head_attention(name, options):
     catalog = installed().mechanisms
     sparse, full = catalog.get(name), catalog.get("mha")
     causal = name not in {"bigbird", "neighborhood", "chunk_ring"}
-    layer = sparse.build(configure(sparse, options, width=WIDTH, heads=HEADS, causal=causal)).double()
-    other = full.build(configure(full, width=WIDTH, heads=HEADS, causal=causal)).double()
+    layer = sparse.build(configure(sparse, options, hidden_size=WIDTH, num_heads=HEADS, causal=causal)).double()
+    other = full.build(configure(full, hidden_size=WIDTH, num_heads=HEADS, causal=causal)).double()
     other.load_state_dict(layer.state_dict())
     rows = torch.randn(2, 12, WIDTH, dtype=torch.float64)
     assert torch.allclose(layer(rows), other(rows), rtol=0, atol=1e-13)
@@ -159,7 +159,7 @@ def test_where_everything_is_seen_each_is_multi_head_attention(name, options):
 def test_heads_of_the_fixed_pattern_read_summary_cells_of_their_own():
     mechanism = installed().mechanisms.get("fixed")
     options = {"block": 8, "summaries": 2, "pattern": "heads"}
-    mask = mechanism.spec(configure(mechanism, options, width=WIDTH, heads=4)).mask
+    mask = mechanism.spec(configure(mechanism, options, hidden_size=WIDTH, num_heads=4)).mask
     assert [key for key in range(8) if mask.of_head(1).allows(20, key)] == [6, 7]
     assert [key for key in range(8) if mask.of_head(3).allows(20, key)] == [4, 5]
     assert mask.of_head(0) == mask.of_head(2)
@@ -185,7 +185,7 @@ def test_cl_41_pairs_that_are_left_grow_as_the_papers_say(name, options, exponen
     found = []
     for length in (256, 4096):
         own = {"stride": round(length**0.5)} if name == "strided" else options
-        config = configure(mechanism, own, width=1, heads=1, causal=not encoder)
+        config = configure(mechanism, own, hidden_size=1, num_heads=1, causal=not encoder)
         found.append(mechanism.spec(config).mask.count(length, length))
         cost = mechanism.cost(config, Shape(query=length, key=length))
         assert cost.allowed_flops <= cost.flops
@@ -223,26 +223,26 @@ BAD = [
 @pytest.mark.parametrize(("name", "options", "message"), BAD, ids=str)
 def test_bad_options_are_refused_by_name_with_what_is_allowed(name, options, message):
     with pytest.raises(InvalidValue, match=message):
-        configure(installed().mechanisms.get(name), options, width=WIDTH, heads=HEADS)
+        configure(installed().mechanisms.get(name), options, hidden_size=WIDTH, num_heads=HEADS)
 
 
 @pytest.mark.parametrize("name", ["bigbird", "neighborhood", "longformer"])
 def test_encoders_refuse_to_be_causal_by_name(name):
     mechanism = installed().mechanisms.get(name)
     with pytest.raises(InvalidValue, match=rf"causal: True .*allowed: False: mechanism '{name}' has no causal form"):
-        mechanism.build(configure(mechanism, width=WIDTH, heads=HEADS, causal=True))
+        mechanism.build(configure(mechanism, hidden_size=WIDTH, num_heads=HEADS, causal=True))
 
 
 @pytest.mark.parametrize("name", ["strided", "fixed", "attention_sinks"])
 def test_patterns_that_look_back_refuse_not_to_be_causal_by_name(name):
     mechanism = installed().mechanisms.get(name)
     with pytest.raises(InvalidValue, match=rf"causal: False .*allowed: True: mechanism '{name}' only looks back"):
-        mechanism.build(configure(mechanism, width=WIDTH, heads=HEADS, causal=False))
+        mechanism.build(configure(mechanism, hidden_size=WIDTH, num_heads=HEADS, causal=False))
 
 
 def test_a_kernel_asked_for_by_name_that_refuses_raises():
     mechanism = installed().mechanisms.get("mha")
-    layer = mechanism.build(configure(mechanism, width=WIDTH, heads=HEADS))
+    layer = mechanism.build(configure(mechanism, hidden_size=WIDTH, num_heads=HEADS))
     layer.use_kernel("block_sparse")
     with pytest.raises(KernelRefused, match="mask: 'causal'"):
         layer(torch.randn(1, 3, WIDTH))

@@ -43,9 +43,9 @@ def by_loops(layer, rows, heavy, recent):
 
 
 @pytest.mark.parametrize(("heavy", "recent"), [(3, 2), (0, 4), (0, 1), (5, 1)])
-@pytest.mark.parametrize("sizes", [{"heads": 2}, {"heads": 4, "key_value_heads": 2}], ids=str)
+@pytest.mark.parametrize("sizes", [{"num_heads": 2}, {"num_heads": 4, "num_kv_heads": 2}], ids=str)
 def test_outputs_gradients_and_what_is_kept_are_those_of_the_algorithm(build, agrees, sizes, heavy, recent):
-    layer = build("h2o", {"heavy": heavy, "recent": recent}, width=16, **sizes)
+    layer = build("h2o", {"heavy": heavy, "recent": recent}, hidden_size=16, **sizes)
     rows, upstream = 3 * doubles(TOKENS, 16), doubles(TOKENS, 16)
     found, (expected, left) = layer(rows[None])[0], by_loops(layer, rows, heavy, recent)
     seen = layer.weights(rows[None])[0] > 0
@@ -58,15 +58,18 @@ def test_outputs_gradients_and_what_is_kept_are_those_of_the_algorithm(build, ag
 
 
 def test_a_budget_of_the_length_is_full_attention(build, agrees):
-    layer, mha = build("h2o", {"heavy": 6, "recent": 8}, width=16, heads=2), build("mha", width=16, heads=2)
+    layer, mha = (
+        build("h2o", {"heavy": 6, "recent": 8}, hidden_size=16, num_heads=2),
+        build("mha", hidden_size=16, num_heads=2),
+    )
     mha.load_state_dict(layer.state_dict())
     rows = doubles(2, TOKENS, 16)
     agrees("h2o", identity="a budget of the length is mha").outputs(layer(rows), mha(rows), 1e-12)
 
 
 def test_no_heavy_keys_are_a_window(build, agrees):
-    layer = build("h2o", {"heavy": 0, "recent": 4}, width=16, heads=2)
-    window = build("sliding_window", {"window": 5}, width=16, heads=2)
+    layer = build("h2o", {"heavy": 0, "recent": 4}, hidden_size=16, num_heads=2)
+    window = build("sliding_window", {"window": 5}, hidden_size=16, num_heads=2)
     window.load_state_dict(layer.state_dict())
     rows = doubles(2, TOKENS, 16)
     agrees("h2o", identity="no heavy keys: a window of one more").outputs(layer(rows), window(rows), 1e-12)
@@ -85,7 +88,7 @@ def test_a_key_that_all_attend_to_stays_and_one_that_none_does_goes():
 
 @pytest.mark.parametrize("tokens", [64, 65, 130])
 def test_tiles_of_queries_are_the_whole_forward_and_backward(build, tokens):
-    layer, rows = build("h2o", {"heavy": 5, "recent": 4}, width=8, heads=2), doubles(1, tokens, 8)
+    layer, rows = build("h2o", {"heavy": 5, "recent": 4}, hidden_size=8, num_heads=2), doubles(1, tokens, 8)
     value = layer.value(rows).view(1, tokens, 2, 4)
     whole = layer.output(torch.einsum("bhqk,bkhd->bqhd", layer.weights(rows), value).flatten(-2))
     assert torch.allclose(layer(rows), whole, rtol=0, atol=1e-13)
@@ -103,7 +106,7 @@ def test_of_keys_that_gained_as_much_the_oldest_goes():
 
 def test_a_request_weighs_its_budget_however_long_it_is_and_decodes_as_the_whole():
     options = {"heavy": 2, "recent": 2}
-    case = Subject("h2o", options, ({"width": 16, "heads": 4, "key_value_heads": 2},)).cases[0]
+    case = Subject("h2o", options, ({"hidden_size": 16, "num_heads": 4, "num_kv_heads": 2},)).cases[0]
     serving = Serving(case)
     serving.open(0)
     rows = case.rows(30)
@@ -117,4 +120,4 @@ def test_a_request_weighs_its_budget_however_long_it_is_and_decodes_as_the_whole
 @pytest.mark.parametrize(("option", "value"), [("heavy", -1), ("recent", 0), ("recent", 1.5)])
 def test_budgets_below_one_recent_key_are_refused(option, value):
     with pytest.raises(InvalidValue, match=rf"mechanism 'h2o'.*{option}"):
-        configure(installed().mechanisms.get("h2o"), {option: value}, width=16, heads=2)
+        configure(installed().mechanisms.get("h2o"), {option: value}, hidden_size=16, num_heads=2)

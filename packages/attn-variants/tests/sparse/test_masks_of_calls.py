@@ -17,7 +17,7 @@ COMPUTATIONS = [attend, sdpa, block_sparse.attend]
 
 def layer_of(mask, **more):
     torch.manual_seed(0)
-    return SpecLayer(AttentionSpec(heads=LAYOUT, mask=mask, **more), width=16, bias=False).double()
+    return SpecLayer(AttentionSpec(heads=LAYOUT, mask=mask, **more), hidden_size=16, bias=False).double()
 
 
 @pytest.mark.parametrize("lengths", [(4, 1, 6), (0, 9), (3, 3, 3)], ids=str)

@@ -18,7 +18,7 @@ WIDTH, HEADS = 16, 4
 def layer_of(name, options=None, **shared):
     """A float64 layer whose output projection changes nothing."""
     mechanism = installed().mechanisms.get(name)
-    layer = mechanism.build(configure(mechanism, options, width=WIDTH, heads=HEADS, **shared)).double()
+    layer = mechanism.build(configure(mechanism, options, hidden_size=WIDTH, num_heads=HEADS, **shared)).double()
     with torch.no_grad():
         layer.output.weight.copy_(torch.eye(WIDTH))
     return layer

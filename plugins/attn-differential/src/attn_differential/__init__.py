@@ -52,7 +52,7 @@ class Differential(DeclaredMechanism):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("heads", "key_value_heads"):
+            for name in ("num_heads", "num_kv_heads"):
                 count = getattr(self, name)
                 if count is not None and count % 2:
                     raise InvalidValue.of(name, count, "an even number: heads subtract in pairs")

@@ -76,8 +76,8 @@ class Dsa(DeclaredMechanism):
         One query gathers its `top` keys; more meet all keys, of which they read `top` at most.
         """
         own = DsaConfig.of(config)
-        index_keys = 2 * shape.batch * shape.query * config.width * own.index_size
-        learned = config.width * (own.index_heads * (own.index_size + 1) + own.index_size) + 2 * own.index_size
+        index_keys = 2 * shape.batch * shape.query * config.hidden_size * own.index_size
+        learned = config.hidden_size * (own.index_heads * (own.index_size + 1) + own.index_size) + 2 * own.index_size
         keys = Cost(flops=index_keys, allowed_flops=index_keys, parameters=learned)
         if shape.key <= own.top:
             return super().cost(config, shape) + keys
@@ -94,7 +94,7 @@ class Dsa(DeclaredMechanism):
     def _index_cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Index queries and weights, and their scores of all keys."""
         own = DsaConfig.of(config)
-        queries = 2 * shape.batch * shape.query * config.width * own.index_heads * (own.index_size + 1)
+        queries = 2 * shape.batch * shape.query * config.hidden_size * own.index_heads * (own.index_size + 1)
         per_pair = 2 * shape.batch * own.index_heads * (own.index_size + 1)
         seen = Causal().count(shape.query, shape.key)
         return Cost(

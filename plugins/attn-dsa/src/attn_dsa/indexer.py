@@ -40,10 +40,10 @@ class Indexer(nn.Module):
         super().__init__()
         self.options = options
         heads, size = options.index_heads, options.index_size
-        self.query = nn.Linear(options.width, heads * size, bias=False)
-        self.key = nn.Linear(options.width, size, bias=False)
+        self.query = nn.Linear(options.hidden_size, heads * size, bias=False)
+        self.key = nn.Linear(options.hidden_size, size, bias=False)
         self.norm = nn.LayerNorm(size, eps=EPSILON)
-        self.weight = nn.Linear(options.width, heads, bias=False)
+        self.weight = nn.Linear(options.hidden_size, heads, bias=False)
         self.scale: float = (size * heads) ** -0.5
 
     def keys(self, rows: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ class Forgetting(DeclaredMechanism):
         """The gates with random weights."""
         from attn_forgetting.gates import ForgetGates
 
-        return ForgetGates(self.spec(config), config.width)
+        return ForgetGates(self.spec(config), config.hidden_size)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Its own module: the gates' bias is computed here, whole sequences by torch's fused function."""
@@ -68,18 +68,18 @@ class Forgetting(DeclaredMechanism):
 
     def further_fields(self, config: MechanismConfig) -> Mapping[str, Field]:
         """The logarithm of the gate of every head, in float32: sums of thousands of them decide a weight."""
-        return {"gate": Field((config.heads,), dtype="float32")}
+        return {"gate": Field((config.num_heads,), dtype="float32")}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """That of the softmax attention and of the gates, which always have a bias.
 
         Queries, keys and values of whole sequences have three more elements, for the gates.
         """
-        flops = 2 * shape.batch * shape.query * config.width * config.heads
+        flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
         whole = shape.query == shape.key
-        carried = 2 * shape.batch * shape.query * shape.key * config.heads * 2 * CARRIED if whole else 0
+        carried = 2 * shape.batch * shape.query * shape.key * config.num_heads * 2 * CARRIED if whole else 0
         return super().cost(config, shape) + Cost(
-            flops=flops + carried, allowed_flops=flops, parameters=(config.width + 1) * config.heads
+            flops=flops + carried, allowed_flops=flops, parameters=(config.hidden_size + 1) * config.num_heads
         )
 
 

@@ -60,13 +60,13 @@ class GatedDeltaNet(ComputedMechanism):
         own = GatedDeltaConfig.of(config)
         if not own.causal:
             raise InvalidValue.of("causal", own.causal, "True: 'gated_deltanet' is a recurrence in time")
-        if own.key_value_heads not in {None, own.heads}:
-            allowed = f"{own.heads}: every head of 'gated_deltanet' keeps a memory of its own"
-            raise InvalidValue.of("key_value_heads", own.key_value_heads, allowed)
+        if own.num_kv_heads not in {None, own.num_heads}:
+            allowed = f"{own.num_heads}: every head of 'gated_deltanet' keeps a memory of its own"
+            raise InvalidValue.of("num_kv_heads", own.num_kv_heads, allowed)
         if own.rotary is not None:
             raise Incompatible("mechanism 'gated_deltanet' takes no rotary positions; use a model without them")
         return GatedDeltaLayer(
-            own.sizes, width=own.width, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
+            own.sizes, width=own.hidden_size, bias=own.bias, taps=own.taps, chunk=own.chunk, eps=own.norm_eps
         )
 
     def recurrence(self, config: MechanismConfig) -> RecurrenceSpec | None:
@@ -93,7 +93,7 @@ class GatedDeltaNet(ComputedMechanism):
         own = GatedDeltaConfig.of(config)
         sizes = own.sizes
         heads, _, key, value = sizes
-        weights = own.width * (sizes.channels + 2 * sizes.out + 2 * heads)
+        weights = own.hidden_size * (sizes.channels + 2 * sizes.out + 2 * heads)
         whole, rest = divmod(shape.query, own.chunk)
         pairs = 2 * (whole * own.chunk**2 + rest**2) * (2 * key + value)
         memory = 3 * 2 * shape.query * key * value
@@ -102,7 +102,7 @@ class GatedDeltaNet(ComputedMechanism):
             flops=projected + shape.batch * heads * (pairs + memory),
             allowed_flops=projected + shape.batch * heads * memory,
             parameters=weights
-            + (sizes.channels + own.width if own.bias else 0)
+            + (sizes.channels + own.hidden_size if own.bias else 0)
             + own.taps * sizes.channels
             + 2 * heads
             + value,

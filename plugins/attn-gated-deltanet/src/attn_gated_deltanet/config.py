@@ -54,12 +54,12 @@ class GatedDeltaConfig(MechanismConfig):
         super().__post_init__()
         for name in ("value_size", "taps", "chunk", "key_heads"):
             require_whole(name, getattr(self, name), ge=1, optional=name in {"value_size", "key_heads"})
-        if self.heads % (self.key_heads or self.heads):
-            raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.heads} heads")
+        if self.num_heads % (self.key_heads or self.num_heads):
+            raise InvalidValue.of("key_heads", self.key_heads, f"a divisor of the {self.num_heads} heads")
         require_number("norm_eps", self.norm_eps, ge=0)
 
     @property
     def sizes(self) -> Sizes:
         """How many heads there are, and how large they are."""
         size = self.head_layout.key_size
-        return Sizes(self.heads, self.key_heads or self.heads, size, self.value_size or size)
+        return Sizes(self.num_heads, self.key_heads or self.num_heads, size, self.value_size or size)

@@ -78,21 +78,21 @@ class Gated(DeclaredMechanism):
         """The gate with random weights."""
         from attn_gated.gate import Gate
 
-        return Gate(config.width, heads=config.heads, gates=gates_of(config), bias=config.bias)
+        return Gate(config.hidden_size, heads=config.num_heads, gates=gates_of(config), bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """That of the softmax attention and of one more projection of the queries' rows."""
         gates = gates_of(config)
-        flops = 2 * shape.batch * shape.query * config.width * gates
+        flops = 2 * shape.batch * shape.query * config.hidden_size * gates
         biases = gates if config.bias else 0
-        gate = Cost(flops=flops, allowed_flops=flops, parameters=config.width * gates + biases)
+        gate = Cost(flops=flops, allowed_flops=flops, parameters=config.hidden_size * gates + biases)
         return super().cost(config, shape) + gate
 
 
 def gates_of(config: MechanismConfig) -> int:
     """How many gates one row has."""
     per_head = isinstance(config, Gated.Config) and config.per == "head"
-    return config.heads if per_head else config.heads * config.head_layout.value_size
+    return config.num_heads if per_head else config.num_heads * config.head_layout.value_size
 
 
 @hookimpl

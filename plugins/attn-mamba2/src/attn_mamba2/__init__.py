@@ -56,17 +56,17 @@ class Mamba2(ComputedMechanism):
         own = Mamba2Config.of(config)
         if not own.causal:
             raise InvalidValue.of("causal", own.causal, "True: 'mamba2' is a recurrence in time")
-        if own.key_value_heads not in {None, own.heads}:
-            allowed = f"{own.heads}: heads of 'mamba2' share B and C by the option groups"
-            raise InvalidValue.of("key_value_heads", own.key_value_heads, allowed)
+        if own.num_kv_heads not in {None, own.num_heads}:
+            allowed = f"{own.num_heads}: heads of 'mamba2' share B and C by the option groups"
+            raise InvalidValue.of("num_kv_heads", own.num_kv_heads, allowed)
         if own.rotary is not None:
             raise Incompatible("mechanism 'mamba2' takes no rotary positions; use a model without them")
-        return Mamba2Layer(own.sizes, width=own.width, bias=own.bias, chunk=own.chunk)
+        return Mamba2Layer(own.sizes, width=own.hidden_size, bias=own.bias, chunk=own.chunk)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """One matrix a head in float32, and the last inputs of the convolution in the model's type."""
         sizes = Mamba2Config.of(config).sizes
-        memory = {"S": Field((sizes.heads, sizes.state, sizes.head), dtype="float32")}
+        memory = {"S": Field((sizes.num_heads, sizes.state, sizes.head), dtype="float32")}
         if sizes.taps > 1:
             memory["tail"] = Field((sizes.taps - 1, sizes.channels))
         return {"memory": Slot(memory)}
@@ -75,8 +75,8 @@ class Mamba2(ComputedMechanism):
         """Projections and the recurrence by chunks, as torch counts: matrix products only."""
         own = Mamba2Config.of(config)
         sizes = own.sizes
-        into = sizes.inner + sizes.channels + sizes.heads
-        weights = own.width * (into + sizes.inner)
+        into = sizes.inner + sizes.channels + sizes.num_heads
+        weights = own.hidden_size * (into + sizes.inner)
         whole, rest = divmod(shape.query, own.chunk)
         met = whole * own.chunk**2 + rest**2
         pairs = 2 * met * (sizes.groups * sizes.state + sizes.inner)
@@ -86,9 +86,9 @@ class Mamba2(ComputedMechanism):
             flops=projected + shape.batch * (pairs + memory),
             allowed_flops=projected + shape.batch * memory,
             parameters=weights
-            + (into + own.width if own.bias else 0)
+            + (into + own.hidden_size if own.bias else 0)
             + (sizes.taps + 1) * sizes.channels
-            + 3 * sizes.heads
+            + 3 * sizes.num_heads
             + sizes.inner,
         )
 

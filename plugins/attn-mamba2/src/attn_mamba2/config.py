@@ -13,7 +13,7 @@ from attn_core.errors import InvalidValue
 class Sizes(NamedTuple):
     """Heads, groups of heads that share B and C, the size of B and C, the size of a head's x, and taps."""
 
-    heads: int
+    num_heads: int
     groups: int
     state: int
     head: int
@@ -22,7 +22,7 @@ class Sizes(NamedTuple):
     @property
     def inner(self) -> int:
         """Elements of x of all heads."""
-        return self.heads * self.head
+        return self.num_heads * self.head
 
     @property
     def channels(self) -> int:
@@ -47,10 +47,10 @@ class Mamba2Config(MechanismConfig):
         super().__post_init__()
         for name in ("state_size", "groups", "expand", "taps", "chunk"):
             require_whole(name, getattr(self, name), ge=1)
-        if self.heads % self.groups:
-            raise InvalidValue.of("groups", self.groups, f"a divisor of the {self.heads} heads")
+        if self.num_heads % self.groups:
+            raise InvalidValue.of("groups", self.groups, f"a divisor of the {self.num_heads} heads")
 
     @property
     def sizes(self) -> Sizes:
         """What the layer is made of."""
-        return Sizes(self.heads, self.groups, self.state_size, self.expand * self.head_layout.value_size, self.taps)
+        return Sizes(self.num_heads, self.groups, self.state_size, self.expand * self.head_layout.value_size, self.taps)

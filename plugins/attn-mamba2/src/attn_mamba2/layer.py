@@ -31,16 +31,16 @@ class Mamba2Layer(nn.Module):
     def __init__(self, sizes: Sizes, *, width: int, bias: bool, chunk: int) -> None:
         super().__init__()
         self.sizes, self.chunk = sizes, chunk
-        self.input = nn.Linear(width, sizes.inner + sizes.channels + sizes.heads, bias=bias)
+        self.input = nn.Linear(width, sizes.inner + sizes.channels + sizes.num_heads, bias=bias)
         self.output = nn.Linear(sizes.inner, width, bias=bias)
         spread = sizes.taps**-0.5
         self.filters = nn.Parameter(torch.empty(sizes.channels, sizes.taps).uniform_(-spread, spread))
         self.filter_bias = nn.Parameter(torch.empty(sizes.channels).uniform_(-spread, spread))
-        self.rate = nn.Parameter(torch.arange(1.0, sizes.heads + 1).log())
-        step = torch.empty(sizes.heads).uniform_(*(math.log(size) for size in STEPS)).exp()
+        self.rate = nn.Parameter(torch.arange(1.0, sizes.num_heads + 1).log())
+        step = torch.empty(sizes.num_heads).uniform_(*(math.log(size) for size in STEPS)).exp()
         # The inverse of softplus, so that a bias alone gives the step that was drawn.
         self.step_bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
-        self.skip = nn.Parameter(torch.ones(sizes.heads))
+        self.skip = nn.Parameter(torch.ones(sizes.num_heads))
         self.norm = nn.Parameter(torch.ones(sizes.inner))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
@@ -86,7 +86,7 @@ class Mamba2Layer(nn.Module):
         mixed, tail = self._convolved(mixed, key_padding_mask, tail)
         system, value = self._system(mixed, step)
         if memory is None:
-            memory = value.new_zeros(rows.shape[0], self.sizes.heads, self.sizes.state, self.sizes.head)
+            memory = value.new_zeros(rows.shape[0], self.sizes.num_heads, self.sizes.state, self.sizes.head)
         out, memory = by_chunks(system, memory.to(value.dtype), self.chunk)
         out = out + wide(self.skip)[:, None, None] * value
         return self._out(out.transpose(1, 2).flatten(-2), gate, rows.dtype), memory, tail
@@ -94,7 +94,7 @@ class Mamba2Layer(nn.Module):
     def _projected(self, rows: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Gates, the input of the convolution, and step sizes, zero where a token is padded."""
         sizes = self.sizes
-        parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.heads], dim=-1)
+        parts = torch.split(wide(self.input(rows)), [sizes.inner, sizes.channels, sizes.num_heads], dim=-1)
         step = softplus(parts[2] + wide(self.step_bias))
         return (
             parts[0],
@@ -120,7 +120,7 @@ class Mamba2Layer(nn.Module):
         sizes = self.sizes
         shared = sizes.groups * sizes.state
         value, writing, reading = torch.split(mixed, [sizes.inner, shared, shared], dim=-1)
-        value = by_heads(value, sizes.heads)
+        value = by_heads(value, sizes.num_heads)
         step = step.transpose(1, 2)[..., None]
         decay = -wide(self.rate).exp()[:, None, None] * step
         system = System(by_heads(reading, sizes.groups), by_heads(writing, sizes.groups), value * step, decay)

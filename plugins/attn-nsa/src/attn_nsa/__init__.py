@@ -79,7 +79,7 @@ class Nsa(DeclaredMechanism):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of all tokens, if its own: a later query may select any block."""
-        if config.borrows:
+        if config.shares_kv:
             return {}
         heads = config.head_layout
         shapes = {"key": (heads.key_value, heads.key_size), "value": (heads.key_value, heads.value_size)}
@@ -98,13 +98,13 @@ class Nsa(DeclaredMechanism):
             2 * shape.batch * blocks * heads.key_value * (own.compress + 1) * (heads.key_size**2 + heads.value_size**2)
         )
         pair = 2 * heads.query * sizes
-        rest = compression + 2 * queries * config.width * 3 * heads.query
+        rest = compression + 2 * queries * config.hidden_size * 3 * heads.query
         selected = SelectedBlockPairs(block=own.select, top=own.top)
         weights = (own.compress + 1) * (heads.key_size**2 + heads.value_size**2) + own.compress * sizes
         branches = Cost(
             flops=rest + pair * (queries * blocks + selected.met(shape)),
             allowed_flops=rest + pair * (own.compressed_seen(shape) + selected.allowed(shape)),
-            parameters=weights + 3 * heads.query * (config.width + 1),
+            parameters=weights + 3 * heads.query * (config.hidden_size + 1),
         )
         return super().cost(config, shape) + branches
 

@@ -91,7 +91,7 @@ class Branches(InnerAttention, nn.Module):
         self.scale: float = heads.key_size**-0.5
         self.compress_key = Compression(heads.key_size, length=length, stride=stride)
         self.compress_value = Compression(heads.value_size, length=length, stride=stride)
-        self.gates = nn.Linear(options.width, 3 * heads.query)
+        self.gates = nn.Linear(options.hidden_size, 3 * heads.query)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]; `attend` is the branch of the window."""

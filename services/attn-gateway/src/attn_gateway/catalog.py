@@ -119,7 +119,7 @@ def option(mechanism: attn_core.Mechanism, name: str, default: Any) -> Mechanism
 def state_kinds(mechanism: attn_core.Mechanism) -> tuple[StateKind, ...]:
     """What it keeps between decoding steps with default options; nothing if that depends on required options."""
     try:
-        specs = mechanism.state(attn_core.configure(mechanism, width=SAMPLE_WIDTH))
+        specs = mechanism.state(attn_core.configure(mechanism, hidden_size=SAMPLE_WIDTH))
     except AttnError:
         return ()
     found = {kind for spec in specs.values() for cls, kind in STATE_KINDS.items() if isinstance(spec, cls)}

@@ -31,16 +31,16 @@ def _whole(field: str, read: Callable[[TrainingSpec], float], least: int) -> Che
 
 
 DECODER: tuple[SizeCheck, ...] = (
-    _size("model.width", lambda model: model.width, 1),
-    _size("model.layers", lambda model: model.layers, 1),
-    _size("model.heads", lambda model: model.heads, 1),
-    _size("model.context_length", lambda model: model.context, 1),
-    _size("model.kv_heads", lambda model: _given(model.key_value_heads), 1),
-    _size("model.head_size", lambda model: _given(model.head_size), 1),
-    _size("model.feed_forward_size", lambda model: _given(model.hidden), 1),
+    _size("model.width", lambda model: model.hidden_size, 1),
+    _size("model.layers", lambda model: model.num_layers, 1),
+    _size("model.heads", lambda model: model.num_heads, 1),
+    _size("model.context_length", lambda model: model.max_seq_len, 1),
+    _size("model.kv_heads", lambda model: _given(model.num_kv_heads), 1),
+    _size("model.head_size", lambda model: _given(model.head_dim), 1),
+    _size("model.feed_forward_size", lambda model: _given(model.intermediate_size), 1),
     _size("model.experts", lambda model: _given(model.experts), 1),
     _size("model.experts_per_token", lambda model: _given(model.experts_per_token), 1),
-    ("model.balance", lambda model: model.balance, lambda v: 0 <= v < math.inf, "a finite number from 0"),
+    ("model.balance", lambda model: model.router_aux_loss_coef, lambda v: 0 <= v < math.inf, "a finite number from 0"),
     ("model.dropout", lambda model: model.dropout, lambda v: 0 <= v < 1, "from 0, below 1"),
 )
 
@@ -77,7 +77,7 @@ def check_numbers(spec: TrainingSpec) -> None:
         for field, given in {
             "optimizer.label_smoothing": spec.optimizer.label_smoothing,
             "checkpoint.bleu_sentences": spec.checkpoint.bleu_sentences,
-            "data.most_pairs": 0 if spec.data.name in TASKS else spec.data.most_pairs,
+            "data.most_pairs": 0 if spec.data.name in TASKS else spec.data.max_pairs,
         }.items():
             _check(field, given, lambda value: value == 0, "0, as the model has no source")
     optimizer = spec.optimizer

@@ -92,8 +92,8 @@ def require_inside(path: Path, field: str, roots: tuple[Path, ...] | None) -> No
 
 def check_pairs(data: DataSpec, *, home: Path, settings: TrainSettings, local: bool) -> None:
     """Raises the error of the first thing that would keep the pairs from being read; they are not read yet."""
-    if data.most_pairs < 0:
-        raise InvalidValue.of("spec.data.most_pairs", data.most_pairs, "a whole number from 0")
+    if data.max_pairs < 0:
+        raise InvalidValue.of("spec.data.most_pairs", data.max_pairs, "a whole number from 0")
     if data.name is not None:
         if data.name not in known_pair_sets():
             raise UnknownName.of("set of pairs", data.name, known_pair_sets())

@@ -65,12 +65,12 @@ def _image_classifier(folder: Path, data: str, home: Path) -> dict[str, float]: 
     found = images.validation if len(images.validation.labels) else images.training
     places = torch.tensor([classifier.labels.index(name) for name in images.names])
     right = classification_metrics(classifier.model, LabelledImages(found.images, places[found.labels]))
-    return {"images": float(len(found.labels)), "loss": right["loss"], "images_right": right["right"]}
+    return {"images": float(len(found.labels)), "loss": right["loss"], "accuracy": right["right"]}
 
 
 def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: ARG001 - as of the others
     tagger, names, tokenizer = load_tagger(folder)
-    kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.context)
+    kept = tokenize_sentences(read_sentences([Path(data)]), tokenizer, names, tagger.encoder.max_seq_len)
     right = mean_validation_loss(
         tagger,
         kept,
@@ -81,28 +81,28 @@ def _tagger(folder: Path, data: str, home: Path) -> dict[str, float]:  # noqa: A
         on_batch=lambda: None,
     )
     if right is None:
-        allowed = f"at least one of at most {tagger.encoder.context} tokens, with tags"
+        allowed = f"at least one of at most {tagger.encoder.max_seq_len} tokens, with tags"
         raise InvalidValue.of("data", f"{data} without such sentences", allowed)
-    return {"sentences": float(len(kept)), "tags_right": right}
+    return {"sentences": float(len(kept)), "accuracy": right}
 
 
 def _masked_language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
     model, tokenizer = load_masked(folder)
     _, ids = _read(data, tokenizer, home)
-    masking = Masking(ids, tokenizer, context=model.encoder.context, batch=BATCH, seed=VALIDATION_SEED)
+    masking = Masking(ids, tokenizer, context=model.encoder.max_seq_len, batch=BATCH, seed=VALIDATION_SEED)
     found = masked_metrics(model, masking, FINAL_BATCHES)
-    return {"tokens": float(len(ids)), "loss": found["loss"], "guesses_right": found["right"]}
+    return {"tokens": float(len(ids)), "loss": found["loss"], "masked_accuracy": found["right"]}
 
 
 def _language_model(folder: Path, data: str, home: Path) -> dict[str, float]:
     loaded = load_model(folder)
-    if loaded.source_context is not None:
+    if loaded.max_encoder_len is not None:
         message = f"{folder}: the model reads a source; attn translate --references says how well it translates"
         raise Incompatible(message)
     if loaded.tokenizer is None:
         raise InvalidValue.of("model", folder, "a model folder with a tokenizer.json")
     text, ids = _read(data, loaded.tokenizer, home)
-    window = min(MAX_WINDOW, loaded.model.context)
+    window = min(MAX_WINDOW, loaded.model.max_seq_len)
     loss = text_loss(loaded.model, ids, window)
     bits = loss * (len(ids) - 1) / math.log(2)
     found = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": bits / len(text.encode())}

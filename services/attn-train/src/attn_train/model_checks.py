@@ -80,7 +80,7 @@ def _decided(model: FamilyModelSpec, data: DataSpec) -> Mapping[str, int]:
         from attn_train.data.images import load_images
 
         return load_images(data).model_fields
-    return {"vocabulary": VOCABULARY} | ({"classes": SAMPLE_TAGS} if subject == TAGS else {})
+    return {"vocab_size": VOCABULARY} | ({"classes": SAMPLE_TAGS} if subject == TAGS else {})
 
 
 TRAINING_BYTES = 16
@@ -96,19 +96,21 @@ SAMPLE_VOCABULARY = 128
 """A vocabulary for the checks; the text decides on the real one."""
 
 FIELDS = {
-    "context": "context_length",
-    "key_value_heads": "kv_heads",
+    "max_seq_len": "context_length",
+    "num_kv_heads": "kv_heads",
     "heads.key_value": "kv_heads",
     "norm_place": "norm_placement",
     "feed_forward": "activation",
-    "hidden": "feed_forward_size",
-    "tied": "tie_embeddings",
+    "intermediate_size": "feed_forward_size",
+    "tie_word_embeddings": "tie_embeddings",
 }
 """The wire's names of a decoder's fields, where they differ."""
 
-EXPERTS = ("experts", "experts_per_token", "routing", "balance")
+EXPERTS = ("experts", "experts_per_token", "routing", "router_aux_loss_coef")
 
-WIRE_FIELDS = frozenset({"width", "layers", "heads", "head_size", "norm", "positions", "dropout", *EXPERTS, *FIELDS})
+WIRE_FIELDS = frozenset(
+    {"hidden_size", "num_layers", "num_heads", "head_dim", "norm", "positions", "dropout", *EXPERTS, *FIELDS}
+)
 
 
 def check_model(spec: TrainingSpec, home: Path) -> None:
@@ -132,7 +134,7 @@ def count_parameters(model: ModelSpec) -> int:
     """Parameters of the decoder, built without memory. Raises InvalidValue with the field as on the wire."""
     family = installed().models.get("decoder")
     try:
-        config = family.configure(model.values({"vocabulary": SAMPLE_VOCABULARY}))
+        config = family.configure(model.values({"vocab_size": SAMPLE_VOCABULARY}))
         with shapes_only():
             built = family.build(config)
     except UnknownName:

@@ -16,25 +16,25 @@ class ModelSpec:
     `others` are further fields of a decoder's config by name.
     """
 
-    width: int
-    layers: int
-    heads: int
-    context: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    max_seq_len: int
     mechanism: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    key_value_heads: int | None = None
-    head_size: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
     norm: str = "layer"
     norm_place: str = "pre"
     feed_forward: str = "gelu"
-    hidden: int | None = None
+    intermediate_size: int | None = None
     positions: str = "learned"
     dropout: float = 0.0
-    tied: bool = True
+    tie_word_embeddings: bool = True
     experts: int | None = None
     experts_per_token: int | None = None
     routing: str = "mixtral"
-    balance: float = 0.0
+    router_aux_loss_coef: float = 0.0
     others: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class FamilyModelSpec:
     @classmethod
     def of(cls, family: str, fields: Mapping[str, Any]) -> FamilyModelSpec:
         """With a source where the fields say how long one may be."""
-        return (SourceModelSpec if "source_context" in fields else FamilyModelSpec)(family=family, fields=fields)
+        return (SourceModelSpec if "max_encoder_len" in fields else FamilyModelSpec)(family=family, fields=fields)
 
     @property
     def label(self) -> str:
@@ -72,9 +72,9 @@ class FamilyModelSpec:
         return self.family
 
     @property
-    def context(self) -> int:
+    def max_seq_len(self) -> int:
         """The longest sequence that is written, in tokens."""
-        return int(self.fields["context"])
+        return int(self.fields["max_seq_len"])
 
     def values(self, model_fields: Mapping[str, Any]) -> dict[str, Any]:
         """The values of the family, with those that the data have decided on."""
@@ -86,9 +86,9 @@ class SourceModelSpec(FamilyModelSpec):
     """A model of a family that reads a source."""
 
     @property
-    def source_context(self) -> int:
+    def max_encoder_len(self) -> int:
         """The longest source, in tokens."""
-        return int(self.fields["source_context"])
+        return int(self.fields["max_encoder_len"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class DataSpec:
     tokenizer: str = "character"
     validation: float = 0.1
     languages: str = ""
-    most_pairs: int = 0
+    max_pairs: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ ACTIVATIONS = {word: word for word in ("gelu", "swiglu", "gelu_tanh", "relu", "g
 PLACES = {word: word for word in ("pre", "post", "both")}
 POSITIONS = {word: word for word in ("learned", "rotary", "none", "sinusoidal")}
 
-NAMED = {item.name for item in dataclasses.fields(ModelSpec)} | {"vocabulary"}
+NAMED = {item.name for item in dataclasses.fields(ModelSpec)} | {"vocab_size"}
 """Fields of a decoder that cannot stand among the others."""
 
 
@@ -104,25 +104,25 @@ def _model(message: pb.ModelConfig) -> ModelSpec | FamilyModelSpec:
     if not message.mechanism.name:
         raise InvalidValue.of("spec.model.mechanism.name", "", "the name of a mechanism")
     return ModelSpec(
-        width=message.width,
-        layers=message.layers,
-        heads=message.heads,
-        context=message.context_length,
+        hidden_size=message.width,
+        num_layers=message.layers,
+        num_heads=message.heads,
+        max_seq_len=message.context_length,
         mechanism=message.mechanism.name,
         options=plain_struct("spec.model.mechanism.options", message.mechanism.options),
-        key_value_heads=message.kv_heads or None,
-        head_size=message.head_size or None,
+        num_kv_heads=message.kv_heads or None,
+        head_dim=message.head_size or None,
         norm=_word("norm", message.norm, NORMS),
         norm_place=_word("norm_placement", message.norm_placement, PLACES),
         feed_forward=_word("activation", message.activation, ACTIVATIONS),
-        hidden=message.feed_forward_size or None,
+        intermediate_size=message.feed_forward_size or None,
         positions=_word("positions", message.positions or default_positions(message), POSITIONS),
         dropout=message.dropout,
-        tied=message.tie_embeddings if message.HasField("tie_embeddings") else True,
+        tie_word_embeddings=message.tie_embeddings if message.HasField("tie_embeddings") else True,
         experts=message.experts or None,
         experts_per_token=message.experts_per_token or None,
         routing=message.routing or "mixtral",
-        balance=message.balance,
+        router_aux_loss_coef=message.balance,
         others=others,
     )
 
@@ -142,24 +142,24 @@ def _model_message(model: ModelSpec | FamilyModelSpec) -> pb.ModelConfig:
     mechanism = common_pb2.MechanismRef(name=model.mechanism)
     mechanism.options.update(model.options)
     message = pb.ModelConfig(
-        width=model.width,
-        layers=model.layers,
-        heads=model.heads,
-        kv_heads=model.key_value_heads or 0,
-        head_size=model.head_size or 0,
-        context_length=model.context,
+        width=model.hidden_size,
+        layers=model.num_layers,
+        heads=model.num_heads,
+        kv_heads=model.num_kv_heads or 0,
+        head_size=model.head_dim or 0,
+        context_length=model.max_seq_len,
         mechanism=mechanism,
         norm=_spelled(model.norm, NORMS),
         norm_placement=model.norm_place,
         activation=model.feed_forward,
-        feed_forward_size=model.hidden or 0,
+        feed_forward_size=model.intermediate_size or 0,
         positions=model.positions,
         dropout=model.dropout,
-        tie_embeddings=model.tied,
+        tie_embeddings=model.tie_word_embeddings,
         experts=model.experts or 0,
         experts_per_token=model.experts_per_token or 0,
         routing=model.routing,
-        balance=model.balance,
+        balance=model.router_aux_loss_coef,
     )
     if model.others:
         message.family_options.update(dict(model.others))
@@ -177,7 +177,7 @@ def _data(message: pb.DataSource) -> DataSpec:
         tokenizer=message.tokenizer or given.tokenizer,
         validation=message.validation_fraction if message.HasField("validation_fraction") else given.validation,
         languages=message.languages,
-        most_pairs=message.most_pairs,
+        max_pairs=message.most_pairs,
     )
 
 
@@ -186,7 +186,7 @@ def _data_message(data: DataSpec) -> pb.DataSource:
         tokenizer=data.tokenizer,
         validation_fraction=data.validation,
         languages=data.languages,
-        most_pairs=data.most_pairs,
+        most_pairs=data.max_pairs,
     )
     if data.name is not None:
         message.name = data.name

@@ -28,7 +28,7 @@ class Copyist(nn.Module):
     def __init__(self, tokenizer):
         super().__init__()
         self.unused = nn.Parameter(torch.zeros(()))
-        self.size, self.equals, self.end = tokenizer.vocabulary, tokenizer.encode("=")[0], min(tokenizer.end_ids)
+        self.size, self.equals, self.end = tokenizer.vocab_size, tokenizer.encode("=")[0], min(tokenizer.end_ids)
 
     def forward(self, tokens):
         logits = torch.zeros(*tokens.shape, self.size)
@@ -77,7 +77,7 @@ def test_answers_of_the_engine_are_counted_token_by_token(copies, spec):
 
     family = installed().models.get("lstmn_lm")
     torch.manual_seed(0)
-    fields = {"vocabulary": copies.tokenizer.vocabulary, "context": 12, "width": 16}
+    fields = {"vocab_size": copies.tokenizer.vocab_size, "max_seq_len": 12, "hidden_size": 16}
     model = family.build(family.configure(fields)).eval()
     values = task(copies, spec).final_metrics(model, lambda: None)
     right = 0
@@ -87,7 +87,7 @@ def test_answers_of_the_engine_are_counted_token_by_token(copies, spec):
             with torch.no_grad():
                 ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
         right += tuple(ids[len(text.given) :]) == text.written
-    assert values == {"answers_right": right / len(copies.validation)}
+    assert values == {"answer_accuracy": right / len(copies.validation)}
 
 
 def test_captions_say_which_digits_stand_where():

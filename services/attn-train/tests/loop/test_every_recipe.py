@@ -76,5 +76,5 @@ def test_every_family_of_models_has_a_recipe():
 def test_every_decoder_that_transformers_knows_has_a_recipe_that_it_could_read(layout):
     names = {DOOR_OF.get(name, name): name for name in recipe_names()}
     spec = spec_of(read_recipe(names[layout]))
-    config = installed().models.get("decoder").configure(spec.model.values({"vocabulary": 100}))
+    config = installed().models.get("decoder").configure(spec.model.values({"vocab_size": 100}))
     assert ADAPTERS[layout].to_hf_config(config)["model_type"] == layout

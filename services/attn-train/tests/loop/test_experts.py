@@ -19,8 +19,14 @@ def mixture(text):
     def make(balance):
         torch.manual_seed(5)
         family = installed().models.get("decoder")
-        shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
-        experts = {"experts": 4, "experts_per_token": 2, "balance": balance}
+        shape = {
+            "vocab_size": text.tokenizer.vocab_size,
+            "max_seq_len": 8,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+        }
+        experts = {"experts": 4, "experts_per_token": 2, "router_aux_loss_coef": balance}
         return family.build(family.configure(shape | experts))
 
     return make
@@ -57,7 +63,13 @@ def test_biases_of_sigmoid_routers_follow_the_load_and_go_on_from_a_checkpoint(t
     def make():
         torch.manual_seed(5)
         family = installed().models.get("decoder")
-        shape = {"vocabulary": text.tokenizer.vocabulary, "context": 8, "width": 16, "layers": 2, "heads": 2}
+        shape = {
+            "vocab_size": text.tokenizer.vocab_size,
+            "max_seq_len": 8,
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+        }
         experts = {"experts": 4, "experts_per_token": 1, "routing": "deepseek_v3", "router_bias_update_rate": 0.01}
         return family.build(family.configure(shape | experts | {"n_shared_experts": 1}))
 

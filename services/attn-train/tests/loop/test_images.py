@@ -19,7 +19,7 @@ from attn_train.worker import build_model
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (30, 6, 6), dtype=np.uint8)
 LABELS = np.arange(30) % 3
-FIELDS = {"patch": 2, "width": 32, "layers": 1, "heads": 2, "hidden": 32}
+FIELDS = {"patch": 2, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
 
 
 def kept(path, **arrays):
@@ -120,10 +120,10 @@ def test_digits_come_along_and_are_named_after_some_steps(record, tmp_path):
     model, report = build_model(spec, dataset), record()
     Trainer(model, dataset, spec).run(report, StopFlag())
     found = dataset.task(spec).final_metrics(model, lambda: None)
-    assert found["images_right"] > 0.4
+    assert found["accuracy"] > 0.4
     loaded = load_image_classifier(dataset.save(tmp_path / "m", model))
     right = classification_metrics(loaded.model, dataset.validation)["right"]
-    assert right == pytest.approx(found["images_right"])
+    assert right == pytest.approx(found["accuracy"])
     told = loaded.classify(normalize_pixels(dataset.validation.images))
     names = [max(row, key=row.__getitem__) for row in told]
     truth = [dataset.names[label] for label in dataset.validation.labels.tolist()]

@@ -18,13 +18,13 @@ from attn_train.tasks.base import PADDED
 from attn_train.tasks.seq2seq import Seq2SeqTask, bleu, tokenize_pairs, translate
 from attn_train.trainer import NullReporter, Trainer
 
-FIELDS = {"width": 12, "embedding": 8, "maxout": 8, "context": 12, "source_context": 12, "dropout": 0.1}
+FIELDS = {"hidden_size": 12, "embedding": 8, "maxout": 8, "max_seq_len": 12, "max_encoder_len": 12, "dropout": 0.1}
 
 
 def specification(steps=12, **data) -> TrainingSpec:
     return TrainingSpec(
         model=SourceModelSpec(family="rnnsearch", fields=FIELDS),
-        data=DataSpec(**({"name": "copy", "most_pairs": 300} | data)),
+        data=DataSpec(**({"name": "copy", "max_pairs": 300} | data)),
         optimizer=OptimizerSpec(
             steps=steps, batch=8, learning_rate=1e-2, min_learning_rate=1e-3, label_smoothing=0.1, weight_decay=0.0
         ),
@@ -141,8 +141,8 @@ def test_pairs_are_read_from_columns_folders_and_compressed_files(tmp_path):
 
 
 def test_the_shipped_sample_has_pairs_with_their_writers(tmp_path):
-    read = dataset(tmp_path, name="tatoeba-en-zh", most_pairs=200, tokenizer="byte_pairs:400")
-    assert read.tokenizer.vocabulary == 400
+    read = dataset(tmp_path, name="tatoeba-en-zh", max_pairs=200, tokenizer="byte_pairs:400")
+    assert read.tokenizer.vocab_size == 400
     with gzip.open(SAMPLE_FILE, "rt", encoding="utf-8") as file:
         rows = [line.split("\t") for line in file]
     assert len(rows) == 3000

@@ -28,7 +28,7 @@ TEXT = """# sent_id = 1
 1\tdogs\tdog\tNOUN\tNNS\t_\t2\tnsubj\t_\t_
 2\trun\trun\tVERB\tVBP\t_\t0\troot\t_\t_
 """
-FIELDS = {"width": 32, "layers": 1, "heads": 2, "hidden": 32, "context": 32}
+FIELDS = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_seq_len": 32}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_tags_are_learned_and_the_folder_tags_alike(treebank, record, tmp_path, 
     dataset = load_tags(spec.data, 32, "word")
     model = build_model(spec, dataset)
     Trainer(model, dataset, spec).run(record(), StopFlag())
-    assert dataset.task(spec).final_metrics(model, lambda: None) == {"tags_right": 1.0}
+    assert dataset.task(spec).final_metrics(model, lambda: None) == {"accuracy": 1.0}
     again, names, tokenizer = load_tagger(dataset.save(tmp_path / "m", model))
     assert names == dataset.names
     assert tokenizer.encode("dogs run") == dataset.tokenizer.encode("dogs run")

@@ -146,8 +146,8 @@ async def test_a_specification_without_data_or_mechanism_is_refused(server, wire
 
 
 async def test_a_model_larger_than_the_memory_is_refused_at_once(server, wire_spec, submit):
-    wire_spec.model.width = 1 << 20
-    wire_spec.model.layers = 8
+    wire_spec.model.hidden_size = 1 << 20
+    wire_spec.model.num_layers = 8
     async with server() as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await submit(stub, wire_spec)
@@ -191,7 +191,7 @@ async def test_validation_alone_records_nothing_and_fills_in_the_defaults(server
 
 
 async def test_positions_are_learned_where_the_mechanism_or_the_head_size_takes_no_rotation(server, wire_spec):
-    wire_spec.model.head_size = 7
+    wire_spec.model.head_dim = 7
     async with server() as stub:
         request = pb.SubmitTrainingJobRequest(spec=wire_spec, validate_only=True)
         job = (await stub.SubmitTrainingJob(request)).job
@@ -223,7 +223,9 @@ async def test_a_bad_page_is_refused(server, size, token):
 
 
 def test_parameters_are_counted_exactly_without_drawing_one_number():
-    model = ModelSpec(width=16, layers=2, heads=2, context=8, mechanism="gqa", feed_forward="swiglu", norm="rms")
+    model = ModelSpec(
+        hidden_size=16, num_layers=2, num_heads=2, max_seq_len=8, mechanism="gqa", feed_forward="swiglu", norm="rms"
+    )
     before = torch.get_rng_state()
     counted = count_parameters(model)
     assert torch.equal(before, torch.get_rng_state())

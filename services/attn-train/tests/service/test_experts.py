@@ -10,7 +10,7 @@ from attn_models.loading import load_model
 
 async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_spec, submit, watch):
     wire_spec.model.experts, wire_spec.model.experts_per_token = 4, 2
-    wire_spec.model.routing, wire_spec.model.balance = "switch", 0.25
+    wire_spec.model.routing, wire_spec.model.router_aux_loss_coef = "switch", 0.25
     async with server() as stub:
         job = await submit(stub, wire_spec, "mixture")
         said = job.spec.model
@@ -22,7 +22,7 @@ async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_
     assert done.last_metrics["loss"] > done.last_metrics["validation_loss"]
     config = load_model(done.model_path).config
     assert (config.mixture.count, config.mixture.per_token) == (4, 2)
-    assert (config.routing, config.balance) == ("switch", 0.25)
+    assert (config.routing, config.router_aux_loss_coef) == ("switch", 0.25)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ async def test_a_mixture_of_experts_is_trained_as_it_was_asked_for(server, wire_
         ({"experts": 4}, "experts_per_token: None is not allowed; allowed: a whole number from 1 to the 4 experts"),
         ({"experts": 4, "experts_per_token": 5}, "experts_per_token: 5"),
         ({"experts_per_token": 2}, "experts: .*a number of experts"),
-        ({"balance": 0.1}, "experts: .*a number of experts"),
+        ({"router_aux_loss_coef": 0.1}, "experts: .*a number of experts"),
     ],
 )
 async def test_half_a_mixture_is_refused_with_what_is_missing(server, wire_spec, submit, given, named):
@@ -44,13 +44,13 @@ async def test_half_a_mixture_is_refused_with_what_is_missing(server, wire_spec,
 
 
 async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(server, wire_spec, submit, watch):
-    wire_spec.model.layers = 2
+    wire_spec.model.num_layers = 2
     wire_spec.model.experts, wire_spec.model.experts_per_token, wire_spec.model.routing = 4, 2, "deepseek_v3"
     others = {
-        "lenders": "cla:2",
+        "kv_sharing": "cla:2",
         "n_shared_experts": 1,
         "router_bias_update_rate": 0.01,
-        "prediction_depth": 1,
+        "num_nextn_predict_layers": 1,
         "attention_dropout": 0.25,
     }
     wire_spec.model.family_options.update(others | {"nextn_predict_loss_weight": 2.0})
@@ -68,16 +68,16 @@ async def test_further_fields_of_a_decoder_are_trained_as_they_were_asked_for(se
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"lenders": "cla:0"}, "lenders"),
-        ({"prediction_depth": -1}, "prediction_depth"),
+        ({"kv_sharing": "cla:0"}, "kv_sharing"),
+        ({"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
         ({"attention_dropout": 1.0}, "attention_dropout"),
         ({"attention_dropout": float("nan")}, "family_options: .*NaN or an infinite number"),
         ({"attention_dropout": "much"}, "attention_dropout"),
         ({"attention_dropout": 0.1, "pattern": ["retnet"]}, "without attention weights"),
         ({"shared_expert": 1}, "did you mean 'n_shared_experts'"),
-        ({"width": 32}, "family_options: .*width"),
-        ({"vocabulary": 9}, "family_options: .*vocabulary"),
-        ({"others": {"width": 3}}, "family_options: .*others"),
+        ({"hidden_size": 32}, "family_options: .*width"),
+        ({"vocab_size": 9}, "family_options: .*vocabulary"),
+        ({"others": {"hidden_size": 3}}, "family_options: .*others"),
         ({"pattern": [{"mechanism": "nothing"}]}, "unknown mechanism 'nothing'"),
     ],
 )

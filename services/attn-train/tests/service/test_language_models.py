@@ -10,11 +10,11 @@ from attn_engine import Request, SamplingParams, build_engine
 from attn_models.loading import load_model
 
 SMALL = {
-    "key-value": {"width": 16, "embedding": 8, "context": 8},
-    "lstmn": {"width": 16, "context": 8},
-    "gpt3": {"width": 16, "layers": 2, "context": 8},
-    "sparse-transformer": {"width": 16, "layers": 2, "context": 8},
-    "retnet": {"width": 16, "layers": 2, "context": 8},
+    "key-value": {"hidden_size": 16, "embedding": 8, "max_seq_len": 8},
+    "lstmn": {"hidden_size": 16, "max_seq_len": 8},
+    "gpt3": {"hidden_size": 16, "num_layers": 2, "max_seq_len": 8},
+    "sparse-transformer": {"hidden_size": 16, "num_layers": 2, "max_seq_len": 8},
+    "retnet": {"hidden_size": 16, "num_layers": 2, "max_seq_len": 8},
 }
 
 
@@ -53,13 +53,13 @@ async def test_a_recipe_becomes_a_model_that_goes_on_with_a_text(server, recipe,
     [
         (lambda spec: setattr(spec.model, "family", "lstnm_lm"), "lstmn_lm"),
         (lambda spec: spec.model.family_options.update({"mechanism": "alignment"}), "is not causal"),
-        (lambda spec: spec.model.family_options.update({"source_context": 9}), "set of pairs"),
-        (lambda spec: spec.model.family_options.fields.pop("context"), "context"),
+        (lambda spec: spec.model.family_options.update({"max_encoder_len": 9}), "set of pairs"),
+        (lambda spec: spec.model.family_options.fields.pop("max_seq_len"), "max_seq_len"),
         (lambda spec: setattr(spec.checkpoint, "bleu_sentences", 3), "no source"),
         (lambda spec: setattr(spec.optimizer, "label_smoothing", 0.1), "no source"),
-        (lambda spec: setattr(spec.model, "family", "rnnsearch"), "source_context"),
+        (lambda spec: setattr(spec.model, "family", "rnnsearch"), "max_encoder_len"),
         (lambda spec: setattr(spec.data, "name", "copyy"), "copy"),
-        (lambda spec: setattr(spec.data, "most_pairs", 3), "most_pairs"),
+        (lambda spec: setattr(spec.data, "max_pairs", 3), "max_pairs"),
     ],
 )
 async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, submit, change, said):
@@ -73,14 +73,14 @@ async def test_what_does_not_fit_is_refused_before_a_job_is_recorded(server, sub
 
 async def test_a_machine_learns_from_a_task_and_answers_in_words(server, home, submit, watch):
     spec = read_recipe("turing-machine")
-    spec.model.family_options.update({"width": 16, "head_size": 6, "options": {"slots": 6}})
+    spec.model.family_options.update({"hidden_size": 16, "head_dim": 6, "options": {"slots": 6}})
     spec.data.most_pairs, spec.optimizer.steps, spec.optimizer.warmup_steps = 40, 3, 1
     async with server() as stub:
         await submit(stub, spec, "machine")
         await watch(stub, "machine")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="machine"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
-    assert 0 <= done.last_metrics["answers_right"] <= 1
+    assert 0 <= done.last_metrics["answer_accuracy"] <= 1
     assert done.last_metrics["validation_loss"] > 0
     loaded = load_model(done.model_path)
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("s1 s2 =")).split() == ["s1", "s2", "="]
@@ -95,12 +95,12 @@ async def test_a_rule_takes_no_other_tokens_than_its_words(server, submit):
 
 
 async def test_a_decoder_learns_from_a_task_too(server, wire_spec, submit, watch):
-    wire_spec.data.name, wire_spec.data.most_pairs, wire_spec.model.context_length = "reverse", 60, 24
+    wire_spec.data.name, wire_spec.data.max_pairs, wire_spec.model.context_length = "reverse", 60, 24
     wire_spec.optimizer.steps = 4
     async with server() as stub:
         await submit(stub, wire_spec, "decoder")
         await watch(stub, "decoder")
         done = (await stub.GetTrainingJob(pb.GetTrainingJobRequest(id="decoder"))).job
     assert done.state == pb.JOB_STATE_SUCCEEDED, done.error
-    assert 0 <= done.last_metrics["answers_right"] <= 1
+    assert 0 <= done.last_metrics["answer_accuracy"] <= 1
     assert load_model(done.model_path).family == "decoder"

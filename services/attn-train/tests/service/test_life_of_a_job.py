@@ -61,7 +61,7 @@ async def test_a_job_is_watched_to_its_end_and_leaves_a_model(server, wire_spec,
     loaded = load_model(done.model_path)
     ids = torch.tensor([loaded.tokenizer.encode("query value")[:8]])
     with torch.inference_mode():
-        assert loaded.model(ids).shape == (1, 8, loaded.tokenizer.vocabulary)
+        assert loaded.model(ids).shape == (1, 8, loaded.tokenizer.vocab_size)
 
 
 async def test_a_watcher_goes_on_from_any_event_and_misses_none(server, wire_spec, submit, watch):

@@ -16,7 +16,9 @@ from attn_train.tasks.seq2seq import translate
 @pytest.fixture
 def recipe():
     spec = read_recipe("rnnsearch")
-    spec.model.family_options.update({"width": 8, "embedding": 8, "maxout": 8, "context": 24, "source_context": 24})
+    spec.model.family_options.update(
+        {"hidden_size": 8, "embedding": 8, "maxout": 8, "max_seq_len": 24, "max_encoder_len": 24}
+    )
     spec.data.most_pairs = 200
     spec.optimizer.steps, spec.optimizer.warmup_steps, spec.checkpoint.bleu_sentences = 6, 2, 3
     return spec
@@ -57,16 +59,16 @@ async def test_every_recipe_is_admitted(server, name, tmp_path):
     ("change", "said"),
     [
         (lambda spec: setattr(spec.model, "family", "rnnsaerch"), "rnnsearch"),
-        (lambda spec: setattr(spec.model, "width", 8), "width"),
-        (lambda spec: spec.model.family_options.update({"vocabulary": 9}), "the data decide"),
+        (lambda spec: setattr(spec.model, "hidden_size", 8), "hidden_size"),
+        (lambda spec: spec.model.family_options.update({"vocab_size": 9}), "the data decide"),
         (lambda spec: spec.model.family_options.update({"mechanism": "mha"}), "is not cross"),
-        (lambda spec: spec.model.family_options.update({"wdith": 3}), "width"),
-        (lambda spec: spec.model.family_options.update({"width": -3}), "width"),
-        (lambda spec: spec.model.family_options.fields.pop("context"), "context"),
+        (lambda spec: spec.model.family_options.update({"wdith": 3}), "hidden_size"),
+        (lambda spec: spec.model.family_options.update({"hidden_size": -3}), "hidden_size"),
+        (lambda spec: spec.model.family_options.fields.pop("max_seq_len"), "max_seq_len"),
         (lambda spec: setattr(spec.data, "name", "shakespeare"), "unknown set of pairs"),
         (lambda spec: setattr(spec.data, "path", "relative/pairs.tsv"), "absolute"),
         (lambda spec: setattr(spec.data, "tokenizer", "byte_pairs:x"), "byte_pairs:N"),
-        (lambda spec: setattr(spec.data, "most_pairs", -1), "most_pairs"),
+        (lambda spec: setattr(spec.data, "max_pairs", -1), "max_pairs"),
         (lambda spec: setattr(spec.optimizer, "label_smoothing", 1.0), "label_smoothing"),
         (lambda spec: setattr(spec.checkpoint, "bleu_sentences", -1), "bleu_sentences"),
     ],
@@ -83,7 +85,7 @@ async def test_a_decoder_takes_nothing_of_a_source(server, wire_spec, submit):
     for change in (
         lambda spec: setattr(spec.optimizer, "label_smoothing", 0.1),
         lambda spec: setattr(spec.checkpoint, "bleu_sentences", 3),
-        lambda spec: spec.model.family_options.update({"width": 8}),
+        lambda spec: spec.model.family_options.update({"hidden_size": 8}),
     ):
         spec = pb.TrainingSpec.FromString(wire_spec.SerializeToString())
         change(spec)

@@ -12,13 +12,13 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from attn_core import Cost, Shape, StateSpecs, installed, state_bytes
 from attn_core.errors import InvalidValue
-from attn_core.models import Lenders, ModelShape, checked_lenders, lender_of
+from attn_core.models import KvSharing, ModelShape, checked_kv_sharing, kv_source_layer_of
 from attn_core.options import parse_options
 from attn_core.states import dtype_name
 from attn_schema.output import print_table
 
 from attn_cli.facts import price
-from attn_cli.options import Bidirectional, Dtype, HeadCount, HeadSize, KeyValueHeads, Options, Sizes, Width, fitting
+from attn_cli.options import Bidirectional, Dtype, HeadDim, HiddenSize, NumHeads, NumKvHeads, Options, Sizes, fitting
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
 from attn_cli.pictures import draw_curves
 
@@ -30,10 +30,10 @@ SIZES = {"state": "state bytes", "a token": "state bytes per token"}
 def compare_command(
     names: Annotated[list[str], typer.Argument(help="Mechanisms; `attn list mechanisms` names them.")],
     seq: Annotated[str, typer.Option(metavar="N,N,...", help="Sequence lengths to price.")] = "1024,4096,16384",
-    width: Width = 512,
-    heads: HeadCount = 8,
-    kv_heads: KeyValueHeads = None,
-    head_size: HeadSize = None,
+    hidden_size: HiddenSize = 512,
+    num_heads: NumHeads = 8,
+    num_kv_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
     bidirectional: Bidirectional = False,
     dtype: Dtype = "float32",
     draw: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the curves: PNG, SVG or PDF.")] = None,
@@ -45,7 +45,13 @@ def compare_command(
     only to mechanisms that can share them; a mechanism without a causal form is priced bidirectional.
     """
     lengths = parse_lengths(seq)
-    sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
+    sizes = Sizes(
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        causal=not bidirectional,
+    )
     rows = priced(names, sizes, lengths, dtype_name(dtype))
     if draw is not None:
         dense = with_powers_of_two(lengths)
@@ -69,9 +75,9 @@ def row(name: str, sizes: Sizes, length: int, dtype: str) -> dict[str, Any]:
         facts = price(mechanism, fitted.config(mechanism, {}), length, dtype)
     except InvalidValue as error:
         # Such as multi-query attention, which takes one key/value head and no other number.
-        if fitted.key_value_heads is None or error.metadata.get("field") != "key_value_heads":
+        if fitted.num_kv_heads is None or error.metadata.get("field") != "num_kv_heads":
             raise
-        own = dataclasses.replace(fitted, key_value_heads=None)
+        own = dataclasses.replace(fitted, num_kv_heads=None)
         facts = price(mechanism, own.config(mechanism, {}), length, dtype)
     kept = ("tokens", "parameters", "flops", "allowed flops", "state bytes", "state bytes per token")
     return {"name": name} | {key: facts[key] for key in kept}
@@ -139,25 +145,25 @@ def cost_command(
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 1,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of each sequence.")] = 1024,
     dtype: Dtype = "bfloat16",
-    kv_heads: KeyValueHeads = None,
+    num_kv_heads: NumKvHeads = None,
     attention: Annotated[str | None, typer.Option(help="Another mechanism than the model's own.")] = None,
     cache: Annotated[str | None, typer.Option(help="How states are kept; see `attn list caches`.")] = None,
     option: Options = None,
-    lenders: Annotated[
+    kv_sharing: Annotated[
         str, typer.Option(help="Layers that share keys and values: cla:N, N neighbours; yoco, the upper half.")
     ] = "",
     json: Json = False,
 ) -> None:
     """Price attention at the size of a known model: cache, FLOPs and weights, before anything runs.
 
-    Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB;
-    with `--kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--cache int8`, 1.33 GB; with `--lenders cla:2`,
-    1.31 GB.
+    Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB; with
+    `--num-kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--cache int8`, 1.33 GB; with `--kv-sharing
+    cla:2`, 1.31 GB.
     """
     model = installed().shapes.get(shape)
     work = Workload(batch=batch, seq=seq, dtype=dtype_name(dtype), cache=cache)
-    shared = checked_lenders(lenders or (), model.layers)
-    facts = attention_costs(model, work, kv_heads, Attention(attention, parse_options(option)), shared)
+    shared = checked_kv_sharing(kv_sharing or (), model.num_layers)
+    facts = attention_costs(model, work, num_kv_heads, Attention(attention, parse_options(option)), shared)
     if json:
         print_json(facts)
         return
@@ -176,24 +182,24 @@ def cost_command(
 def attention_costs(
     model: ModelShape,
     work: Workload,
-    kv_heads: int | None,
+    num_kv_heads: int | None,
     attention: Attention,
-    lenders: Lenders,
+    kv_sharing: KvSharing,
 ) -> dict[str, Any]:
     """The prices of all attention layers together; FLOPs count only the pairs that the mask allows."""
     mechanism = installed().mechanisms.get(attention.name or model.mechanism)
     chosen = attention.options if attention.name else {**(model.options or {}), **attention.options}
     sizes = Sizes(
-        width=model.width,
-        heads=model.heads,
-        key_value_heads=kv_heads or (None if attention.name else model.key_value_heads),
-        head_size=model.head_size,
+        hidden_size=model.hidden_size,
+        num_heads=model.num_heads,
+        num_kv_heads=num_kv_heads or (None if attention.name else model.num_kv_heads),
+        head_dim=model.head_dim,
     )
     config = sizes.config(mechanism, chosen)
-    own = sum(lender_of(lenders, layer, model.layers) == layer for layer in range(model.layers))
+    own = sum(kv_source_layer_of(kv_sharing, layer, model.num_layers) == layer for layer in range(model.num_layers))
     stack = [(own, config)]
-    if own < model.layers:
-        stack.append((model.layers - own, replace(sizes, borrows=True).config(mechanism, chosen)))
+    if own < model.num_layers:
+        stack.append((model.num_layers - own, replace(sizes, shares_kv=True).config(mechanism, chosen)))
 
     def cost(query: int) -> Cost:
         """Of all layers for so many queries."""
@@ -206,10 +212,10 @@ def attention_costs(
     facts = {
         "shape": model.name,
         "attention": mechanism.name,
-        "layers": model.layers,
+        "num_layers": model.num_layers,
         "layers_with_own_keys": own,
-        "heads": model.heads,
-        "kv_heads": config.key_value_heads or model.heads,
+        "num_heads": model.num_heads,
+        "num_kv_heads": config.num_kv_heads or model.num_heads,
         "batch": work.batch,
         "seq": work.seq,
         "dtype": work.dtype,
@@ -219,7 +225,7 @@ def attention_costs(
         "prefill_flops": prefill.allowed_flops,
         "decode_step_flops": decode.allowed_flops,
     }
-    if attention.name is None and kv_heads is None and model.parameters is not None and not lenders:
+    if attention.name is None and num_kv_heads is None and model.parameters is not None and not kv_sharing:
         facts["model_parameters"] = model.parameters
         facts["active_parameters"] = model.active_parameters or model.parameters
     return facts if work.cache is None else {"cache": work.cache, **facts}

@@ -18,12 +18,12 @@ from attn_cli.facts import describe, paged_verdicts, price, rowwise_verdicts, ve
 from attn_cli.options import (
     Bidirectional,
     Dtype,
-    HeadCount,
-    HeadSize,
-    KeyValueHeads,
+    HeadDim,
+    HiddenSize,
+    NumHeads,
+    NumKvHeads,
     Options,
     Sizes,
-    Width,
     fitting,
 )
 from attn_cli.output import Json, human_bytes, human_count, print_facts, print_json
@@ -37,10 +37,10 @@ DRAWN = 48
 
 def show_command(
     name: Annotated[str, typer.Argument(help="A mechanism; `attn list mechanisms` names them.")],
-    width: Width = 512,
-    heads: HeadCount = 8,
-    kv_heads: KeyValueHeads = None,
-    head_size: HeadSize = None,
+    hidden_size: HiddenSize = 512,
+    num_heads: NumHeads = 8,
+    num_kv_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
     bidirectional: Bidirectional = False,
     seq: Annotated[int, typer.Option(min=1, help="Tokens to price.")] = 1024,
     dtype: Dtype = "float32",
@@ -55,7 +55,13 @@ def show_command(
     every time. Where no option is given it is drawn at options that show the mechanism among few tokens.
     """
     mechanism = installed().mechanisms.get(name)
-    sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
+    sizes = Sizes(
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        causal=not bidirectional,
+    )
     fitted, given = fitting(sizes, mechanism), parse_options(option)
     config, shown = fitted.config(mechanism, given), given or dict(mechanism.sketch)
     sketched = fitted.config(mechanism, shown)
@@ -94,10 +100,10 @@ def explain_command(
             help=f"A mechanism, as of `attn list mechanisms`, or an operation on rows: {', '.join(ROW_FORMS)}."
         ),
     ],
-    width: Width = 512,
-    heads: HeadCount = 8,
-    kv_heads: KeyValueHeads = None,
-    head_size: HeadSize = None,
+    hidden_size: HiddenSize = 512,
+    num_heads: NumHeads = 8,
+    num_kv_heads: NumKvHeads = None,
+    head_dim: HeadDim = None,
     bidirectional: Bidirectional = False,
     seq: Annotated[int, typer.Option(min=1, help="Tokens of a sequence.")] = 1024,
     dtype: Dtype = "float32",
@@ -121,10 +127,16 @@ def explain_command(
     """
     if name in ROW_FORMS:
         known = {"dtype": dtype_name(dtype), "device": device, "gradients": training}
-        show(rowwise_verdicts(name, width, form=form, **known), json=json)
+        show(rowwise_verdicts(name, hidden_size, form=form, **known), json=json)
         return
     mechanism = installed().mechanisms.get(name)
-    sizes = Sizes(width=width, heads=heads, key_value_heads=kv_heads, head_size=head_size, causal=not bidirectional)
+    sizes = Sizes(
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        causal=not bidirectional,
+    )
     config = sizes.config(mechanism, parse_options(option))
     call = WholeCall(
         dtype=dtype_name(dtype),

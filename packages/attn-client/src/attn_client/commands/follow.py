@@ -20,13 +20,12 @@ SHOWN = {
     "validation_loss": "validation {:.4f}",
     "learning_rate": "rate {:.2e}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "answers_right": "answers right {:.1%}",
-    "guesses_right": "guesses right {:.1%}",
-    "images_right": "images right {:.1%}",
-    "tags_right": "tags right {:.1%}",
+    "answer_accuracy": "answer accuracy {:.1%}",
+    "masked_accuracy": "masked accuracy {:.1%}",
+    "accuracy": "accuracy {:.1%}",
 }
 """Metrics that people are shown, and how."""
-NAMING = frozenset({"images_right", "tags_right"})
+NAMING = frozenset({"accuracy"})
 """Metrics of models that name what they are given, which no server runs."""
 
 

@@ -149,7 +149,7 @@ def train_command(  # noqa: PLR0913 - a command has the options it has
             experts_per_token=experts_per_token,
             routing=routing,
             balance=balance,
-            family_options=others(model_option, lenders=lenders, attention_dropout=attention_dropout),
+            family_options=others(model_option, kv_sharing=lenders, attention_dropout=attention_dropout),
         )
         source = data_source(data, tokenizer, languages)
         spec = pb.TrainingSpec(model=model, data=source, seed=seed, precision=precision)

@@ -22,11 +22,11 @@ from attn_models.encoder.config import EncoderConfig, attention_of
 from attn_models.encoder.encoder import Encoder
 
 SIZES = {
-    "vocabulary": "vocab_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
 }
 OUTSIDE = {
     "embedding": "embeddings.word_embeddings",
@@ -82,7 +82,7 @@ class BertAdapter(EncoderAdapter):
         return EncoderConfig(
             **sizes,
             **self.positions_of(values),
-            pattern=self.attention_choices(values, sizes["layers"]),
+            pattern=self.attention_choices(values, sizes["num_layers"]),
             type_vocab_size=values.get("type_vocab_size", 2),
             feed_forward=ACTIVATIONS[values.get("hidden_act", self.activation)],
             norm_eps=values.get("layer_norm_eps", 1e-12),
@@ -111,13 +111,13 @@ class BertAdapter(EncoderAdapter):
 
     def positions_of(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The fields of `EncoderConfig` for positions."""
-        return {"context": needed(values, "max_position_embeddings")}
+        return {"max_seq_len": needed(values, "max_position_embeddings")}
 
     def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:
         """The keys of config.json for positions; raises `Incompatible` for other kinds."""
         if config.positions != "every":
             raise Incompatible(f"positions {config.positions!r} cannot be expressed in a {self.model_type} config.json")
-        return {"max_position_embeddings": config.context}
+        return {"max_position_embeddings": config.max_seq_len}
 
     def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:  # noqa: ARG002
         """The mechanisms of the layers."""
@@ -128,11 +128,11 @@ class BertAdapter(EncoderAdapter):
 
         Compares specs, so that any mechanism with BERT's spec is accepted.
         """
-        size = config.width // config.heads
+        size = config.hidden_size // config.num_heads
         plain = AttentionSpec(
-            heads=Heads(query=config.heads, key_value=config.heads, key_size=size, value_size=size), mask=Full()
+            heads=Heads(query=config.num_heads, key_value=config.num_heads, key_size=size, value_size=size), mask=Full()
         )
-        for layer in range(config.layers):
+        for layer in range(config.num_layers):
             attention = attention_of(config, layer)
             if attention.mechanism.spec(attention.config) != plain:
                 self.refuse(attention.mechanism.name)
@@ -186,7 +186,7 @@ class BigBirdAdapter(BertAdapter):
         """The blocks, which must be the same in every layer."""
         if set(config.mechanisms) != {BIGBIRD}:
             return super().hf_attention(config) | {"attention_type": "original_full"}
-        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.layers)]
+        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.num_layers)]
         if len({(one.block, one.random) for one in chosen}) > 1 or any(one.seed is not None for one in chosen):
             raise Incompatible(
                 "blocks that differ between layers, and seeds, cannot be expressed in a big_bird config.json"
@@ -224,14 +224,14 @@ class LongformerAdapter(BertAdapter):
         )
         if rows <= first:
             raise InvalidValue.of("max_position_embeddings", rows, f"more than {first}: positions begin there")
-        return {"context": rows - first, "positions": "real", "first_position": first}
+        return {"max_seq_len": rows - first, "positions": "real", "first_position": first}
 
     def hf_positions(self, config: EncoderConfig) -> dict[str, Any]:
         """All rows of the table, and the padding token's id."""
         if config.positions != "real":
             raise Incompatible(f"positions {config.positions!r} cannot be expressed in a longformer config.json")
         first = config.first_position
-        return {"max_position_embeddings": first + config.context, "pad_token_id": first - 1}
+        return {"max_position_embeddings": first + config.max_seq_len, "pad_token_id": first - 1}
 
     def attention_choices(self, values: Mapping[str, Any], layers: int) -> tuple[AttentionChoice, ...]:
         """A window for each layer, or one for all."""
@@ -246,7 +246,7 @@ class LongformerAdapter(BertAdapter):
     def hf_attention(self, config: EncoderConfig) -> dict[str, Any]:
         """The windows, and the global positions, which must be the same in every layer."""
         windows, places = [], set()
-        for layer in range(config.layers):
+        for layer in range(config.num_layers):
             attention = attention_of(config, layer)
             if attention.mechanism.name != LONGFORMER:
                 self.refuse(attention.mechanism.name)

@@ -127,7 +127,11 @@ EXPERTS = (
     "n_group",
     "topk_group",
 )
-DENSE = {name: value for name, value in FIXED.items() if name not in {"experts", "rope_interleave", "prediction_depth"}}
+DENSE = {
+    name: value
+    for name, value in FIXED.items()
+    if name not in {"experts", "rope_interleave", "num_nextn_predict_layers"}
+}
 
 
 class DeepseekAdapter(LlamaAdapter):
@@ -162,7 +166,7 @@ class DeepseekAdapter(LlamaAdapter):
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items() if ours != "query_latent"}
         return dataclasses.replace(
             plain,
-            key_value_heads=None,
+            num_kv_heads=None,
             mechanism=MECHANISM,
             options=sizes
             | {
@@ -171,7 +175,7 @@ class DeepseekAdapter(LlamaAdapter):
                 "score_factor": _score_factor(values, plain.rope_scaling),
             },
             rope_interleave=self.interleaved(values),
-            **self._expert_fields(values, plain.layers),
+            **self._expert_fields(values, plain.num_layers),
         )
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
@@ -181,18 +185,18 @@ class DeepseekAdapter(LlamaAdapter):
         return {
             **common_hf_config(config, self.model_type, self.architecture),
             **{theirs: options[ours] for theirs, ours in SIZES.items()},
-            "num_key_value_heads": config.heads,
+            "num_key_value_heads": config.num_heads,
             "head_dim": options["rotary_size"],
             "hidden_act": "silu",
             "rope_parameters": self._ropes(config, options["score_factor"]),
             "attention_bias": False,
-            "first_k_dense_replace": config.layers if config.experts is None else config.first_k_dense_replace,
+            "first_k_dense_replace": config.num_layers if config.experts is None else config.first_k_dense_replace,
             **({} if config.mixture is None else self._hf_experts(config.mixture, config)),
         }
 
     def layout(self, config: DecoderConfig) -> Layout:
         """The names of its tensors, which depend on the heads and the number of layers."""
-        return DeepseekLayout(heads=config.heads, layers=config.layers, depth=config.prediction_depth)
+        return DeepseekLayout(heads=config.num_heads, layers=config.num_layers, depth=config.num_nextn_predict_layers)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:  # noqa: ARG002  (only V3's can say)
         """Whether a rotary pair is two neighbouring elements, or two half a head apart."""
@@ -227,7 +231,7 @@ class DeepseekAdapter(LlamaAdapter):
             "n_routed_experts": experts.count,
             "num_experts_per_tok": experts.per_token,
             "n_shared_experts": experts.shared,
-            "moe_intermediate_size": experts.hidden,
+            "moe_intermediate_size": experts.intermediate_size,
             "routed_scaling_factor": float(experts.scale),
             "n_group": experts.groups,
             "topk_group": experts.topk_group,
@@ -268,7 +272,7 @@ class DeepseekV2Adapter(DeepseekAdapter):
     model_type = "deepseek_v2"
     architecture = "DeepseekV2ForCausalLM"
     routing = "deepseek_v2"
-    required_fields = DeepseekAdapter.required_fields | {"rope_interleave": True, "prediction_depth": 0}
+    required_fields = DeepseekAdapter.required_fields | {"rope_interleave": True, "num_nextn_predict_layers": 0}
     allowed_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "rope_interleave": (True, None),
         "scoring_func": ("softmax", None),
@@ -304,18 +308,18 @@ class DeepseekV3Adapter(DeepseekAdapter):
         return super().to_hf_config(config) | {
             "rope_interleave": config.rope_interleave,
             "norm_topk_prob": True,
-            "num_nextn_predict_layers": config.prediction_depth,
+            "num_nextn_predict_layers": config.num_nextn_predict_layers,
         }
 
     def from_hf_config(self, values: Mapping[str, Any]) -> DecoderConfig:
         """The decoder of a DeepseekV3Config."""
         depth = values.get("num_nextn_predict_layers") or 0
-        return dataclasses.replace(super().from_hf_config(values), prediction_depth=depth)
+        return dataclasses.replace(super().from_hf_config(values), num_nextn_predict_layers=depth)
 
     def without_missing(self, config: DecoderConfig, names: Iterable[str]) -> DecoderConfig:
         """Without multi-token prediction modules if their weights are missing: transformers does not save them."""
         layers = {int(found[1]) for name in names if (found := LAYER.match(name))}
-        return config if config.layers in layers else dataclasses.replace(config, prediction_depth=0)
+        return config if config.num_layers in layers else dataclasses.replace(config, num_nextn_predict_layers=0)
 
     def interleaved(self, values: Mapping[str, Any]) -> bool:
         """`rope_interleave`, true by default."""

@@ -76,7 +76,7 @@ FIXED = {
     "rope_scaling": None,
     "scale_embedding": True,
     "experts": None,
-    "prediction_depth": 0,
+    "num_nextn_predict_layers": 0,
 }
 OWN = {
     "hidden_activation",

@@ -27,7 +27,7 @@ MATRICES = {
 }
 LEAVES = ("weight", "bias")
 PREFIX = "transformer."
-PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "experts": None, "prediction_depth": 0}
+PLAIN = {"scale_embedding": False, "final_logit_softcapping": None, "experts": None, "num_nextn_predict_layers": 0}
 FIXED = {"norm": "layer", "norm_place": "pre", "positions": "learned", "bias": True} | PLAIN
 OUTSIDE = {"embedding": "wte", "positions": "wpe", "norm": "ln_f"}
 READS = frozenset(
@@ -72,18 +72,18 @@ class Gpt2Adapter(StateDictAdapter):
             },
         )
         return DecoderConfig(
-            vocabulary=needed(values, "vocab_size"),
-            context=needed(values, "n_positions"),
-            width=needed(values, "n_embd"),
-            layers=needed(values, "n_layer"),
-            heads=needed(values, "n_head"),
+            vocab_size=needed(values, "vocab_size"),
+            max_seq_len=needed(values, "n_positions"),
+            hidden_size=needed(values, "n_embd"),
+            num_layers=needed(values, "n_layer"),
+            num_heads=needed(values, "n_head"),
             mechanism="mha",
             norm="layer",
             norm_eps=values.get("layer_norm_epsilon", 1e-5),
             feed_forward=ACTIVATIONS[activation],
-            hidden=values.get("n_inner"),
+            intermediate_size=values.get("n_inner"),
             positions="learned",
-            tied=bool(values.get("tie_word_embeddings", True)),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", True)),
             bias=True,
             dropout=dropout_of(values),
             attention_dropout=values.get("attn_pdrop") or 0.0,
@@ -94,7 +94,10 @@ class Gpt2Adapter(StateDictAdapter):
         require_fields(config, FIXED, self.model_type)
         heads = softmax_heads(config, Causal(), self.model_type)
         whole = Heads(
-            query=heads.query, key_value=heads.query, key_size=config.width // heads.query, value_size=heads.key_size
+            query=heads.query,
+            key_value=heads.query,
+            key_size=config.hidden_size // heads.query,
+            value_size=heads.key_size,
         )
         if config.feed_forward in GATED or heads != whole:
             raise Incompatible(
@@ -104,15 +107,15 @@ class Gpt2Adapter(StateDictAdapter):
         return {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": self.model_type,
-            "vocab_size": config.vocabulary,
-            "n_positions": config.context,
-            "n_embd": config.width,
-            "n_layer": config.layers,
-            "n_head": config.heads,
-            "n_inner": config.hidden,
+            "vocab_size": config.vocab_size,
+            "n_positions": config.max_seq_len,
+            "n_embd": config.hidden_size,
+            "n_layer": config.num_layers,
+            "n_head": config.num_heads,
+            "n_inner": config.intermediate_size,
             "layer_norm_epsilon": config.norm_eps,
             "activation_function": names[config.feed_forward],
-            "tie_word_embeddings": config.tied,
+            "tie_word_embeddings": config.tie_word_embeddings,
             "attn_pdrop": config.attention_dropout,
             "embd_pdrop": config.dropout,
             "resid_pdrop": config.dropout,

@@ -45,7 +45,7 @@ FIXED = {
     "scale_embedding": False,
     "final_logit_softcapping": None,
     "experts": None,
-    "prediction_depth": 0,
+    "num_nextn_predict_layers": 0,
 }
 READS = frozenset(
     {
@@ -90,23 +90,23 @@ class LlamaAdapter(StateDictAdapter):
         key_value_heads = values.get("num_key_value_heads") or heads
         rope = read_rope(values)
         return DecoderConfig(
-            vocabulary=needed(values, "vocab_size"),
-            context=needed(values, "max_position_embeddings"),
-            width=needed(values, "hidden_size"),
-            layers=needed(values, "num_hidden_layers"),
-            heads=heads,
-            key_value_heads=key_value_heads,
-            head_size=values.get("head_dim"),
+            vocab_size=needed(values, "vocab_size"),
+            max_seq_len=needed(values, "max_position_embeddings"),
+            hidden_size=needed(values, "hidden_size"),
+            num_layers=needed(values, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=key_value_heads,
+            head_dim=values.get("head_dim"),
             mechanism="mha" if key_value_heads == heads else "gqa",
             norm="rms",
             norm_eps=values.get("rms_norm_eps", 1e-6),
             feed_forward="swiglu",
-            hidden=needed(values, "intermediate_size"),
+            intermediate_size=needed(values, "intermediate_size"),
             positions="rotary",
             rope_theta=rope.base,
             partial_rotary_factor=rope.fraction,
             rope_scaling=rope.scaling,
-            tied=bool(values.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
             bias=bias,
             attention_dropout=values.get("attention_dropout") or 0.0,
         )

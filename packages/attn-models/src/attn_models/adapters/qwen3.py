@@ -147,7 +147,7 @@ ROTATED = 0.25
 SIZES = {
     "linear_num_value_heads": "heads",
     "linear_num_key_heads": "key_heads",
-    "linear_key_head_dim": "head_size",
+    "linear_key_head_dim": "head_dim",
     "linear_value_head_dim": "value_size",
     "linear_conv_kernel_dim": "taps",
 }
@@ -187,12 +187,12 @@ class Qwen3NextAdapter(LlamaAdapter):
             values["rope_parameters"] = {"partial_rotary_factor": ROTATED} | dict(values["rope_parameters"])
         plain = super().from_hf_config(values | {"attention_bias": False, "mlp_bias": False})
         period = required_count(values, "full_attention_interval", PERIOD)
-        kinds = layer_kinds(values, plain.layers, (LINEAR, FULL), period)
+        kinds = layer_kinds(values, plain.num_layers, (LINEAR, FULL), period)
         for name in sorted({SOFTMAX if kind == FULL else DELTA for kind in kinds}):
             require_mechanism(name, PACKAGES[name], self.model_type)
         softmax = AttentionChoice(mechanism=SOFTMAX, options={"norm_eps": plain.norm_eps})
         sizes = {ours: needed(values, theirs) for theirs, ours in SIZES.items()}
-        own = {"rotary": None, "key_value_heads": None, "norm_eps": plain.norm_eps}
+        own = {"rotary": None, "num_kv_heads": None, "norm_eps": plain.norm_eps}
         if plain.attention_dropout:
             # The delta rule has no weights to drop.
             own["dropout"] = 0.0
@@ -202,7 +202,7 @@ class Qwen3NextAdapter(LlamaAdapter):
             mechanism=SOFTMAX,
             options=softmax.options,
             pattern=tuple(softmax if kind == FULL else delta for kind in kinds),
-            **_expert_fields(values, plain.layers),
+            **_expert_fields(values, plain.num_layers),
         )
 
     def to_hf_config(self, config: DecoderConfig) -> dict[str, Any]:
@@ -226,15 +226,15 @@ class Qwen3NextAdapter(LlamaAdapter):
     def layout(self, config: DecoderConfig) -> Layout:
         """The names of its tensors, which depend on the heads."""
         attentions = layer_attentions(config)
-        groups = [a.config.sizes.key_heads if a.mechanism.name == DELTA else config.heads for a in attentions]  # type: ignore[attr-defined]
+        groups = [a.config.sizes.key_heads if a.mechanism.name == DELTA else config.num_heads for a in attentions]  # type: ignore[attr-defined]
         return Qwen3NextLayout(groups)
 
     def _require_softmax(self, attention: LayerAttention, config: DecoderConfig) -> None:
         """Raises `Incompatible` unless the layer is softmax attention with norms and a gate for every element."""
-        size = config.head_size or config.width // config.heads
-        shared = config.key_value_heads or config.heads
+        size = config.head_dim or config.hidden_size // config.num_heads
+        shared = config.num_kv_heads or config.num_heads
         expected = AttentionSpec(
-            heads=Heads(query=config.heads, key_value=shared, key_size=size, value_size=size),
+            heads=Heads(query=config.num_heads, key_value=shared, key_size=size, value_size=size),
             mask=Causal(),
             norm=QkNorm(eps=config.norm_eps),
             rotary=config.rotary,
@@ -293,8 +293,8 @@ def _hf_experts(experts: Experts | None, config: DecoderConfig, layout: str) -> 
     return {
         "num_experts": experts.count,
         "num_experts_per_tok": experts.per_token,
-        "moe_intermediate_size": experts.hidden,
-        "shared_expert_intermediate_size": experts.shared * experts.hidden,
+        "moe_intermediate_size": experts.intermediate_size,
+        "shared_expert_intermediate_size": experts.shared * experts.intermediate_size,
         "norm_topk_prob": config.routing == ROUTING[True],
         "decoder_sparse_step": 1,
         "mlp_only_layers": list(range(config.first_k_dense_replace)),

@@ -24,12 +24,12 @@ from attn_models.encoder.reformer import Reformer
 
 HASHED, LOCAL = "lsh", "chunk_ring"
 SIZES = {
-    "vocabulary": "vocab_size",
-    "context": "max_position_embeddings",
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "hidden": "feed_forward_size",
-    "head_size": "attention_head_size",
+    "vocab_size": "vocab_size",
+    "max_seq_len": "max_position_embeddings",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "feed_forward_size",
+    "head_dim": "attention_head_size",
 }
 OUTSIDE = {
     "embedding.weight": "embeddings.word_embeddings.weight",
@@ -98,7 +98,7 @@ class ReformerAdapter(EncoderAdapter):
         axial = values.get("axial_pos_embds", True)
         return ReformerConfig(
             **{ours: needed(values, theirs) for ours, theirs in SIZES.items()},
-            layers=len(kinds),
+            num_layers=len(kinds),
             pattern=tuple(_choice(values, kind, layer) for layer, kind in enumerate(kinds)),
             axial_pos_shape=_pair(values, "axial_pos_shape") if axial else None,
             axial_pos_embds_dim=_pair(values, "axial_pos_embds_dim") if axial else None,
@@ -108,7 +108,7 @@ class ReformerAdapter(EncoderAdapter):
 
     def to_hf_config(self, config: ReformerConfig) -> dict[str, Any]:
         """A ReformerConfig that transformers 5 reads."""
-        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.layers)]
+        chosen: list[Any] = [attention_of(config, layer).config for layer in range(config.num_layers)]
         if any(name not in (HASHED, LOCAL) for name in config.mechanisms):
             raise Incompatible(
                 f"other mechanisms than {HASHED!r} and {LOCAL!r} cannot be expressed in a {self.model_type}"
@@ -129,7 +129,7 @@ class ReformerAdapter(EncoderAdapter):
             "architectures": ["ReformerModel"],
             "model_type": self.model_type,
             **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
-            "attention_head_size": config.head_size or config.width // config.heads,
+            "attention_head_size": config.head_dim or config.hidden_size // config.num_heads,
             "attn_layers": ["lsh" if name == HASHED else "local" for name in config.mechanisms],
             "lsh_attn_chunk_length": chosen[0].chunk,
             "local_attn_chunk_length": chosen[0].chunk,
@@ -152,7 +152,7 @@ class ReformerAdapter(EncoderAdapter):
 
     def layout(self, config: ReformerConfig) -> Layout:
         """The names of its tensors, whose numbers depend on the size of a head."""
-        return ReformerLayout(config.head_size or config.width // config.heads)
+        return ReformerLayout(config.head_dim or config.hidden_size // config.num_heads)
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """As `ReformerLayout` with heads of one element, whose queries are not scaled."""
@@ -168,7 +168,7 @@ class ReformerLayout(Layout):
     prefix = ReformerAdapter.prefix
 
     def __init__(self, head_size: int) -> None:
-        self.head_size = head_size
+        self.head_dim = head_size
 
     def tensor_mappings(self, parameters: Sequence[str]) -> list[StoredTensor]:
         """One tensor for each parameter."""
@@ -181,7 +181,7 @@ class ReformerLayout(Layout):
             part, _, leaf = rest.rpartition(".")
             shared = part == "attention.query" and f"blocks.{layer}.attention.key.weight" not in known
             their = f"encoder.layers.{layer}.{BLOCK[part]}{'_key' if shared else ''}.{leaf}"
-            found.append(StoredTensor(their, (name,), scale=self.head_size**0.5 if shared else 1.0))
+            found.append(StoredTensor(their, (name,), scale=self.head_dim**0.5 if shared else 1.0))
         return found
 
 

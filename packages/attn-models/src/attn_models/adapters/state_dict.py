@@ -41,7 +41,13 @@ def check_config_fits(checkpoint: CheckpointFolder, config: Any) -> None:
     """A config larger than the file could fill must not take memory or time; raises `CheckpointInvalid`."""
     entries = checkpoint.tensors.entries
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
-    limits = {"vocabulary": largest, "width": largest, "layers": len(entries), "heads": largest, "hidden": largest}
+    limits = {
+        "vocab_size": largest,
+        "hidden_size": largest,
+        "num_layers": len(entries),
+        "num_heads": largest,
+        "intermediate_size": largest,
+    }
     for field, limit in limits.items():
         value = getattr(config, field, None)
         if value is not None and value > limit:

@@ -30,10 +30,10 @@ BLOCK = {
 SIZES = {
     "image": "image_size",
     "patch": "patch_size",
-    "width": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "hidden": "intermediate_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
 }
 
 
@@ -72,8 +72,8 @@ class VitAdapter(Layout):
         for choice in choices:
             if choice.mechanism != "mha" or choice.options:
                 raise Incompatible(f"mechanism {choice.mechanism!r} cannot be expressed in a vit config.json")
-        if config.head_size not in (None, config.width // config.heads):
-            raise Incompatible(f"heads of {config.head_size} elements cannot be expressed in a vit config.json")
+        if config.head_dim not in (None, config.hidden_size // config.num_heads):
+            raise Incompatible(f"heads of {config.head_dim} elements cannot be expressed in a vit config.json")
         return {
             "architectures": ["ViTForImageClassification"],
             "model_type": self.model_type,

@@ -50,7 +50,7 @@ def convert_heads(
     def change(model: Decoder) -> tuple[Decoder, float]:
         if isinstance(heads, HeadMap):
             return fewer_heads(model, heads, method)
-        now = model.config.key_value_heads or model.config.heads
+        now = model.config.num_kv_heads or model.config.num_heads
         return fewer_heads(model, HeadMap.consecutive(now, heads), method)
 
     return _convert(folder, target, change, text, report)
@@ -81,7 +81,7 @@ def _convert(
 
 def _losses(tokens: list[int], before: Decoder, after: Decoder, report: Report) -> dict[str, float]:
     models = {"loss_before": before, "loss_after": after}
-    window = min(before.context, MAX_WINDOW)
+    window = min(before.max_seq_len, MAX_WINDOW)
     return {
         name: text_loss(model, tokens, window, report=report, stage=name.replace("_", " "))
         for name, model in models.items()

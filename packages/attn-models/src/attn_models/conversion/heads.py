@@ -161,8 +161,8 @@ def _config(config: DecoderConfig, old: Heads, count: int, groups: tuple[int, ..
     pattern = tuple(choice(given) for given in config.pattern)
     return dataclasses.replace(
         config,
-        key_value_heads=count,
-        head_size=old.key_size,
+        num_kv_heads=count,
+        head_dim=old.key_size,
         mechanism=first.mechanism,
         options=first.options,
         pattern=pattern,

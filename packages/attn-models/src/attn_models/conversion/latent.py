@@ -25,7 +25,7 @@ def latent_attention(model: Decoder, latent: int | None = None) -> tuple[Decoder
     full rank.
     """
     heads = _heads(model.config)
-    full = min(heads.key_value * (heads.key_size + heads.value_size), model.config.width)
+    full = min(heads.key_value * (heads.key_size + heads.value_size), model.config.hidden_size)
     size = full if latent is None else latent
     if size not in range(1, full + 1):
         raise InvalidValue.of("latent", latent, f"a whole number from 1 to {full}, the full rank")
@@ -46,8 +46,8 @@ def latent_attention(model: Decoder, latent: int | None = None) -> tuple[Decoder
             tensors[name] = tensor
     config = dataclasses.replace(
         model.config,
-        key_value_heads=None,
-        head_size=heads.key_size,
+        num_kv_heads=None,
+        head_dim=heads.key_size,
         mechanism=MECHANISM,
         options={"latent": size},
         pattern=(),

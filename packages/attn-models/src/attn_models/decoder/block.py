@@ -76,7 +76,7 @@ class Block(nn.Module):
         both = config.norm_place == "both"
         self.attended_norm: nn.Module = build_norm(config) if both else nn.Identity()
         self.fed_norm: nn.Module = build_norm(config) if both else nn.Identity()
-        initialise_block(self, attention, config.layers)
+        initialise_block(self, attention, config.num_layers)
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.joined: BlockStep | None = None
 
@@ -150,15 +150,15 @@ def given(borrowed: Fields | None) -> dict[str, Fields]:
 
 
 class SharedKeyValues:
-    """Keys and values of the blocks that others borrow from, made once; `lenders` has one entry a block."""
+    """Keys and values of the blocks that others borrow from, made once; `kv_sharing` has one entry a block."""
 
-    def __init__(self, lenders: Sequence[int]) -> None:
-        self._lenders = lenders
-        self._wanted = {lender for layer, lender in enumerate(lenders) if lender < layer}
+    def __init__(self, kv_sharing: Sequence[int]) -> None:
+        self._kv_sharing = kv_sharing
+        self._wanted = {lender for layer, lender in enumerate(kv_sharing) if lender < layer}
         self._lent: dict[int, Fields] = {}
 
     def of(self, layer: int, block: Block, hidden: Tensor) -> Fields | None:
         """What the block, which is about to be given `hidden`, borrows, if only from itself; None where from nobody."""
         if layer in self._wanted:
             self._lent[layer] = block.lend(hidden)
-        return self._lent.get(self._lenders[layer])
+        return self._lent.get(self._kv_sharing[layer])

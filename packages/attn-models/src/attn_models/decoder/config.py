@@ -10,7 +10,7 @@ from typing import Any
 
 from attn_core import Rotary
 from attn_core.errors import InvalidValue
-from attn_core.models import Lenders, checked_lenders, lender_of
+from attn_core.models import KvSharing, checked_kv_sharing, kv_source_layer_of
 from attn_core.rotary import rotary_scaling
 
 from attn_models.plain_config import (
@@ -31,7 +31,7 @@ BIASED = "deepseek_v3"
 # Fields that mean nothing to a decoder without experts, and their values there.
 NEEDS_EXPERTS = {
     "experts_per_token": None,
-    "balance": 0.0,
+    "router_aux_loss_coef": 0.0,
     "router_bias_update_rate": 0.0,
     "n_shared_experts": None,
     "shared_expert_gate": False,
@@ -47,21 +47,22 @@ NEEDS_EXPERTS = {
 class Experts:
     """The mixture of experts of a layer, from the fields of `DecoderConfig`.
 
-    `count` routed experts of inner size `hidden`, of which a token uses `per_token`, chosen among the best `topk_group`
-    of `groups` groups, their sum multiplied by `scale`; `shared` experts for every token, `gated` by a sigmoid. `rate`
-    is the step by which training moves the routing biases, `balance` the weight of the load-balancing loss.
+    `count` routed experts of inner size `intermediate_size`, of which a token uses `per_token`, chosen among the best
+    `topk_group` of `groups` groups, their sum multiplied by `scale`; `shared` experts for every token, `gated` by a
+    sigmoid. `rate` is the step by which training moves the routing biases, `router_aux_loss_coef` the weight of the
+    load-balancing loss.
     """
 
     count: int
     per_token: int
-    hidden: int
+    intermediate_size: int
     shared: int = 0
     gated: bool = False
     groups: int = 1
     topk_group: int = 1
     scale: float = 1.0
     rate: float = 0.0
-    balance: float = 0.0
+    router_aux_loss_coef: float = 0.0
 
 
 def experts_config(config: DecoderConfig) -> Experts | None:
@@ -89,14 +90,14 @@ def experts_config(config: DecoderConfig) -> Experts | None:
     return Experts(
         count=config.experts,
         per_token=config.experts_per_token,
-        hidden=config.moe_intermediate_size or config.inner_width,
+        intermediate_size=config.moe_intermediate_size or config.inner_width,
         shared=config.n_shared_experts or 0,
         gated=config.shared_expert_gate,
         groups=groups,
         topk_group=chosen,
         scale=config.routed_scaling_factor,
         rate=config.router_bias_update_rate,
-        balance=config.balance,
+        router_aux_loss_coef=config.router_aux_loss_coef,
     )
 
 
@@ -112,11 +113,11 @@ def _require_routing(config: DecoderConfig) -> None:
             config.router_bias_update_rate,
             f"0, unless routing is {BIASED!r}, which has biases",
         )
-    if config.first_k_dense_replace not in range(config.layers + 1):
+    if config.first_k_dense_replace not in range(config.num_layers + 1):
         raise InvalidValue.of(
             "first_k_dense_replace",
             config.first_k_dense_replace,
-            f"a whole number from 0 to the {config.layers} layers",
+            f"a whole number from 0 to the {config.num_layers} layers",
         )
 
 
@@ -136,18 +137,18 @@ def _groups(config: DecoderConfig, experts: int, per_token: int) -> tuple[int, i
     return groups, chosen
 
 
-COUNTS = ("vocabulary", "context", "width", "layers", "heads")
+COUNTS = ("vocab_size", "max_seq_len", "hidden_size", "num_layers", "num_heads")
 OPTIONAL_COUNTS = (
-    "key_value_heads",
-    "head_size",
-    "hidden",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
     "experts",
     "experts_per_token",
     "n_shared_experts",
     "moe_intermediate_size",
     "n_group",
 )
-FLAGS = ("tied", "bias", "rope_interleave", "scale_embedding", "shared_expert_gate")
+FLAGS = ("tie_word_embeddings", "bias", "rope_interleave", "scale_embedding", "shared_expert_gate")
 WORDS = {
     "norm": ("layer", "rms"),
     "norm_place": ("pre", "post", "both"),
@@ -164,7 +165,7 @@ NUMBERS = {
     "partial_rotary_factor": (0.0, 1.0 + 1e-9),
     "dropout": (0.0, 1.0),
     "attention_dropout": (0.0, 1.0),
-    "balance": (0.0, math.inf),
+    "router_aux_loss_coef": (0.0, math.inf),
     "nextn_predict_loss_weight": (0.0, math.inf),
 }
 
@@ -204,9 +205,9 @@ class DecoderConfig:
     """A decoder: token embeddings, blocks of causal attention and feed-forward layers, and the unembedding.
 
     Attention: `mechanism` with its `options` is that of every layer, or layer i has `pattern[i % len(pattern)]`.
-    `key_value_heads` and `head_size` default to `heads` and `width / heads`. `lenders[i]` is the layer whose keys and
-    values layer i attends to, its own if there are none; "cla:2" and "yoco" stand for such lists
-    (`attn_core.models.Lenders`). `attention_dropout` drops attention weights in training, unless a layer's options
+    `num_kv_heads` and `head_dim` default to `num_heads` and `hidden_size / num_heads`. `kv_sharing[i]` is the layer
+    whose keys and values layer i attends to, its own if there are none; "cla:2" and "yoco" stand for such lists
+    (`attn_core.models.KvSharing`). `attention_dropout` drops attention weights in training, unless a layer's options
     have a `dropout` of their own.
 
     Positions: `positions` is "learned", "sinusoidal" (fixed, added to embeddings that are multiplied by √width,
@@ -216,13 +217,13 @@ class DecoderConfig:
 
     Blocks: `norm` is "layer" or "rms". `norm_place` "pre" normalises the input of a sublayer (GPT-2), "post" the sum
     with the residual (Vaswani et al. 2017), "both" input and output of a sublayer (Gemma 2). `feed_forward` is the
-    activation: "gelu", "gelu_tanh", "relu", or one with a gate: "swiglu", "geglu", "geglu_tanh". `hidden` is the
-    inner size of a feed-forward, by default 4 `width`, or 8/3 `width`, rounded up to a multiple of 8, with a gate.
-    `bias` gives biases to projections, feed-forwards and LayerNorms. `dropout` acts in training on embeddings and on
-    the output of each sublayer.
+    activation: "gelu", "gelu_tanh", "relu", or one with a gate: "swiglu", "geglu", "geglu_tanh". `intermediate_size` is
+    the inner size of a feed-forward, by default 4 `hidden_size`, or 8/3 `hidden_size`, rounded up to a multiple of 8,
+    with a gate. `bias` gives biases to projections, feed-forwards and LayerNorms. `dropout` acts in training on
+    embeddings and on the output of each sublayer.
 
-    Embeddings: `tied` uses the embedding as the unembedding. `scale_embedding` multiplies embeddings by √width (Gemma).
-    `final_logit_softcapping` c bounds logits to ±c: c tanh(logits / c) (Gemma 2).
+    Embeddings: `tie_word_embeddings` uses the embedding as the unembedding. `scale_embedding` multiplies embeddings by
+    √width (Gemma). `final_logit_softcapping` c bounds logits to ±c: c tanh(logits / c) (Gemma 2).
 
     Mixture of experts (arXiv 2401.04088): every layer but the `first_k_dense_replace` first has `experts` feed-forwards
     of inner size `moe_intermediate_size` (by default that of a dense layer), of which each token uses
@@ -231,24 +232,25 @@ class DecoderConfig:
     chosen are weighed: "mixtral" by a softmax over them, "switch" and "deepseek_v2" by their part of a softmax over all
     experts, "deepseek_v3" by sigmoids normalised to sum to one, chosen with a bias for each expert (arXiv 2412.19437,
     section 2.1.2). The deepseek routings choose among the experts of the best `topk_group` of `n_group` groups, and
-    multiply outputs by `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight `balance`
-    (arXiv 2101.03961), or by moving the biases by `router_bias_update_rate` after each step ("deepseek_v3").
+    multiply outputs by `routed_scaling_factor`. Load is balanced in training by an auxiliary loss of weight
+    `router_aux_loss_coef` (arXiv 2101.03961), or by moving the biases by `router_bias_update_rate` after each step
+    ("deepseek_v3").
 
-    Multi-token prediction (arXiv 2412.19437, section 2.2): `prediction_depth` D adds D modules that predict the D
-    tokens after the next; the mean of their losses, times `nextn_predict_loss_weight`, is added to the training loss.
+    Multi-token prediction (arXiv 2412.19437, section 2.2): `num_nextn_predict_layers` D adds D modules that predict the
+    D tokens after the next; the mean of their losses, times `nextn_predict_loss_weight`, is added to the training loss.
     Nothing else uses them.
 
     Sizes are whole numbers from 1. Raises `InvalidValue` for a field outside its range; `layer_attentions` raises for
     mechanisms that do not fit.
     """
 
-    vocabulary: int
-    context: int
-    width: int
-    layers: int
-    heads: int
-    key_value_heads: int | None = None
-    head_size: int | None = None
+    vocab_size: int
+    max_seq_len: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
     mechanism: str = "mha"
     options: Mapping[str, Any] = field(default_factory=dict)
     pattern: tuple[AttentionChoice, ...] = ()
@@ -256,7 +258,7 @@ class DecoderConfig:
     norm_eps: float = 1e-5
     norm_place: str = "pre"
     feed_forward: str = "gelu"
-    hidden: int | None = None
+    intermediate_size: int | None = None
     positions: str = "learned"
     rope_theta: float = 10000.0
     partial_rotary_factor: float = 1.0
@@ -264,15 +266,15 @@ class DecoderConfig:
     rope_scaling: Mapping[str, Any] | None = None
     scale_embedding: bool = False
     final_logit_softcapping: float | None = None
-    tied: bool = True
+    tie_word_embeddings: bool = True
     bias: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
-    lenders: Lenders = ()
+    kv_sharing: KvSharing = ()
     experts: int | None = None
     experts_per_token: int | None = None
     routing: str = "mixtral"
-    balance: float = 0.0
+    router_aux_loss_coef: float = 0.0
     router_bias_update_rate: float = 0.0
     n_shared_experts: int | None = None
     shared_expert_gate: bool = False
@@ -281,7 +283,7 @@ class DecoderConfig:
     topk_group: int | None = None
     routed_scaling_factor: float = 1.0
     first_k_dense_replace: int = 0
-    prediction_depth: int = 0
+    num_nextn_predict_layers: int = 0
     nextn_predict_loss_weight: float = 0.3
 
     def __post_init__(self) -> None:
@@ -300,19 +302,21 @@ class DecoderConfig:
         if self.final_logit_softcapping is not None:
             require_between("final_logit_softcapping", self.final_logit_softcapping, SMALLEST_CAP, math.inf)
         _ = self.rotary, self.mixture
-        if self.prediction_depth not in range(self.context):
-            allowed = f"a whole number from 0, below the context {self.context}"
-            raise InvalidValue.of("prediction_depth", self.prediction_depth, allowed)
-        object.__setattr__(self, "lenders", checked_lenders(self.lenders, self.layers))
-        if self.head_size is None and self.width % self.heads:
-            raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}, or an explicit head_size")
+        if self.num_nextn_predict_layers not in range(self.max_seq_len):
+            allowed = f"a whole number from 0, below the context {self.max_seq_len}"
+            raise InvalidValue.of("num_nextn_predict_layers", self.num_nextn_predict_layers, allowed)
+        object.__setattr__(self, "kv_sharing", checked_kv_sharing(self.kv_sharing, self.num_layers))
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise InvalidValue.of(
+                "num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}, or an explicit head_dim"
+            )
 
     @property
     def inner_width(self) -> int:
         """The feed-forward's inner width."""
-        if self.hidden is not None:
-            return self.hidden
-        return math.ceil(self.width / 3) * 8 if self.feed_forward in GATED else 4 * self.width
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        return math.ceil(self.hidden_size / 3) * 8 if self.feed_forward in GATED else 4 * self.hidden_size
 
     @property
     def mixture(self) -> Experts | None:
@@ -338,7 +342,7 @@ class DecoderConfig:
 
     def lender(self, layer: int) -> int:
         """The layer whose keys and values this one attends to: itself where it does not borrow."""
-        return lender_of(self.lenders, layer, self.layers)
+        return kv_source_layer_of(self.kv_sharing, layer, self.num_layers)
 
     def choice(self, layer: int) -> AttentionChoice:
         """The mechanism and options of one layer."""
@@ -350,8 +354,8 @@ class DecoderConfig:
         """The config as plain values, which `from_plain` turns back."""
         values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         choices = [{"mechanism": choice.mechanism, "options": dict(choice.options)} for choice in self.pattern]
-        lenders = self.lenders if isinstance(self.lenders, str) else list(self.lenders)
-        return values | {"options": dict(self.options), "pattern": choices, "lenders": lenders}
+        kv_sharing = self.kv_sharing if isinstance(self.kv_sharing, str) else list(self.kv_sharing)
+        return values | {"options": dict(self.options), "pattern": choices, "kv_sharing": kv_sharing}
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> DecoderConfig:
@@ -360,8 +364,8 @@ class DecoderConfig:
         Raises `UnknownName` for a field that does not exist, `InvalidValue` for a missing or bad one.
         """
         plain = plain_fields(cls, values, "a decoder")
-        if isinstance(plain.get("lenders"), list):
-            plain["lenders"] = [whole(lender) for lender in plain["lenders"]]
+        if isinstance(plain.get("kv_sharing"), list):
+            plain["kv_sharing"] = [whole(lender) for lender in plain["kv_sharing"]]
         return cls(
             **plain | {"pattern": tuple(AttentionChoice.from_plain(item) for item in plain.get("pattern") or ())}
         )

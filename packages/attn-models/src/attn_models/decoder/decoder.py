@@ -35,9 +35,9 @@ class PredictionModule(nn.Module):
     def __init__(self, config: DecoderConfig, last: LayerAttention) -> None:
         super().__init__()
         self.token_norm, self.hidden_norm = build_norm(config), build_norm(config)
-        self.join = nn.Linear(2 * config.width, config.width, bias=False)
-        own = dataclasses.replace(last, config=dataclasses.replace(last.config, borrows=False))
-        self.block = Block(config, own, config.experts_in(config.layers - 1))
+        self.join = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        own = dataclasses.replace(last, config=dataclasses.replace(last.config, shares_kv=False))
+        self.block = Block(config, own, config.experts_in(config.num_layers - 1))
         self.norm = build_norm(config)
         initialise(self.join)
 
@@ -60,26 +60,28 @@ class Decoder(nn.Module):
         super().__init__()
         attentions = layer_attentions(config)
         self.config = config
-        self.vocabulary = config.vocabulary
-        self.context = config.context
+        self.vocab_size = config.vocab_size
+        self.max_seq_len = config.max_seq_len
         # Any: an nn.Embedding, or a StoredEmbedding where weights are packed.
-        self.embedding: Any = nn.Embedding(config.vocabulary, config.width)
+        self.embedding: Any = nn.Embedding(config.vocab_size, config.hidden_size)
         learned = config.positions == "learned"
-        self.positions: Any = nn.Embedding(config.context, config.width) if learned else None
+        self.positions: Any = nn.Embedding(config.max_seq_len, config.hidden_size) if learned else None
         self.dropout: nn.Module = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
             Block(config, attention, config.experts_in(layer)) for layer, attention in enumerate(attentions)
         )
         self.norm: nn.Module = build_norm(config) if config.norm_place != "post" else nn.Identity()
-        self.unembedding = None if config.tied else nn.Linear(config.width, config.vocabulary, bias=False)
+        self.unembedding = (
+            None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         self.head: Any = None
         self.stack: StackStep | None = None
         self.weights: str | None = None
         self.predictors = nn.ModuleList(
-            PredictionModule(config, attentions[-1]) for _ in range(config.prediction_depth)
+            PredictionModule(config, attentions[-1]) for _ in range(config.num_nextn_predict_layers)
         )
-        self._lenders = [config.lender(layer) for layer in range(config.layers)]
-        self._lender_names = [layer_name(lender) for lender in self._lenders]
+        self._kv_sharing = [config.lender(layer) for layer in range(config.num_layers)]
+        self._lender_names = [layer_name(lender) for lender in self._kv_sharing]
         self._specs = {layer_name(i): attention.states for i, attention in enumerate(attentions)}
         self._mechanisms = {layer_name(i): attention.mechanism.name for i, attention in enumerate(attentions)}
         for module in (self.embedding, self.positions, self.unembedding):
@@ -87,7 +89,7 @@ class Decoder(nn.Module):
                 initialise(module)
         if config.positions == "sinusoidal" or config.scale_embedding:
             # Multiplied by √width they then stand beside waves of their own size.
-            initialise(self.embedding, config.width**-0.5)
+            initialise(self.embedding, config.hidden_size**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary] of whole sequences [batch, tokens]."""
@@ -96,7 +98,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens: Tensor) -> Tensor:
         """Rows [batch, tokens, width] of whole sequences [batch, tokens], from which `logits` makes logits."""
         hidden = self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
-        loans = SharedKeyValues(self._lenders)
+        loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()):
             hidden = block(hidden, loans.of(index, block, hidden))
         normed: Tensor = self.norm(hidden)
@@ -170,7 +172,7 @@ class Decoder(nn.Module):
                 raise InvalidValue.of("layers", layer, f"0 to {len(self.blocks) - 1}")
         maps = {}
         hidden = self._embed(tokens[None], torch.arange(len(tokens), device=tokens.device))
-        loans = SharedKeyValues(self._lenders)
+        loans = SharedKeyValues(self._kv_sharing)
         for index, block in enumerate(self._blocks()[: max(layers, default=-1) + 1]):
             borrowed = loans.of(index, block, hidden)
             if index in layers:
@@ -179,17 +181,17 @@ class Decoder(nn.Module):
         return maps
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        if tokens.ndim > 1 and tokens.shape[1] > self.context:
+        if tokens.ndim > 1 and tokens.shape[1] > self.max_seq_len:
             raise InvalidValue.of(
-                "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context} tokens"
+                "tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len} tokens"
             )
         hidden: Tensor = self.embedding(tokens)
         if self.config.scale_embedding:
             # The factor is rounded to the weights' type first, as Gemma's is.
-            hidden = hidden * hidden.new_tensor(math.sqrt(self.config.width))
+            hidden = hidden * hidden.new_tensor(math.sqrt(self.config.hidden_size))
         if self.config.positions == "sinusoidal":
-            sinusoids = sinusoidal(positions, self.config.width).to(hidden.dtype)
-            hidden = hidden * math.sqrt(self.config.width) + sinusoids
+            sinusoids = sinusoidal(positions, self.config.hidden_size).to(hidden.dtype)
+            hidden = hidden * math.sqrt(self.config.hidden_size) + sinusoids
         if self.positions is not None:
             hidden = hidden + self.positions(positions)
         dropped: Tensor = self.dropout(hidden)

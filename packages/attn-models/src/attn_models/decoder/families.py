@@ -37,7 +37,7 @@ class DecoderFamily(ModelFamily):
 
 
 GPT = {"norm": "layer", "norm_place": "pre", "feed_forward": "gelu_tanh", "positions": "learned", "bias": True}
-PATTERN = ("mechanism", "options", "pattern", "key_value_heads")
+PATTERN = ("mechanism", "options", "pattern", "num_kv_heads")
 
 
 class NamedDecoder(DecoderFamily):
@@ -109,9 +109,9 @@ class RetNetFamily(NamedDecoder):
     own: ClassVar[Mapping[str, Any]] = {"scale_base": None}
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """As `NamedDecoder.configure`; `hidden` is twice the width unless it is given."""
-        width = whole(values.get("width"))
-        return super().configure(({"hidden": 2 * width} if isinstance(width, int) else {}) | dict(values))
+        """As `NamedDecoder.configure`; `intermediate_size` is twice the width unless it is given."""
+        width = whole(values.get("hidden_size"))
+        return super().configure(({"intermediate_size": 2 * width} if isinstance(width, int) else {}) | dict(values))
 
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Retention in all."""

@@ -55,8 +55,8 @@ def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Te
 def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
     """LayerNorm (arXiv 1607.06450) or RMSNorm (Zhang and Sennrich 2019, arXiv 1910.07467) over the width."""
     if config.norm == "rms":
-        return MixedPrecisionRMSNorm(config.width, eps=config.norm_eps)
-    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
+        return MixedPrecisionRMSNorm(config.hidden_size, eps=config.norm_eps)
+    return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
@@ -83,8 +83,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.up: nn.Module = nn.Linear(config.width, config.inner_width, bias=config.bias)
-        self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.up: nn.Module = nn.Linear(config.hidden_size, config.inner_width, bias=config.bias)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=config.bias)
         self.activation = ACTIVATIONS[config.feed_forward]()
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -103,9 +103,9 @@ class GatedFeedForward(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.activation: Activation = GATES[config.feed_forward]
-        self.gate: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
-        self.up: Any = nn.Linear(config.width, config.inner_width, bias=config.bias)
-        self.down: nn.Module = nn.Linear(config.inner_width, config.width, bias=config.bias)
+        self.gate: Any = nn.Linear(config.hidden_size, config.inner_width, bias=config.bias)
+        self.up: Any = nn.Linear(config.hidden_size, config.inner_width, bias=config.bias)
+        self.down: nn.Module = nn.Linear(config.inner_width, config.hidden_size, bias=config.bias)
         self.both: nn.Module | None = None
 
     def forward(self, hidden: Tensor) -> Tensor:

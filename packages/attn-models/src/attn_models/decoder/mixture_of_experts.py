@@ -20,14 +20,14 @@ class Router(nn.Module):
     """Sends each token to the experts with its highest scores W x; of equal scores the first experts are taken.
 
     It looks at each token alone, and no expert is ever full. In training it also keeps how evenly the last tokens
-    were spread, where the config asks for `balance`.
+    were spread, where the config asks for `router_aux_loss_coef`.
     """
 
     def __init__(self, width: int, experts: Experts) -> None:
         super().__init__()
         self.experts, self.chosen = experts.count, experts.per_token
         self.score = nn.Linear(width, experts.count, bias=False)
-        self.balance = experts.balance
+        self.balance = experts.router_aux_loss_coef
         self.imbalance: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,8 @@ def fractions(chosen: Tensor, like: Tensor) -> Tensor:
 
 
 def router_aux_loss(model: nn.Module) -> Tensor | float:
-    """The sum of `balance` times the imbalance of every router in the last training pass; 0 where there is none.
+    """The sum of `router_aux_loss_coef` times the imbalance of every router in the last training pass; 0 where there is
+    none.
 
     To be added to the loss of that pass, before its gradients are taken, once.
     """
@@ -238,12 +239,16 @@ class MixtureOfExperts(nn.Module):
     ) -> None:
         super().__init__()
         self.chosen = experts.per_token
-        self.router = ROUTERS[config.routing](config.width, experts)
-        one = dataclasses.replace(config, hidden=experts.hidden)
+        self.router = ROUTERS[config.routing](config.hidden_size, experts)
+        one = dataclasses.replace(config, intermediate_size=experts.intermediate_size)
         self.experts = nn.ModuleList(build(one) for _ in range(experts.count))
-        several = dataclasses.replace(config, hidden=experts.shared * experts.hidden) if experts.shared else None
+        several = (
+            dataclasses.replace(config, intermediate_size=experts.shared * experts.intermediate_size)
+            if experts.shared
+            else None
+        )
         self.shared = None if several is None else build(several)
-        self.shared_expert_gate = nn.Linear(config.width, 1, bias=False) if experts.gated else None
+        self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if experts.gated else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]; an expert that nobody chose is not run."""

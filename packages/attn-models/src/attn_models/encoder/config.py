@@ -23,16 +23,16 @@ class EncoderShape(ABC):
     """Blocks of attention both ways and feed-forward.
 
     `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
-    is given. `head_size` defaults to `width / heads`. `attention_dropout` acts in training on attention weights. `noun`
-    calls it by name with its article, and `pairs` are fields of two numbers. Raises `InvalidValue` for a field
-    outside its range.
+    is given. `head_dim` defaults to `hidden_size / num_heads`. `attention_dropout` acts in training on attention
+    weights. `noun` calls it by name with its article, and `pairs` are fields of two numbers. Raises `InvalidValue` for
+    a field outside its range.
     """
 
-    width: int
-    layers: int
-    heads: int
-    hidden: int
-    head_size: int | None = None
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    head_dim: int | None = None
     mechanism: str = "mha"
     options: Mapping[str, Any] = field(default_factory=dict)
     pattern: tuple[AttentionChoice, ...] = ()
@@ -79,7 +79,7 @@ class EncoderShape(ABC):
     @property
     def mechanisms(self) -> tuple[str, ...]:
         """The mechanism of each layer."""
-        return tuple(self.choice(layer).mechanism for layer in range(self.layers))
+        return tuple(self.choice(layer).mechanism for layer in range(self.num_layers))
 
     def choice(self, layer: int) -> AttentionChoice:
         """The mechanism and options of one layer."""
@@ -91,13 +91,13 @@ class EncoderShape(ABC):
     def block(self) -> DecoderConfig:
         """The sizes of norms and feed-forwards, which are those of any Transformer."""
         return DecoderConfig(
-            vocabulary=self.kinds,
-            context=self.places,
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            head_size=self.head_size,
-            hidden=self.hidden,
+            vocab_size=self.kinds,
+            max_seq_len=self.places,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            intermediate_size=self.intermediate_size,
             feed_forward=self.feed_forward,
             norm_place=self.norm_place,
             norm_eps=self.norm_eps,
@@ -115,8 +115,8 @@ class EncoderConfig(EncoderShape):
     in a tree, which must then be given with the tokens. Raises `InvalidValue` for a field outside its range.
     """
 
-    vocabulary: int
-    context: int
+    vocab_size: int
+    max_seq_len: int
     type_vocab_size: int = 2
     positions: str = "every"
     first_position: int = 0
@@ -135,12 +135,12 @@ class EncoderConfig(EncoderShape):
     @property
     def kinds(self) -> int:
         """Its tokens."""
-        return self.vocabulary
+        return self.vocab_size
 
     @property
     def places(self) -> int:
         """Its context."""
-        return self.context
+        return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,12 +159,12 @@ class ReformerConfig(EncoderShape):
     """Reversible blocks over token and position embeddings.
 
     With `axial_pos_shape` (rows, columns), position p has the vector of row p // columns concatenated with that of
-    column p % columns, of the two sizes `axial_pos_embds_dim`; else each position of the `context` has a vector of its
-    own. Raises `InvalidValue` for a field outside its range.
+    column p % columns, of the two sizes `axial_pos_embds_dim`; else each position of the `max_seq_len` has a vector of
+    its own. Raises `InvalidValue` for a field outside its range.
     """
 
-    vocabulary: int
-    context: int
+    vocab_size: int
+    max_seq_len: int
     axial_pos_shape: tuple[int, int] | None = None
     axial_pos_embds_dim: tuple[int, int] | None = None
     norm_place: ClassVar[str] = "pre"
@@ -184,22 +184,26 @@ class ReformerConfig(EncoderShape):
                 )
             for size in pair:
                 require_count(name, size)
-        if self.axial_pos_shape is not None and math.prod(self.axial_pos_shape) < self.context:
+        if self.axial_pos_shape is not None and math.prod(self.axial_pos_shape) < self.max_seq_len:
             raise InvalidValue.of(
-                "axial_pos_shape", self.axial_pos_shape, f"a product of at least the context of {self.context} tokens"
+                "axial_pos_shape",
+                self.axial_pos_shape,
+                f"a product of at least the context of {self.max_seq_len} tokens",
             )
-        if self.axial_pos_embds_dim is not None and sum(self.axial_pos_embds_dim) != self.width:
-            raise InvalidValue.of("axial_pos_embds_dim", self.axial_pos_embds_dim, f"a sum of {self.width}, the width")
+        if self.axial_pos_embds_dim is not None and sum(self.axial_pos_embds_dim) != self.hidden_size:
+            raise InvalidValue.of(
+                "axial_pos_embds_dim", self.axial_pos_embds_dim, f"a sum of {self.hidden_size}, the width"
+            )
 
     @property
     def kinds(self) -> int:
         """Its tokens."""
-        return self.vocabulary
+        return self.vocab_size
 
     @property
     def places(self) -> int:
         """Its context."""
-        return self.context
+        return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,11 +250,11 @@ def attention_of(config: EncoderShape, layer: int) -> LayerAttention:
     return encoder_attention(
         choice.mechanism,
         choice.options,
-        width=config.width,
-        heads=config.heads,
-        head_size=config.head_size,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        head_dim=config.head_dim,
         bias=config.attention_bias,
-        context=config.places,
+        max_seq_len=config.places,
         layer=layer,
         dropout=config.attention_dropout,
     )

@@ -19,7 +19,7 @@ class EveryPosition(nn.Embedding):
     """A row for each place of a sequence, padding included (Devlin et al. 2019)."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.context, config.width)
+        super().__init__(config.max_seq_len, config.hidden_size)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [tokens, width] for token ids [batch, tokens]."""
@@ -32,7 +32,7 @@ class RealPosition(nn.Embedding):
     arXiv 1907.11692, as its authors' code has it: real tokens begin at `first`, padding has the row before)."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config.first_position + config.context, config.width)
+        super().__init__(config.first_position + config.max_seq_len, config.hidden_size)
         self.first = config.first_position
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
@@ -50,8 +50,8 @@ class DepthPosition(nn.Module):
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
-        self.sequential = nn.Linear(config.width, config.width, bias=False)
-        self.structural = nn.Linear(config.width, config.width, bias=False)
+        self.sequential = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.structural = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
@@ -126,13 +126,13 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.context = config.context
-        self.size = config.width
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.max_seq_len = config.max_seq_len
+        self.size = config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.positions: Position = POSITIONS[config.positions](config)
-        self.segments = nn.Embedding(config.type_vocab_size, config.width)
+        self.segments = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = build_norm(config.block)
-        self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(PostNormBlock(config, layer) for layer in range(config.num_layers))
         for module in (self.embedding, self.positions, self.segments):
             initialise(module)
 
@@ -150,8 +150,8 @@ class Encoder(nn.Module):
         `InvalidValue` for more tokens than the context, and without the depths that are needed.
         """
         length = tokens.shape[1]
-        if length > self.context:
-            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
         kinds = torch.zeros_like(tokens) if segments is None else segments
         places = self.positions.rows(tokens, key_padding_mask, depths)
         hidden: Tensor = self.norm(self.embedding(tokens) + places + self.segments(kinds))
@@ -171,7 +171,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         vocabulary, width = encoder.embedding.weight.shape
         self.encoder = encoder
-        self.vocabulary: int = vocabulary
+        self.vocab_size: int = vocabulary
         self.transform = nn.Linear(encoder.size, width)
         self.activation = ACTIVATIONS[encoder.config.feed_forward]()
         self.norm = nn.LayerNorm(width, eps=encoder.config.norm_eps)
@@ -194,7 +194,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = Encoder(config.encoder)
-        self.classifier = nn.Linear(config.encoder.width, config.classes)
+        self.classifier = nn.Linear(config.encoder.hidden_size, config.classes)
         initialise(self.classifier)
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, depths: Tensor | None = None) -> Tensor:

@@ -76,7 +76,7 @@ class TaggerFamily(ModelFamily):
 
 def checked(config: EncoderConfig) -> EncoderConfig:
     """The encoder; raises what its mechanisms do where they do not fit."""
-    for layer in range(config.layers):
+    for layer in range(config.num_layers):
         attention_of(config, layer)
     return config
 
@@ -96,7 +96,7 @@ class VitFamily(ModelFamily):
     def configure(self, values: Mapping[str, Any]) -> VisionConfig:
         """The model of plain values, asked of the mechanisms that it names too."""
         config = VisionConfig.from_plain(values)
-        for layer in range(config.layers):
+        for layer in range(config.num_layers):
             attention_of(config, layer)
         return config
 

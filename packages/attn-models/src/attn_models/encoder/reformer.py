@@ -33,13 +33,13 @@ class Reformer(nn.Module):
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.context = config.context
-        self.size = 2 * config.width
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.positions: nn.Module = nn.Embedding(config.context, config.width)
+        self.max_seq_len = config.max_seq_len
+        self.size = 2 * config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions: nn.Module = nn.Embedding(config.max_seq_len, config.hidden_size)
         if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
             self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
-        self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.num_layers))
         self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
         for module in (self.embedding, self.positions):
             initialise(module)
@@ -51,8 +51,8 @@ class Reformer(nn.Module):
         than the context.
         """
         length = tokens.shape[1]
-        if length > self.context:
-            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.context} tokens")
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
         one = two = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
         for block in self.blocks:
             one, two = block(one, two, key_padding_mask)

@@ -17,12 +17,12 @@ class VisionTransformer(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self.config = config
-        self.patches = nn.Conv2d(config.channels, config.width, config.patch, stride=config.patch)
-        self.begin = nn.Parameter(torch.empty(1, 1, config.width))
-        self.positions = nn.Parameter(torch.empty(1, config.places, config.width))
-        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.layers))
+        self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch)
+        self.begin = nn.Parameter(torch.empty(1, 1, config.hidden_size))
+        self.positions = nn.Parameter(torch.empty(1, config.places, config.hidden_size))
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
         self.norm = build_norm(config.block)
-        self.classifier = nn.Linear(config.width, config.classes)
+        self.classifier = nn.Linear(config.hidden_size, config.classes)
         for weight in (self.begin, self.positions):
             nn.init.normal_(weight, std=STANDARD)
 

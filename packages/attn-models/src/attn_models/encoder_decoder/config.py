@@ -16,41 +16,42 @@ from attn_models.plain_config import PlainConfig, require_choice, require_word
 class EncoderDecoderConfig(PlainConfig):
     """What all of them have: one vocabulary for source and target, and the longest of each in tokens.
 
-    `width` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for
-    a field outside its range.
+    `hidden_size` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises
+    `InvalidValue` for a field outside its range.
     """
 
-    vocabulary: int
-    context: int
-    source_context: int
-    width: int
+    vocab_size: int
+    max_seq_len: int
+    max_encoder_len: int
+    hidden_size: int
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class BottleneckConfig(EncoderDecoderConfig):
-    """Two stacks of `layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
+    """Two stacks of `num_layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
 
     `reverse_source` reads the source from its end.
     """
 
     embedding: int
-    layers: int = 1
+    num_layers: int = 1
     reverse_source: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class RnnsearchConfig(EncoderDecoderConfig):
-    """RNNsearch (Bahdanau et al. 2015): `width` n of a state, `embedding` m, `maxout` l units before the vocabulary.
+    """RNNsearch (Bahdanau et al. 2015): `hidden_size` n of a state, `embedding` m, `maxout` l units before the
+    vocabulary.
 
-    Annotations have 2 n numbers; `mechanism` attends to them, with `heads` heads and its own `options`.
+    Annotations have 2 n numbers; `mechanism` attends to them, with `num_heads` heads and its own `options`.
     """
 
     embedding: int
     maxout: int
     mechanism: str = "alignment"
     options: Mapping[str, Any] = field(default_factory=dict)
-    heads: int = 1
+    num_heads: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,7 +67,7 @@ class LuongConfig(BottleneckConfig):
 
     mechanism: str = "luong"
     options: Mapping[str, Any] = field(default_factory=dict)
-    heads: int = 1
+    num_heads: int = 1
     input_feeding: bool = True
 
     def __post_init__(self) -> None:
@@ -78,9 +79,9 @@ class LuongConfig(BottleneckConfig):
 class ShowAttendTellConfig(EncoderDecoderConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
-    `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `heads` heads and
-    its own `options`. `width` is the size of the LSTM's state, `embedding` that of a word. The longest source is the
-    grid and the token that ends it.
+    `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `num_heads` heads
+    and its own `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word. The longest source
+    is the grid and the token that ends it.
     """
 
     rows: int
@@ -90,14 +91,14 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
     convolutions: int = 3
     mechanism: str = "visual_soft"
     options: Mapping[str, Any] = field(default_factory=dict)
-    heads: int = 1
+    num_heads: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_choice(self.mechanism, self.options)
-        if self.source_context != self.cells + 1:
+        if self.max_encoder_len != self.cells + 1:
             allowed = f"{self.cells + 1}: {self.rows} rows of {self.columns} cells, and the token that ends them"
-            raise InvalidValue.of("source_context", self.source_context, allowed)
+            raise InvalidValue.of("max_encoder_len", self.max_encoder_len, allowed)
 
     @property
     def cells(self) -> int:
@@ -111,16 +112,17 @@ NORM_PLACES = ("post", "pre")
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(EncoderDecoderConfig):
-    """`layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); one embedding is used thrice.
+    """`num_layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); one embedding is used
+    thrice.
 
-    `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`. `hidden`
-    is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains without warm-up.
-    `attention_dropout` acts in training on the weights of all three.
+    `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`.
+    `intermediate_size` is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains
+    without warm-up. `attention_dropout` acts in training on the weights of all three.
     """
 
-    layers: int
-    heads: int
-    hidden: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
     encoder: str = "mha"
     encoder_options: Mapping[str, Any] = field(default_factory=dict)
     decoder: str = "mha"
@@ -135,19 +137,19 @@ class TransformerConfig(EncoderDecoderConfig):
         require_word("norm_place", self.norm_place, NORM_PLACES)
         for place in PLACES:
             require_choice(getattr(self, place), getattr(self, f"{place}_options"))
-        if self.width % self.heads:
-            raise InvalidValue.of("heads", self.heads, f"a divisor of the width {self.width}")
+        if self.hidden_size % self.num_heads:
+            raise InvalidValue.of("num_heads", self.num_heads, f"a divisor of hidden_size {self.hidden_size}")
 
     @property
     def block(self) -> DecoderConfig:
         """The sizes of the parts that are those of any Transformer: norms, feed-forwards and positions."""
         return DecoderConfig(
-            vocabulary=self.vocabulary,
-            context=self.context,
-            width=self.width,
-            layers=self.layers,
-            heads=self.heads,
-            hidden=self.hidden,
+            vocab_size=self.vocab_size,
+            max_seq_len=self.max_seq_len,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            intermediate_size=self.intermediate_size,
             feed_forward="relu",
             positions="sinusoidal",
             bias=True,

@@ -59,7 +59,9 @@ class RnnsearchFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as an annotation."""
-        stepped_attention(config.mechanism, config.options, width=2 * config.width, heads=config.heads)
+        stepped_attention(
+            config.mechanism, config.options, hidden_size=2 * config.hidden_size, num_heads=config.num_heads
+        )
 
 
 class LuongFamily(EncoderDecoderFamily):
@@ -72,7 +74,7 @@ class LuongFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as a state."""
-        stepped_attention(config.mechanism, config.options, width=config.width, heads=config.heads)
+        stepped_attention(config.mechanism, config.options, hidden_size=config.hidden_size, num_heads=config.num_heads)
 
 
 class TransformerFamily(EncoderDecoderFamily):
@@ -85,10 +87,10 @@ class TransformerFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """The three mechanisms."""
-        sizes = {"width": config.width, "heads": config.heads, "dropout": config.attention_dropout}
-        encoder_attention(config.encoder, config.encoder_options, **sizes, context=config.source_context)
-        decoder_attention(config.decoder, config.decoder_options, **sizes, context=config.context)
-        cross_attention(config.cross, config.cross_options, **sizes, context=config.source_context)
+        sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, "dropout": config.attention_dropout}
+        encoder_attention(config.encoder, config.encoder_options, **sizes, max_seq_len=config.max_encoder_len)
+        decoder_attention(config.decoder, config.decoder_options, **sizes, max_seq_len=config.max_seq_len)
+        cross_attention(config.cross, config.cross_options, **sizes, max_seq_len=config.max_encoder_len)
 
 
 class ShowAttendTellFamily(EncoderDecoderFamily):
@@ -101,7 +103,7 @@ class ShowAttendTellFamily(EncoderDecoderFamily):
 
     def check(self, config: Any) -> None:
         """The mechanism, as wide as an annotation."""
-        stepped_attention(config.mechanism, config.options, width=config.features, heads=config.heads)
+        stepped_attention(config.mechanism, config.options, hidden_size=config.features, num_heads=config.num_heads)
 
 
 def encoder_decoder_families() -> list[ModelFamily]:

@@ -37,7 +37,7 @@ class Reading:
 
 
 class RecurrentModel(nn.Module):
-    """A `SourceModel` whose decoder is a cell. A subclass gives `embedding`, `read`, `advance` and `logits`.
+    """A `EncoderDecoderModel` whose decoder is a cell. A subclass gives `embedding`, `read`, `advance` and `logits`.
 
     `fields` are the cell's states; those in `begun` start with what the encoder says, the others with zeros. The state
     of a request is a `Slot`; where it begins is a `Source` of one row, so that it is computed once at admission.
@@ -55,9 +55,9 @@ class RecurrentModel(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.vocabulary = config.vocabulary
-        self.context = config.context
-        self.source_context = config.source_context
+        self.vocab_size = config.vocab_size
+        self.max_seq_len = config.max_seq_len
+        self.max_encoder_len = config.max_encoder_len
         self.chosen = chosen
         self._begun = tuple(begun)
         start = Source({name: fields[name] for name in begun}, rows=1)
@@ -96,7 +96,7 @@ class RecurrentModel(nn.Module):
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
-        source, lengths = encoder_input_lengths(source, key_padding_mask, self.source_context)
+        source, lengths = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
         return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
@@ -150,7 +150,7 @@ class RecurrentModel(nn.Module):
         for layer in layers:
             if layer != 0:
                 raise InvalidValue.of("layers", layer, "0")
-        given, lengths = encoder_input_lengths(None if source is None else source[None], None, self.source_context)
+        given, lengths = encoder_input_lengths(None if source is None else source[None], None, self.max_encoder_len)
         reading = self.read(given, lengths)
         queries: list[Tensor] = []
         self._run(tokens[None], reading, lengths, queries)
@@ -171,8 +171,8 @@ class RecurrentModel(nn.Module):
         return torch.stack(rows, dim=1)
 
     def _require_room(self, tokens: Tensor) -> None:
-        if tokens.shape[1] > self.context:
-            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
+        if tokens.shape[1] > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
 
     def _attend(self, batch: RaggedBatch, sources: Mapping[str, Any], asked: list[Tensor] | None = None) -> Attend:
         def attend(query: Tensor) -> Tensor:

@@ -28,9 +28,9 @@ class ShowAttendTell(RecurrentModel):
     """
 
     def __init__(self, config: ShowAttendTellConfig) -> None:
-        width, features = config.width, config.features
+        width, features = config.hidden_size, config.features
         chosen = stepped_attention(
-            config.mechanism, config.options, width=features, heads=config.heads, context=config.cells
+            config.mechanism, config.options, hidden_size=features, num_heads=config.num_heads, max_seq_len=config.cells
         )
         super().__init__(config, lstm_fields(width, 1), ("hidden", "cell"), chosen)
         self.grid = config.rows, config.columns
@@ -39,20 +39,20 @@ class ShowAttendTell(RecurrentModel):
             name: dataclasses.replace(spec, rows=config.cells) if isinstance(spec, Source) else spec
             for name, spec in chosen.states.items()
         }
-        self.shades = nn.Embedding(config.vocabulary, features)
+        self.shades = nn.Embedding(config.vocab_size, features)
         self.places = nn.Parameter(torch.randn(config.cells, features) * features**-0.5)
         convolutions = [nn.Conv2d(features, features, 3, padding=1) for _ in range(config.convolutions)]
         for layer in convolutions:  # otherwise each would make what it sees smaller (He et al. 2015)
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         self.convolutions = nn.ModuleList(convolutions)
-        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.begin = nn.ModuleDict({name: nn.Linear(features, width) for name in ("hidden", "cell")})
         self.ask = nn.Linear(width, features, bias=False)
         self.decoder = lstm_stack(config.embedding + features, width, 1, 0.0)
         self.of_state = nn.Linear(width, config.embedding, bias=False)
         self.of_seen = nn.Linear(features, config.embedding, bias=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.embedding, config.vocabulary)
+        self.unembedding = nn.Linear(config.embedding, config.vocab_size)
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """The annotations [batch, cells, features] of grids [batch, cells or more], and h_0 and c_0.

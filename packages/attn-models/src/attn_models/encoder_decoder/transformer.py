@@ -115,32 +115,36 @@ class Transformer(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        sizes: dict[str, Any] = {"width": config.width, "heads": config.heads, "dropout": config.attention_dropout}
-        longest, source = sizes | {"context": config.context}, sizes | {"context": config.source_context}
+        sizes: dict[str, Any] = {
+            "hidden_size": config.hidden_size,
+            "num_heads": config.num_heads,
+            "dropout": config.attention_dropout,
+        }
+        longest, source = sizes | {"max_seq_len": config.max_seq_len}, sizes | {"max_seq_len": config.max_encoder_len}
         reads = [
             encoder_attention(config.encoder, config.encoder_options, layer=layer, **source)
-            for layer in range(config.layers)
+            for layer in range(config.num_layers)
         ]
         writes = decoder_attention(config.decoder, config.decoder_options, **longest)
         self.chosen = cross_attention(config.cross, config.cross_options, **source)
         self.config = config
-        self.vocabulary = config.vocabulary
-        self.context, self.source_context = config.context, config.source_context
+        self.vocab_size = config.vocab_size
+        self.max_seq_len, self.max_encoder_len = config.max_seq_len, config.max_encoder_len
         # Any: a StoredEmbedding where weights are packed.
-        self.embedding: Any = nn.Embedding(config.vocabulary, config.width)
+        self.embedding: Any = nn.Embedding(config.vocab_size, config.hidden_size)
         self.head: Any = None
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(config, each) for each in reads)
-        self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.layers))
+        self.decoder = nn.ModuleList(DecoderBlock(config, writes, self.chosen) for _ in range(config.num_layers))
         pre = config.norm_place == "pre"
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         self.decoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         # Multiplied by √width they then stand beside waves of their own size.
-        initialise(self.embedding, config.width**-0.5)
-        self._specs = {f"decoder.{i}": writes.states for i in range(config.layers)}
-        self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.layers)}
-        self._mechanisms = {f"decoder.{i}": writes.mechanism.name for i in range(config.layers)}
-        self._mechanisms |= {f"cross.{i}": self.chosen.mechanism.name for i in range(config.layers)}
+        initialise(self.embedding, config.hidden_size**-0.5)
+        self._specs = {f"decoder.{i}": writes.states for i in range(config.num_layers)}
+        self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.num_layers)}
+        self._mechanisms = {f"decoder.{i}": writes.mechanism.name for i in range(config.num_layers)}
+        self._mechanisms |= {f"cross.{i}": self.chosen.mechanism.name for i in range(config.num_layers)}
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -206,7 +210,7 @@ class Transformer(nn.Module):
         return maps
 
     def _read(self, source: Tensor | None, key_padding_mask: Tensor | None) -> Tensor:
-        given, _ = encoder_input_lengths(source, key_padding_mask, self.source_context)
+        given, _ = encoder_input_lengths(source, key_padding_mask, self.max_encoder_len)
         hidden = self._embed(given, torch.arange(given.shape[1], device=given.device))
         for block in self.encoder:
             hidden = block(hidden, key_padding_mask)
@@ -214,13 +218,13 @@ class Transformer(nn.Module):
         return normed
 
     def _written(self, tokens: Tensor) -> Tensor:
-        if tokens.shape[1] > self.context:
-            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
+        if tokens.shape[1] > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
         return self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))
 
     def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        hidden = self.embedding(tokens) * math.sqrt(self.config.width)
-        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.width).to(hidden.dtype))
+        hidden = self.embedding(tokens) * math.sqrt(self.config.hidden_size)
+        dropped: Tensor = self.dropout(hidden + sinusoidal(positions, self.config.hidden_size).to(hidden.dtype))
         return dropped
 
     def _decoder(self) -> Sequence[DecoderBlock]:

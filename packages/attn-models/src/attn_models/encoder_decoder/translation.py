@@ -19,14 +19,14 @@ class Bottleneck(RecurrentModel):
     """An LSTM stack reads the source; another writes, and begins with the last state of the first: v = (h_T, c_T)."""
 
     def __init__(self, config: BottleneckConfig) -> None:
-        super().__init__(config, lstm_fields(config.width, config.layers), ("hidden", "cell"), None)
+        super().__init__(config, lstm_fields(config.hidden_size, config.num_layers), ("hidden", "cell"), None)
         self.reverse = config.reverse_source
-        self.source_embedding = nn.Embedding(config.vocabulary, config.embedding)
-        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
-        self.encoder = lstm_stack(config.embedding, config.width, config.layers, config.dropout)
-        self.decoder = lstm_stack(config.embedding, config.width, config.layers, config.dropout)
+        self.source_embedding = nn.Embedding(config.vocab_size, config.embedding)
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding)
+        self.encoder = lstm_stack(config.embedding, config.hidden_size, config.num_layers, config.dropout)
+        self.decoder = lstm_stack(config.embedding, config.hidden_size, config.num_layers, config.dropout)
         self.dropout = nn.Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.width, config.vocabulary)
+        self.unembedding = nn.Linear(config.hidden_size, config.vocab_size)
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """Encode sources [batch, source], from their end where so configured."""
@@ -60,25 +60,29 @@ class Rnnsearch(RecurrentModel):
     """
 
     def __init__(self, config: RnnsearchConfig) -> None:
-        width, annotation = config.width, 2 * config.width
+        width, annotation = config.hidden_size, 2 * config.hidden_size
         chosen = stepped_attention(
-            config.mechanism, config.options, width=annotation, heads=config.heads, context=config.source_context
+            config.mechanism,
+            config.options,
+            hidden_size=annotation,
+            num_heads=config.num_heads,
+            max_seq_len=config.max_encoder_len,
         )
         super().__init__(config, {"state": Field((width,))}, ("state",), chosen)
-        self.source_embedding = nn.Embedding(config.vocabulary, config.embedding)
-        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
+        self.source_embedding = nn.Embedding(config.vocab_size, config.embedding)
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding)
         self.encoder = nn.GRU(config.embedding, width, batch_first=True, bidirectional=True)
         self.begin = nn.Linear(width, width)
         self.ask = nn.Linear(width, annotation, bias=False)
         self.cell = GatedCell(config.embedding, annotation, width)
         self.readout = nn.Linear(width + config.embedding + annotation, 2 * config.maxout)
         self.dropout = nn.Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.maxout, config.vocabulary, bias=False)
+        self.unembedding = nn.Linear(config.maxout, config.vocab_size, bias=False)
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """The annotations [batch, source, 2 width] of sources [batch, source], and s_0."""
         rows, _ = encode_padded(self.encoder, self.dropout(self.source_embedding(source)), lengths)
-        return Reading(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.width :]))})
+        return Reading(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.hidden_size :]))})
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
         """t_i, and s_i from s_{i-1}, y_{i-1} and c_i."""
@@ -101,23 +105,27 @@ class Luong(RecurrentModel):
     """
 
     def __init__(self, config: LuongConfig) -> None:
-        width = config.width
+        width = config.hidden_size
         chosen = stepped_attention(
-            config.mechanism, config.options, width=width, heads=config.heads, context=config.source_context
+            config.mechanism,
+            config.options,
+            hidden_size=width,
+            num_heads=config.num_heads,
+            max_seq_len=config.max_encoder_len,
         )
-        fields = dict(lstm_fields(width, config.layers))
+        fields = dict(lstm_fields(width, config.num_layers))
         if config.input_feeding:
             fields["fed"] = Field((width,))
         super().__init__(config, fields, ("hidden", "cell"), chosen)
         self.feeds, self.reverse = config.input_feeding, config.reverse_source
-        self.source_embedding = nn.Embedding(config.vocabulary, config.embedding)
-        self.embedding = nn.Embedding(config.vocabulary, config.embedding)
-        self.encoder = lstm_stack(config.embedding, width, config.layers, config.dropout)
+        self.source_embedding = nn.Embedding(config.vocab_size, config.embedding)
+        self.embedding = nn.Embedding(config.vocab_size, config.embedding)
+        self.encoder = lstm_stack(config.embedding, width, config.num_layers, config.dropout)
         into = config.embedding + (width if self.feeds else 0)
-        self.decoder = lstm_stack(into, width, config.layers, config.dropout)
+        self.decoder = lstm_stack(into, width, config.num_layers, config.dropout)
         self.joined = nn.Linear(2 * width, width, bias=False)
         self.dropout = nn.Dropout(config.dropout)
-        self.unembedding = nn.Linear(width, config.vocabulary, bias=False)
+        self.unembedding = nn.Linear(width, config.vocab_size, bias=False)
 
     def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
         """The states h̄ of sources [batch, source] in the source's order; the decoder begins with the last."""

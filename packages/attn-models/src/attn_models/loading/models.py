@@ -73,7 +73,7 @@ def hf_config_of(model: Any) -> dict[str, Any]:
         if place in values:
             values[place] = registry.full_name(values[place])
     owners = {registry.owner(values[place]) for place in PLACES if place in values}
-    layout = SOURCE if hasattr(model, "source_context") else LANGUAGE
+    layout = SOURCE if hasattr(model, "max_encoder_len") else LANGUAGE
     return {
         "architectures": [LAYOUTS[layout]],
         "model_type": layout,
@@ -111,7 +111,7 @@ class LoadedModel:
     def mechanisms(self) -> tuple[str, ...]:
         """The mechanism of each attention layer; of a model with a source, of each attention to the source."""
         if isinstance(self.config, DecoderConfig):
-            return tuple(self.config.choice(layer).mechanism for layer in range(self.config.layers))
+            return tuple(self.config.choice(layer).mechanism for layer in range(self.config.num_layers))
         return tuple(self.model.mechanisms)
 
     @property
@@ -122,9 +122,9 @@ class LoadedModel:
         return str(family_of(self.config))
 
     @property
-    def source_context(self) -> int | None:
+    def max_encoder_len(self) -> int | None:
         """The longest source in tokens; None for a model that reads none."""
-        return getattr(self.model, "source_context", None)
+        return getattr(self.model, "max_encoder_len", None)
 
 
 def load_model(
@@ -163,8 +163,8 @@ def load_model(
     elif weights is not None:
         quantize_model(model, weights, getattr(torch, name))
     tokenizer = Tokenizer.from_folder(checkpoint.path) if checkpoint.tokenizer else None
-    if tokenizer is not None and tokenizer.vocabulary > model.vocabulary:
-        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {model.vocabulary} rows in the embedding"
+    if tokenizer is not None and tokenizer.vocab_size > model.vocab_size:
+        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {model.vocab_size} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
     return LoadedModel(
         path=checkpoint.path,
@@ -195,7 +195,7 @@ def save_model(
     require_not_quantized(model, "weights packed as {} cannot be written; load the model without packing")
     if isinstance(model, Decoder):
         adapter = decoder_adapter(layout)
-        if model.config.lenders and layout != NativeAdapter.model_type:
+        if model.config.kv_sharing and layout != NativeAdapter.model_type:
             raise Incompatible(f"layers that borrow keys and values cannot be expressed in a {layout} config.json")
         described, tensors = (
             adapter.to_hf_config(model.config),
@@ -231,7 +231,13 @@ def _configured(checkpoint: CheckpointFolder, adapter: StateDictAdapter) -> Deco
     entries = checkpoint.tensors.entries
     config = adapter.without_missing(config, entries)
     largest = max((size for entry in entries.values() for size in entry.shape), default=0)
-    limits = {"layers": len(entries), "vocabulary": largest, "width": largest, "heads": largest, "inner_width": largest}
+    limits = {
+        "num_layers": len(entries),
+        "vocab_size": largest,
+        "hidden_size": largest,
+        "num_heads": largest,
+        "inner_width": largest,
+    }
     for field, limit in limits.items():
         if getattr(config, field) > limit:
             raise CheckpointInvalid.of(
@@ -247,7 +253,7 @@ def _compute_constants(model: Decoder, config: DecoderConfig) -> None:
         return
     attentions = layer_attentions(config)
     places = {f"blocks.{index}.attention.": attention for index, attention in enumerate(attentions)}
-    later = {f"predictors.{index}.block.attention.": attentions[-1] for index in range(config.prediction_depth)}
+    later = {f"predictors.{index}.block.attention.": attentions[-1] for index in range(config.num_nextn_predict_layers)}
     fresh: dict[int, nn.Module] = {}
     for prefix, attention in (places | later).items():
         if id(attention) not in fresh:
@@ -264,13 +270,13 @@ def load_draft(folder: Path, served: LoadedModel, dtype: str = "float32", weight
     Raises `Incompatible` for other tokens or a model that reads a source, and what loading it raises.
     """
     draft = load_model(folder, dtype, weights=weights)
-    if draft.source_context is not None:
+    if draft.max_encoder_len is not None:
         raise Incompatible(f"draft {folder}: it reads a source; a draft is a decoder", field="draft")
     theirs, ours = draft.tokenizer, served.tokenizer
-    if theirs is None or ours is None or draft.model.vocabulary != served.model.vocabulary:
-        sizes = draft.model.vocabulary, served.model.vocabulary
+    if theirs is None or ours is None or draft.model.vocab_size != served.model.vocab_size:
+        sizes = draft.model.vocab_size, served.model.vocab_size
         raise Incompatible(f"draft {folder}: it has {sizes[0]} tokens, the model {sizes[1]}", field="draft")
-    for token in range(min(theirs.vocabulary, ours.vocabulary)):
+    for token in range(min(theirs.vocab_size, ours.vocab_size)):
         if theirs.token_bytes(token) != ours.token_bytes(token):
             raise Incompatible(f"draft {folder}: token {token} is another than the model's", field="draft")
     model: LanguageModel = draft.model

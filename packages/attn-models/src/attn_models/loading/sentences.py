@@ -49,8 +49,8 @@ class SentenceEncoder:
             raise InvalidValue.of("texts", texts, "at least one text, in a list")
         ids = self.tokenizer.encode_batch(texts)
         for place, tokens in enumerate(ids):
-            if not 0 < len(tokens) <= self.model.context:
-                allowed = f"1 to {self.model.context} tokens"
+            if not 0 < len(tokens) <= self.model.max_seq_len:
+                allowed = f"1 to {self.model.max_seq_len} tokens"
                 raise InvalidValue.of(f"texts[{place}]", f"a text of {len(tokens)} tokens", allowed)
         return ids
 
@@ -92,8 +92,8 @@ def load_sentence_encoder(
         raise CheckpointInvalid.of(checkpoint.path, "has no tokenizer.json")
     tokenizer = Tokenizer.from_folder(checkpoint.path)
     vocabulary = model.embedding.weight.shape[0]
-    if tokenizer.vocabulary > vocabulary:
-        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {vocabulary} rows in the embedding"
+    if tokenizer.vocab_size > vocabulary:
+        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {vocabulary} rows in the embedding"
         raise CheckpointInvalid.of(checkpoint.path, rule)
     encoder = SentenceEncoder(model.eval(), tokenizer)
     if form is not None:

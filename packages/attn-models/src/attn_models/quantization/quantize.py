@@ -129,7 +129,7 @@ def prepack_model(model: Any, stored: torch.dtype) -> None:
         model.float()
         return
     form = dtype_name(str(stored).removeprefix("torch."))
-    shape = LinearShape(inputs=model.config.width, outputs=model.config.vocabulary, dtype=form)
+    shape = LinearShape(inputs=model.config.hidden_size, outputs=model.config.vocab_size, dtype=form)
     kernels = [kernel for kernel in installed().linears if kernel.weights == form and kernel.exact and kernel.float32]
     reasons = {kernel: kernel.available() or kernel.refuses(shape) for kernel in kernels}
     able = [kernel for kernel, reason in reasons.items() if reason is None]

@@ -12,20 +12,21 @@ from attn_models.plain_config import PlainConfig, require_choice
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(PlainConfig):
-    """What all of them have: `layers` of one `mechanism` over rows of `width`, with `heads` heads and its `options`.
+    """What all of them have: `num_layers` of one `mechanism` over rows of `hidden_size`, with `num_heads` heads and its
+    `options`.
 
-    A head has `head_size` elements, by default `width / heads`; `dropout` acts in training. Nothing stands between the
-    layers, neither residual sums nor norms.
+    A head has `head_dim` elements, by default `hidden_size / num_heads`; `dropout` acts in training. Nothing stands
+    between the layers, neither residual sums nor norms.
     """
 
-    vocabulary: int
-    context: int
-    width: int
+    vocab_size: int
+    max_seq_len: int
+    hidden_size: int
     mechanism: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    heads: int = 1
-    head_size: int | None = None
-    layers: int = 1
+    num_heads: int = 1
+    head_dim: int | None = None
+    num_layers: int = 1
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -35,7 +36,7 @@ class RecurrentConfig(PlainConfig):
     @property
     def entering(self) -> int:
         """The size of a token's vector."""
-        return self.width
+        return self.hidden_size
 
     @property
     def lstms(self) -> int:
@@ -75,12 +76,17 @@ class LstmnConfig(RecurrentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TuringConfig(RecurrentConfig):
-    """A controller with a memory (Graves et al. 2014); the option `slots` says how many rows of `head_size` it has."""
+    """A controller with a memory (Graves et al. 2014); the option `slots` says how many rows of `head_dim` it has."""
 
     mechanism: str = "ntm"
 
 
 def attention_of(config: RecurrentConfig) -> LayerAttention:
     """The mechanism of every layer; raises what `decoder_attention` raises."""
-    sizes = {"width": config.width, "heads": config.heads, "head_size": config.head_size, "context": config.context}
+    sizes = {
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_heads,
+        "head_dim": config.head_dim,
+        "max_seq_len": config.max_seq_len,
+    }
     return decoder_attention(config.mechanism, config.options, **sizes)

@@ -32,19 +32,21 @@ class RecurrentLanguageModel(nn.Module):
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config = config
-        self.vocabulary = config.vocabulary
-        self.context = config.context
+        self.vocab_size = config.vocab_size
+        self.max_seq_len = config.max_seq_len
         self.chosen = chosen = attention_of(config)
         self.incremental = chosen.mechanism.can(Capability.INCREMENTAL)
-        self.embedding = nn.Embedding(config.vocabulary, config.entering)
-        stacked = lstm_stack(config.entering, config.width, config.lstms, config.dropout) if config.lstms else None
+        self.embedding = nn.Embedding(config.vocab_size, config.entering)
+        stacked = (
+            lstm_stack(config.entering, config.hidden_size, config.lstms, config.dropout) if config.lstms else None
+        )
         self.lstm: nn.LSTM | PrepackedRnn | None = stacked
-        self.attentions = nn.ModuleList(chosen.mechanism.build(chosen.config) for _ in range(config.layers))
+        self.attentions = nn.ModuleList(chosen.mechanism.build(chosen.config) for _ in range(config.num_layers))
         self.dropout = nn.Dropout(config.dropout)
-        self.unembedding = nn.Linear(config.width, config.vocabulary)
-        self._specs: dict[str, Any] = {layer_name(layer): chosen.states for layer in range(config.layers)}
+        self.unembedding = nn.Linear(config.hidden_size, config.vocab_size)
+        self._specs: dict[str, Any] = {layer_name(layer): chosen.states for layer in range(config.num_layers)}
         if stacked is not None:
-            self._specs[LSTM] = {"state": Slot(lstm_fields(config.width, config.lstms))}
+            self._specs[LSTM] = {"state": Slot(lstm_fields(config.hidden_size, config.lstms))}
 
     def pack(self, pack: Pack) -> None:
         """Pack the LSTM for serving."""
@@ -107,8 +109,8 @@ class RecurrentLanguageModel(nn.Module):
 
     def _entering(self, tokens: Tensor) -> Tensor:
         """What enters the first layer, [batch, tokens, width]."""
-        if tokens.shape[1] > self.context:
-            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.context}")
+        if tokens.shape[1] > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
         rows: Tensor = self.embedding(tokens)
         entering: Tensor = rows if self.lstm is None else self.lstm(self.dropout(rows))[0]
         return entering

@@ -75,8 +75,8 @@ def _convert_gguf(
     header = read_gguf_header(path)
     config = gguf_config(header, dtype)
     tokenizer = tokenizer_from_gguf(header)
-    if tokenizer.vocabulary > config["vocab_size"]:
-        rule = f"{tokenizer.vocabulary} tokens in the vocabulary, {config['vocab_size']} rows in the embedding"
+    if tokenizer.vocab_size > config["vocab_size"]:
+        rule = f"{tokenizer.vocab_size} tokens in the vocabulary, {config['vocab_size']} rows in the embedding"
         raise CheckpointInvalid.of(path, rule)
     check_round_trip(tokenizer, path)
     ends = {key: value for key, value in config.items() if key.endswith("_token_id") and value is not None}

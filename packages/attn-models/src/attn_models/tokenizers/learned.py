@@ -45,7 +45,7 @@ def byte_pair_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     Raises `InvalidValue` for a vocabulary that has no room for the bytes.
     """
     if vocabulary < BYTES + len(SPECIAL):
-        raise InvalidValue.of("vocabulary", vocabulary, f"at least {BYTES + len(SPECIAL)}, for every byte")
+        raise InvalidValue.of("vocab_size", vocabulary, f"at least {BYTES + len(SPECIAL)}, for every byte")
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

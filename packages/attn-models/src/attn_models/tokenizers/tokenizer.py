@@ -63,7 +63,7 @@ class Tokenizer:
             return cls(tokenizers.Tokenizer.from_file(str(path)), read_settings(Path(folder)))
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """Number of ids: one more than the largest, as an embedding needs it."""
         return self._size
 

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.usefixtures("strangers")
 
 SHAPES = [
     {},
-    {"mechanism": "gqa", "key_value_heads": 2, "norm": "rms", "feed_forward": "swiglu", "positions": "rotary"},
-    {"norm_place": "post", "tied": False, "bias": True, "dropout": 0.1},
+    {"mechanism": "gqa", "num_kv_heads": 2, "norm": "rms", "feed_forward": "swiglu", "positions": "rotary"},
+    {"norm_place": "post", "tie_word_embeddings": False, "bias": True, "dropout": 0.1},
     {"pattern": [{"mechanism": "running_mean", "options": {"decay": 0.9}}, "mha"]},
     {"mechanism": "linear", "positions": "none"},
     {"mechanism": "additive"},
@@ -72,7 +72,7 @@ def test_a_folder_says_what_must_be_installed_to_build_its_model(tiny, tmp_path)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tiny, tmp_path):
-    save_model(tmp_path / "model", Decoder(tiny(vocabulary=5)), character_tokenizer("abcdef"))
+    save_model(tmp_path / "model", Decoder(tiny(vocab_size=5)), character_tokenizer("abcdef"))
     with pytest.raises(CheckpointInvalid, match="6 tokens in the vocabulary, 5 rows"):
         load_model(tmp_path / "model")
 
@@ -139,11 +139,18 @@ def test_a_mechanism_that_its_package_does_not_have_any_more_is_named(saved):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("layers", 10**9), ("vocabulary", 10**15), ("width", 2**62), ("heads", 2**40), ("hidden", 10**12), ("layers", -1)],
+    [
+        ("num_layers", 10**9),
+        ("vocab_size", 10**15),
+        ("hidden_size", 2**62),
+        ("num_heads", 2**40),
+        ("intermediate_size", 10**12),
+        ("num_layers", -1),
+    ],
 )
 def test_a_config_larger_than_its_tensors_is_refused_before_anything_is_built(field, value, saved):
     said = json.loads((saved / "config.json").read_text())
-    change_config(saved, decoder=said["decoder"] | {field: value, "head_size": 4})
+    change_config(saved, decoder=said["decoder"] | {field: value, "head_dim": 4})
     with pytest.raises(CheckpointInvalid, match=r"config\.json"):
         load_model(saved)
 

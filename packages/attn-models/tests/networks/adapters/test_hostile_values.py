@@ -46,7 +46,7 @@ LAYOUTS = sorted({"vit", *ENCODER_ADAPTERS, *ADAPTERS} - {"attn_decoder", "attn_
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_plain_config_that_is_spoilt_here_is_read(layout, tmp_path):
-    assert read_by(layout, keys_of(layout)[0], tmp_path).width == 32
+    assert read_by(layout, keys_of(layout)[0], tmp_path).hidden_size == 32
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -13,7 +13,7 @@ from attn_models.adapters.registry import ADAPTERS, decoder_adapter
 from attn_models.decoder.decoder import Decoder
 from attn_models.loading import load_model, save_model
 
-LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "key_value_heads": 2}
+LLAMA = {"norm": "rms", "feed_forward": "swiglu", "positions": "rotary", "mechanism": "gqa", "num_kv_heads": 2}
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_such_a_key_passes_where_it_says_that_nothing_changes(change, caplog):
         ({"intermediate_size": 56}, "inner_width 56 is more than the tensors hold"),
         ({"num_hidden_layers": 3}, "layers.2.* is missing"),
         ({"vocab_size": 30}, "embed_tokens.weight' has shape"),
-        ({"hidden_size": 18, "head_dim": None}, "heads"),
+        ({"hidden_size": 18, "head_dim": None}, "num_heads"),
     ],
 )
 def test_sizes_that_contradict_each_other_or_the_tensors_are_refused(change, changes, named):
@@ -99,7 +99,7 @@ def test_a_missing_key_means_what_it_means_to_transformers(layout):
     needed = ("vocab_size", "max_position_embeddings", "hidden_size", "intermediate_size", "num_hidden_layers")
     values = {key: getattr(theirs, key) for key in (*needed, "num_attention_heads")}
     ours = decoder_adapter(layout).from_hf_config(values)
-    assert ours.key_value_heads == theirs.num_key_value_heads == 8
+    assert ours.num_kv_heads == theirs.num_key_value_heads == 8
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     assert ours.options.get("window") == theirs.sliding_window
 

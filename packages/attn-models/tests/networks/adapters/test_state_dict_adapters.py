@@ -59,8 +59,8 @@ def test_a_missing_key_is_named(layout, key):
         ("llama", {"mlp_bias": True}, "mlp_bias"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 8}}, "rope_type: 'dynamic'"),
         ("llama", {"rope_scaling": {"type": "su", "factor": 2}}, "rope_type: 'su'"),
-        ("llama", {"num_attention_heads": 5}, "heads"),
-        ("llama", {"hidden_size": "32"}, "width"),
+        ("llama", {"num_attention_heads": 5}, "num_heads"),
+        ("llama", {"hidden_size": "32"}, "hidden_size"),
         ("mixtral", {"num_key_value_heads": 4, "num_experts_per_tok": 9}, "experts_per_token: 9"),
         ("mixtral", {"num_key_value_heads": 4, "num_local_experts": 0}, "experts: 0"),
         ("mixtral", {"num_key_value_heads": 4, "num_local_experts": None}, "experts"),
@@ -133,7 +133,7 @@ def test_a_config_survives_its_own_layout(layout):
     ],
 )
 def test_a_decoder_that_a_layout_cannot_say_is_refused(layout, change, named):
-    shape = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "norm": "rms"}
+    shape = {"vocab_size": 61, "max_seq_len": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "norm": "rms"}
     config = DecoderConfig.from_plain(shape | {"feed_forward": "swiglu", "positions": "rotary"} | change)
     with pytest.raises(Incompatible, match=named):
         ADAPTERS[layout].to_hf_config(config)

@@ -22,19 +22,19 @@ def attn():
 @pytest.fixture
 def folder(tiny, tmp_path):
     tokenizer = character_tokenizer(TEXT)
-    model = Decoder(tiny(vocabulary=tokenizer.vocabulary, positions="rotary", norm="rms", feed_forward="swiglu"))
+    model = Decoder(tiny(vocab_size=tokenizer.vocab_size, positions="rotary", norm="rms", feed_forward="swiglu"))
     return save_model(tmp_path / "before", model, tokenizer, layout="llama")
 
 
 def test_heads_answers_with_the_energy_kept_and_the_losses_on_a_text(attn, folder, tmp_path):
     (tmp_path / "text").write_text(TEXT)
-    result = attn("heads", folder, tmp_path / "after", "--kv-heads", 2, "--text", tmp_path / "text", "--json")
+    result = attn("heads", folder, tmp_path / "after", "--num-kv-heads", 2, "--text", tmp_path / "text", "--json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
     assert said["layout"] == "llama"
     assert 0 < said["energy"] < 1
     assert said["loss_after"] != said["loss_before"] > 0
-    assert load_model(tmp_path / "after").config.key_value_heads == 2
+    assert load_model(tmp_path / "after").config.num_kv_heads == 2
 
 
 def test_heads_takes_an_explicit_map(attn, folder, tmp_path):
@@ -43,7 +43,8 @@ def test_heads_takes_an_explicit_map(attn, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--kv-heads", 2, "--groups", "0,0,1,1"), ("--groups", "a"), ("--kv-heads", 2, "--method", "median")]
+    "words",
+    [(), ("--num-kv-heads", 2, "--groups", "0,0,1,1"), ("--groups", "a"), ("--num-kv-heads", 2, "--method", "median")],
 )
 def test_heads_refuses_what_it_cannot_do(attn, folder, tmp_path, words):
     assert attn("heads", folder, tmp_path / "after", *words).exit_code != 0
@@ -54,9 +55,9 @@ def test_a_model_of_this_machine_is_found_by_its_name(attn, folder, tmp_path, mo
     monkeypatch.setenv("ATTN_HOME", str(tmp_path / "home"))
     (tmp_path / "home" / "models").mkdir(parents=True)
     folder.rename(tmp_path / "home" / "models" / "mine")
-    assert attn("heads", "mine", tmp_path / "after", "--kv-heads", 2).exit_code == 0
-    assert load_model(tmp_path / "after").config.key_value_heads == 2
-    refused = attn("heads", "mime", tmp_path / "other", "--kv-heads", 2)
+    assert attn("heads", "mine", tmp_path / "after", "--num-kv-heads", 2).exit_code == 0
+    assert load_model(tmp_path / "after").config.num_kv_heads == 2
+    refused = attn("heads", "mime", tmp_path / "other", "--num-kv-heads", 2)
     assert isinstance(refused.exception, UnknownName)
     assert "mine" in str(refused.exception)
 
@@ -85,4 +86,4 @@ def test_a_file_for_a_text_that_is_not_there_is_named(attn, folder, tmp_path):
 def test_without_a_subcommand_a_folder_is_converted_as_it_is(attn, folder, tmp_path):
     result = attn("--dtype", "float32", folder, tmp_path / "after", "--json")
     assert json.loads(result.stdout) == {"folder": str(tmp_path / "after")}
-    assert load_model(tmp_path / "after").config.key_value_heads == 4
+    assert load_model(tmp_path / "after").config.num_kv_heads == 4

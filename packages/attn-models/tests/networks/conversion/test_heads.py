@@ -44,7 +44,7 @@ def heads_alike(model, groups, heads=4):
 def test_where_the_heads_of_a_group_are_alike_nothing_changes(tiny, place, groups, method):
     model = heads_alike(decoder(tiny(**PLACES[place])), groups)
     converted, energy = fewer_heads(model, HeadMap(groups), method)
-    assert converted.config.key_value_heads == max(groups) + 1
+    assert converted.config.num_kv_heads == max(groups) + 1
     assert energy == pytest.approx(1, abs=1e-12)
     assert torch.allclose(converted(TOKENS), model(TOKENS), rtol=0, atol=1e-11)
     assert not torch.allclose(converted(TOKENS), decoder(tiny(**PLACES[place]), seed=1)(TOKENS), atol=1e-2)
@@ -57,7 +57,7 @@ def test_one_group_for_each_head_changes_nothing_at_all(tiny):
 
 
 def test_heads_that_are_shared_already_can_be_shared_further(tiny):
-    model = decoder(tiny(mechanism="gqa", key_value_heads=2))
+    model = decoder(tiny(mechanism="gqa", num_kv_heads=2))
     with torch.no_grad():
         for block in model.blocks:
             for linear in (block.attention.key, block.attention.value):
@@ -138,7 +138,7 @@ def test_a_folder_keeps_its_layout_where_that_can_say_it(tiny, tmp_path, layout,
     converted = convert_heads(tmp_path / "before", tmp_path / "after", 2)
     assert (converted.layout, converted.loss_before) == (after, None)
     loaded = load_model(tmp_path / "after").model
-    assert loaded.config.key_value_heads == 2
+    assert loaded.config.num_kv_heads == 2
     assert torch.allclose(loaded(TOKENS), model(TOKENS), rtol=0, atol=1e-4)
 
 

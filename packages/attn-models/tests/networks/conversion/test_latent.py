@@ -10,8 +10,8 @@ TOKENS = torch.arange(24).view(2, 12) % 31
 MODELS = {
     "multi-head with biases": {"bias": True},
     "multi-head with rotary positions": {"positions": "rotary", "rope_interleave": True},
-    "grouped with rotary positions": {"mechanism": "gqa", "key_value_heads": 2, "positions": "rotary"},
-    "grouped with wide heads": {"mechanism": "gqa", "key_value_heads": 2, "head_size": 6, "bias": True},
+    "grouped with rotary positions": {"mechanism": "gqa", "num_kv_heads": 2, "positions": "rotary"},
+    "grouped with wide heads": {"mechanism": "gqa", "num_kv_heads": 2, "head_dim": 6, "bias": True},
 }
 
 
@@ -88,7 +88,7 @@ def test_a_converted_folder_is_loaded_and_says_what_the_model_said(tiny, tmp_pat
 
 
 def test_a_converted_model_decodes_what_it_computes_at_once(tiny, stepwise):
-    converted, _ = latent_attention(decoder(tiny(mechanism="gqa", key_value_heads=2, positions="rotary")), 7)
+    converted, _ = latent_attention(decoder(tiny(mechanism="gqa", num_kv_heads=2, positions="rotary")), 7)
     prompt = list(range(10))
     decoded = stepwise(converted, [prompt], [[4, 1, 3, 1, 1]])[0]
     with torch.no_grad():

@@ -14,7 +14,7 @@ STEPS, FURTHER = 160, 40
 
 
 def test_the_loss_is_the_mean_over_all_tokens_but_the_first_each_after_those_of_its_window(tiny):
-    model = Decoder(tiny(context=5)).double().eval()
+    model = Decoder(tiny(max_seq_len=5)).double().eval()
     tokens = [random.Random(0).randrange(31) for _ in range(12)]
     expected = []
     with torch.no_grad():
@@ -53,7 +53,7 @@ def train(model, steps):
 
 def test_cl_39_means_lose_less_than_first_heads_and_these_less_than_random_ones_and_training_closes_the_gap(tiny):
     torch.manual_seed(0)
-    model = train(Decoder(tiny(vocabulary=8, width=32, heads=4, context=18)), STEPS)
+    model = train(Decoder(tiny(vocab_size=8, hidden_size=32, num_heads=4, max_seq_len=18)), STEPS)
     held_out = sequences(50).flatten().tolist()[:900]
     losses = {"before": text_loss(model, held_out, 18)}
     further = {}

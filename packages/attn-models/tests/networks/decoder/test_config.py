@@ -10,7 +10,7 @@ from attn_core.errors import Incompatible, InvalidValue, UnknownName
 from attn_models.attention import layer_attentions
 from attn_models.decoder.config import DecoderConfig
 
-NEEDED = {"vocabulary": 31, "context": 32, "width": 16, "layers": 2, "heads": 4}
+NEEDED = {"vocab_size": 31, "max_seq_len": 32, "hidden_size": 16, "num_layers": 2, "num_heads": 4}
 
 
 @pytest.mark.parametrize("field", NEEDED)
@@ -22,13 +22,13 @@ def test_a_needed_field_that_is_not_given_is_named(field):
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("layers", 0),
-        ("layers", 2.5),
-        ("width", True),
-        ("width", "16"),
-        ("heads", -4),
-        ("heads", 3),
-        ("hidden", 0),
+        ("num_layers", 0),
+        ("num_layers", 2.5),
+        ("hidden_size", True),
+        ("hidden_size", "16"),
+        ("num_heads", -4),
+        ("num_heads", 3),
+        ("intermediate_size", 0),
         ("norm", "batch"),
         ("norm_place", "middle"),
         ("norm_eps", -1.0),
@@ -43,15 +43,15 @@ def test_a_needed_field_that_is_not_given_is_named(field):
         ("attention_dropout", 1),
         ("attention_dropout", float("nan")),
         ("attention_dropout", "0.1"),
-        ("tied", "yes"),
+        ("tie_word_embeddings", "yes"),
         ("pattern", [3]),
         ("pattern", [{"mechanism": "mha", "option": {}}]),
         ("options", [1]),
         ("mechanism", 7),
         ("experts", 0),
         ("experts_per_token", 2),
-        ("balance", 0.1),
-        ("balance", -1.0),
+        ("router_aux_loss_coef", 0.1),
+        ("router_aux_loss_coef", -1.0),
         ("routing", "hash"),
     ],
 )
@@ -62,21 +62,21 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(field, value):
 
 
 def test_an_unknown_field_is_answered_with_the_nearest():
-    with pytest.raises(UnknownName, match="did you mean 'width'"):
-        DecoderConfig.from_plain(NEEDED | {"widht": 16})
+    with pytest.raises(UnknownName, match="did you mean 'hidden_size'"):
+        DecoderConfig.from_plain(NEEDED | {"hiden_size": 16})
 
 
 def test_a_config_survives_json_and_floats_for_whole_numbers():
     config = DecoderConfig(**NEEDED, pattern=(), options={"window": 3}, norm="rms")
     again = DecoderConfig.from_plain(json.loads(json.dumps(config.plain())))
     assert again == config
-    assert DecoderConfig.from_plain(NEEDED | {"layers": 2.0}).layers == 2
+    assert DecoderConfig.from_plain(NEEDED | {"num_layers": 2.0}).num_layers == 2
 
 
 def test_the_inner_width_is_four_widths_or_a_multiple_of_eight_near_eight_thirds():
     assert DecoderConfig(**NEEDED).inner_width == 64
     assert DecoderConfig(**NEEDED, feed_forward="swiglu").inner_width == 48
-    assert DecoderConfig(**NEEDED | {"width": 1536}, feed_forward="swiglu").inner_width == 4096
+    assert DecoderConfig(**NEEDED | {"hidden_size": 1536}, feed_forward="swiglu").inner_width == 4096
 
 
 def test_an_unknown_mechanism_is_answered_with_the_nearest():
@@ -105,13 +105,13 @@ def test_rotary_positions_are_refused_where_the_mechanism_has_none():
 @pytest.mark.usefixtures("strangers")
 def test_fewer_key_heads_are_refused_where_the_mechanism_cannot_share_them():
     with pytest.raises(Incompatible, match="'running_mean' needs 4 key/value heads"):
-        layer_attentions(DecoderConfig(**NEEDED, mechanism="running_mean", key_value_heads=2))
+        layer_attentions(DecoderConfig(**NEEDED, mechanism="running_mean", num_kv_heads=2))
 
 
 @pytest.mark.usefixtures("strangers")
 def test_a_pattern_repeats_over_the_layers():
     config = DecoderConfig.from_plain(
-        NEEDED | {"layers": 5, "pattern": ["mha", {"mechanism": "running_mean", "options": {"decay": 0.5}}]}
+        NEEDED | {"num_layers": 5, "pattern": ["mha", {"mechanism": "running_mean", "options": {"decay": 0.5}}]}
     )
     attentions = layer_attentions(config)
     names = [attention.mechanism.name for attention in attentions]
@@ -131,7 +131,7 @@ def test_layers_can_leave_out_the_rotary_positions_that_others_have():
         NEEDED
         | {
             "positions": "rotary",
-            "layers": 3,
+            "num_layers": 3,
             "pattern": [
                 "mha",
                 {"mechanism": "mha", "options": {"rotary": None}},

@@ -12,9 +12,9 @@ from torch import nn
 
 SHAPES = [
     {},
-    {"mechanism": "gqa", "key_value_heads": 2, "norm": "rms", "feed_forward": "swiglu", "positions": "rotary"},
+    {"mechanism": "gqa", "num_kv_heads": 2, "norm": "rms", "feed_forward": "swiglu", "positions": "rotary"},
     {"norm_place": "post", "feed_forward": "relu", "bias": True},
-    {"positions": "none", "tied": False, "feed_forward": "gelu_tanh", "head_size": 6},
+    {"positions": "none", "tie_word_embeddings": False, "feed_forward": "gelu_tanh", "head_dim": 6},
     {"mechanism": "running_mean", "options": {"decay": 0.9}},
     {"pattern": ["mha", "running_mean"]},
 ]
@@ -53,7 +53,7 @@ def test_a_sequence_longer_than_the_context_is_refused_with_both_numbers(model):
 
 
 def test_the_unembedding_is_the_embedding_where_tied(tiny):
-    tied, free = Decoder(tiny()), Decoder(tiny(tied=False))
+    tied, free = Decoder(tiny()), Decoder(tiny(tie_word_embeddings=False))
     hidden = torch.randn(3, 16)
     torch.testing.assert_close(tied.logits(hidden), hidden @ tied.embedding.weight.T)
     assert sum(p.numel() for p in free.parameters()) - sum(p.numel() for p in tied.parameters()) == 31 * 16
@@ -63,7 +63,13 @@ def test_gpt2_has_as_many_weights_as_its_formula_says():
     from attn_models.decoder.config import DecoderConfig
 
     layers, width, vocabulary, context = 12, 768, 50257, 1024
-    shape = {"layers": layers, "width": width, "vocabulary": vocabulary, "context": context, "heads": 12}
+    shape = {
+        "num_layers": layers,
+        "hidden_size": width,
+        "vocab_size": vocabulary,
+        "max_seq_len": context,
+        "num_heads": 12,
+    }
     with torch.device("meta"):
         model = Decoder(DecoderConfig(**shape, bias=True))
     counted = sum(parameter.numel() for parameter in model.parameters())
@@ -77,7 +83,7 @@ def test_a_source_is_refused(tiny):
 
 
 def test_cl_29_post_norm_leaves_every_token_normalised(tiny):
-    model = Decoder(tiny(norm_place="post", layers=1)).eval()
+    model = Decoder(tiny(norm_place="post", num_layers=1)).eval()
     hidden = model.blocks[0](torch.randn(2, 5, 16) * 9)
     torch.testing.assert_close(hidden.mean(-1), torch.zeros(2, 5), atol=1e-5, rtol=0)
     torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(2, 5), atol=1e-3, rtol=0)
@@ -94,7 +100,7 @@ def test_cl_29_pre_norm_can_be_the_identity(tiny):
 
 def test_initial_weights_have_gpt2s_deviations(tiny):
     torch.manual_seed(0)
-    model = Decoder(tiny(width=256, heads=4, layers=2, bias=True))
+    model = Decoder(tiny(hidden_size=256, num_heads=4, num_layers=2, bias=True))
     block = model.blocks[0]
     for weight in (model.embedding.weight, block.feed_forward.up.weight, block.attention.query.weight):
         assert weight.std().item() == pytest.approx(0.02, rel=0.1)
@@ -121,7 +127,7 @@ def test_dropout_acts_in_training_only(tiny):
 
 def test_attention_maps_are_causal_rows_that_sum_to_one(tiny):
     torch.manual_seed(0)
-    model = Decoder(tiny(mechanism="gqa", key_value_heads=2, positions="rotary")).eval()
+    model = Decoder(tiny(mechanism="gqa", num_kv_heads=2, positions="rotary")).eval()
     maps = model.attention_maps(torch.randint(31, (9,)), [1, 0])
     assert maps.keys() == {0, 1}
     for weights in maps.values():
@@ -132,7 +138,7 @@ def test_attention_maps_are_causal_rows_that_sum_to_one(tiny):
 
 def test_attention_maps_name_a_layer_that_does_not_exist_and_a_mechanism_without_weights(tiny):
     tokens = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(InvalidValue, match="layers: 2 is not allowed; allowed: 0 to 1"):
+    with pytest.raises(InvalidValue, match="num_layers: 2 is not allowed; allowed: 0 to 1"):
         Decoder(tiny()).attention_maps(tokens, [2])
     with pytest.raises(Incompatible, match="'running_mean' returns no attention weights"):
         Decoder(tiny(mechanism="running_mean")).attention_maps(tokens, [0])
@@ -140,7 +146,7 @@ def test_attention_maps_name_a_layer_that_does_not_exist_and_a_mechanism_without
 
 def test_a_decoder_learns_to_copy_the_token_before(tiny):
     torch.manual_seed(0)
-    model = Decoder(tiny(width=32, vocabulary=8, context=16))
+    model = Decoder(tiny(hidden_size=32, vocab_size=8, max_seq_len=16))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(120):
         tokens = torch.randint(8, (16, 16))

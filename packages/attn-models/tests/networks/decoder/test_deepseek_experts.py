@@ -155,7 +155,7 @@ def test_biases_survive_the_folder_in_float32(model, tmp_path):
 
 def test_packed_experts_say_what_they_said(tiny):
     torch.manual_seed(3)
-    sizes = {"width": 64, "hidden": 96, "moe_intermediate_size": 32, "routing": "deepseek_v3"}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32, "routing": "deepseek_v3"}
     model = Decoder(tiny(**SMALL | sizes)).eval()
     tokens = torch.randint(31, (2, 16))
     with torch.no_grad():

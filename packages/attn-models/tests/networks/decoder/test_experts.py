@@ -110,7 +110,9 @@ def test_the_imbalance_is_one_where_tokens_are_spread_evenly_and_the_number_of_e
 
 def test_training_on_the_balance_alone_spreads_tokens_over_the_experts(tiny):
     torch.manual_seed(1)
-    model = Decoder(tiny(**MIXTURE | {"layers": 1, "experts": 4, "experts_per_token": 1, "balance": 1.0})).train()
+    model = Decoder(
+        tiny(**MIXTURE | {"num_layers": 1, "experts": 4, "experts_per_token": 1, "router_aux_loss_coef": 1.0})
+    ).train()
     mixture = model.blocks[0].feed_forward
     nn.init.constant_(mixture.router.score.weight[0], 0.2)
     rows = 1 + torch.randn(200, 16)  # nearly all of them begin at the first expert
@@ -128,7 +130,7 @@ def test_training_on_the_balance_alone_spreads_tokens_over_the_experts(tiny):
 
 
 def test_the_balance_is_kept_in_training_alone_and_given_once(tiny):
-    model = Decoder(tiny(**MIXTURE | {"balance": 0.01})).train()
+    model = Decoder(tiny(**MIXTURE | {"router_aux_loss_coef": 0.01})).train()
     tokens = torch.randint(31, (2, 8))
     model(tokens)
     assert router_aux_loss(model).item() > 0
@@ -179,7 +181,7 @@ def test_a_mixture_survives_its_folder(model, tmp_path):
 
 
 def test_packed_experts_say_what_they_said(tiny):
-    fields = MIXTURE | {"width": 64, "hidden": 96, "heads": 4}
+    fields = MIXTURE | {"hidden_size": 64, "intermediate_size": 96, "num_heads": 4}
     torch.manual_seed(3)
     model = Decoder(tiny(**fields)).eval()
     tokens = torch.randint(31, (2, 16))
@@ -192,7 +194,7 @@ def test_packed_experts_say_what_they_said(tiny):
 
 def test_experts_start_as_small_as_a_feed_forward_would(tiny):
     torch.manual_seed(0)
-    model = Decoder(tiny(**MIXTURE | {"width": 128, "layers": 8}))
+    model = Decoder(tiny(**MIXTURE | {"hidden_size": 128, "num_layers": 8}))
     expert = model.blocks[0].feed_forward.experts[3]
     assert expert.up.weight.std().item() == pytest.approx(0.02, rel=0.05)
     assert expert.down.weight.std().item() == pytest.approx(0.02 / math.sqrt(16), rel=0.05)
@@ -200,6 +202,6 @@ def test_experts_start_as_small_as_a_feed_forward_would(tiny):
 
 @pytest.mark.parametrize("chosen", [None, 6, 0])
 def test_a_token_cannot_use_more_experts_than_there_are(chosen):
-    needed = {"vocabulary": 31, "context": 32, "width": 16, "layers": 2, "heads": 4}
+    needed = {"vocab_size": 31, "max_seq_len": 32, "hidden_size": 16, "num_layers": 2, "num_heads": 4}
     with pytest.raises(InvalidValue, match="experts_per_token"):
         DecoderConfig.from_plain(needed | {"experts": 5, "experts_per_token": chosen})

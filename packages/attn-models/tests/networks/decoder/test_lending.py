@@ -13,15 +13,15 @@ from attn_testing.checkpoints import require_same_model
 from torch import nn
 
 FORMS = {
-    "cla": {"layers": 4, "lenders": "cla:2"},
-    "grouped": {"layers": 3, "lenders": [0, 1, 0], "mechanism": "gqa", "key_value_heads": 2, "positions": "rotary"},
+    "cla": {"num_layers": 4, "kv_sharing": "cla:2"},
+    "grouped": {"num_layers": 3, "kv_sharing": [0, 1, 0], "mechanism": "gqa", "num_kv_heads": 2, "positions": "rotary"},
     "yoco": {
-        "layers": 4,
-        "lenders": "yoco",
+        "num_layers": 4,
+        "kv_sharing": "yoco",
         "pattern": [{"mechanism": "sliding_window", "options": {"window": 2}}] * 2 + ["mha"] * 2,
     },
-    "windows": {"layers": 2, "lenders": "cla:2", "mechanism": "sliding_window", "options": {"window": 3}},
-    "normed": {"layers": 2, "lenders": "cla:2", "mechanism": "qk_norm"},
+    "windows": {"num_layers": 2, "kv_sharing": "cla:2", "mechanism": "sliding_window", "options": {"window": 3}},
+    "normed": {"num_layers": 2, "kv_sharing": "cla:2", "mechanism": "qk_norm"},
 }
 
 
@@ -37,16 +37,16 @@ def normed(rows, norm):
     return rows / (rows.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
 
 
-def by_loops(model, tokens, lenders, windows):
+def by_loops(model, tokens, kv_sharing, windows):
     """Logits of tokens [tokens] of a multi-head decoder with learned positions, head by head and query by query."""
     hidden = model.embedding.weight[tokens] + model.positions.weight[: len(tokens)]
-    heads = model.config.heads
+    heads = model.config.num_heads
     lent = {}
     for layer, block in enumerate(model.blocks):
         entering = normed(hidden, block.attention_norm)
-        if lenders[layer] == layer:
+        if kv_sharing[layer] == layer:
             lent[layer] = entering @ block.attention.key.weight.T, entering @ block.attention.value.weight.T
-        keys, values = lent[lenders[layer]]
+        keys, values = lent[kv_sharing[layer]]
         queries = entering @ block.attention.query.weight.T
         size = queries.shape[1] // heads
         attended = torch.zeros_like(queries)
@@ -63,11 +63,11 @@ def by_loops(model, tokens, lenders, windows):
 
 
 @pytest.mark.parametrize(
-    ("form", "lenders", "windows"), [("cla", [0, 0, 2, 2], [None] * 4), ("yoco", [0, 1, 2, 2], [1, 1, None, None])]
+    ("form", "kv_sharing", "windows"), [("cla", [0, 0, 2, 2], [None] * 4), ("yoco", [0, 1, 2, 2], [1, 1, None, None])]
 )
-def test_it_equals_loops_over_layers_heads_and_queries(tiny, form, lenders, windows):
+def test_it_equals_loops_over_layers_heads_and_queries(tiny, form, kv_sharing, windows):
     model, tokens = build(tiny, **FORMS[form]), torch.randint(31, (9,))
-    expected = by_loops(model, tokens, lenders, windows)
+    expected = by_loops(model, tokens, kv_sharing, windows)
     assert torch.allclose(model(tokens[None])[0], expected, rtol=0, atol=1e-11)
 
 
@@ -80,9 +80,9 @@ def test_steps_of_many_requests_give_what_the_whole_sequences_give(tiny, stepwis
         torch.testing.assert_close(stepped, model(torch.tensor([prompt]))[0], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("lenders", ["cla:1", [0, 1, 2], []])
-def test_layers_that_all_have_their_own_are_the_ordinary_decoder(tiny, lenders):
-    ordinary, model = build(tiny, layers=3), build(tiny, layers=3, lenders=lenders)
+@pytest.mark.parametrize("kv_sharing", ["cla:1", [0, 1, 2], []])
+def test_layers_that_all_have_their_own_are_the_ordinary_decoder(tiny, kv_sharing):
+    ordinary, model = build(tiny, num_layers=3), build(tiny, num_layers=3, kv_sharing=kv_sharing)
     model.load_state_dict(ordinary.state_dict())
     tokens = torch.randint(31, (2, 8))
     assert torch.equal(model(tokens), ordinary(tokens))
@@ -91,7 +91,7 @@ def test_layers_that_all_have_their_own_are_the_ordinary_decoder(tiny, lenders):
 
 def test_layers_with_equal_keys_and_values_may_borrow_them(tiny):
     """Where every input of the upper layer is that of the lower one, borrowing changes nothing."""
-    ordinary, model = build(tiny, layers=2), build(tiny, layers=2, lenders="cla:2")
+    ordinary, model = build(tiny, num_layers=2), build(tiny, num_layers=2, kv_sharing="cla:2")
     with torch.no_grad():
         for block in ordinary.blocks:
             block.attention.output.weight.zero_()
@@ -112,16 +112,16 @@ def test_what_is_shared_is_remembered_once(tiny):
         specs = build(tiny, **fields).state_specs()
         return sum(state_bytes(states, tokens=12, dtype="float32") for states in specs.values())
 
-    one_layer = weigh(layers=1)
-    assert weigh(layers=6, lenders="cla:2") == 3 * one_layer
-    assert weigh(layers=6, lenders="cla:3") == 2 * one_layer
+    one_layer = weigh(num_layers=1)
+    assert weigh(num_layers=6, kv_sharing="cla:2") == 3 * one_layer
+    assert weigh(num_layers=6, kv_sharing="cla:3") == 2 * one_layer
     # Windows of 2 remember 2 rows of 12; the upper half remembers 12 once.
     windows = [{"mechanism": "sliding_window", "options": {"window": 2}}] * 3 + ["mha"] * 3
-    assert weigh(layers=6, lenders="yoco", pattern=windows) == one_layer + 3 * (one_layer * 2 // 12)
+    assert weigh(num_layers=6, kv_sharing="yoco", pattern=windows) == one_layer + 3 * (one_layer * 2 // 12)
 
 
 def test_all_weights_learn_and_the_lender_from_all_its_borrowers(tiny):
-    model = build(tiny, layers=3, lenders="cla:3").train()
+    model = build(tiny, num_layers=3, kv_sharing="cla:3").train()
     tokens = torch.randint(31, (2, 9))
     nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
@@ -141,29 +141,33 @@ def test_it_is_saved_and_loaded_by_our_own_layout_and_refused_by_others(tiny, tm
 @pytest.mark.parametrize(
     ("fields", "error", "message"),
     [
-        ({"lenders": "cla:2", "mechanism": "linear"}, Incompatible, "'linear' cannot attend to the keys and values of"),
-        ({"lenders": "cla:2", "pattern": ["linear", "mha"]}, Incompatible, "layer 1, 'mha', .* layer 0, 'linear'"),
         (
-            {"lenders": "cla:2", "pattern": [{"mechanism": "sliding_window", "options": {"window": 2}}, "mha"]},
+            {"kv_sharing": "cla:2", "mechanism": "linear"},
+            Incompatible,
+            "'linear' cannot attend to the keys and values of",
+        ),
+        ({"kv_sharing": "cla:2", "pattern": ["linear", "mha"]}, Incompatible, "layer 1, 'mha', .* layer 0, 'linear'"),
+        (
+            {"kv_sharing": "cla:2", "pattern": [{"mechanism": "sliding_window", "options": {"window": 2}}, "mha"]},
             Incompatible,
             "which remembers 2 tokens: it looks back at all tokens",
         ),
-        ({"lenders": "cla:2", "pattern": ["mha", "mqa"]}, Incompatible, "differ in shape"),
-        ({"lenders": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "turn differently"),
-        ({"lenders": [0, 1]}, InvalidValue, "4 entries"),
-        ({"lenders": {"0": 1}}, InvalidValue, "'cla:N', 'yoco'"),
+        ({"kv_sharing": "cla:2", "pattern": ["mha", "mqa"]}, Incompatible, "differ in shape"),
+        ({"kv_sharing": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "turn differently"),
+        ({"kv_sharing": [0, 1]}, InvalidValue, "4 entries"),
+        ({"kv_sharing": {"0": 1}}, InvalidValue, "'cla:N', 'yoco'"),
     ],
 )
 def test_a_loan_that_would_not_fit_is_refused_with_the_reason(tiny, fields, error, message):
     with pytest.raises(error, match=message):
-        build(tiny, layers=4, **fields)
+        build(tiny, num_layers=4, **fields)
 
 
 def test_numbers_of_layers_may_be_whole_floats_as_other_programs_write_them(tiny):
-    config = DecoderConfig.from_plain({**tiny().plain(), "layers": 2.0, "lenders": [0.0, 0.0]})
+    config = DecoderConfig.from_plain({**tiny().plain(), "num_layers": 2.0, "kv_sharing": [0.0, 0.0]})
     assert [config.lender(layer) for layer in range(2)] == [0, 0]
 
 
 def test_a_stack_of_absurd_height_costs_nothing_to_describe(tiny):
-    config = DecoderConfig.from_plain({**tiny().plain(), "layers": 10**15, "lenders": "yoco"})
+    config = DecoderConfig.from_plain({**tiny().plain(), "num_layers": 10**15, "kv_sharing": "yoco"})
     assert config.lender(10**15 - 1) == 5 * 10**14

@@ -13,7 +13,7 @@ from attn_models.tokenizers import character_tokenizer
 from attn_testing.checkpoints import require_same_model
 from torch import nn
 
-SIZES = {"vocabulary": 31, "context": 40, "width": 16, "layers": 4, "heads": 2}
+SIZES = {"vocab_size": 31, "max_seq_len": 40, "hidden_size": 16, "num_layers": 4, "num_heads": 2}
 CASES = [
     ("gpt3", {"band": 5}),
     ("sparse_transformer", {"stride": 6, "summaries": 2}),
@@ -87,8 +87,8 @@ def test_every_other_layer_of_gpt_3_sees_a_band_with_its_own_token():
         ("sparse_transformer", {"stride": 4, "summaries": 5}, InvalidValue, "summaries"),
         ("retnet_lm", {"pattern": ["mha"]}, InvalidValue, "pattern"),
         ("retnet_lm", {"scale_base": -1}, InvalidValue, "scale_base"),
-        ("retnet_lm", {"heads": 3}, InvalidValue, "heads"),
-        ("retnet_lm", {"width": "wide"}, InvalidValue, "width"),
+        ("retnet_lm", {"num_heads": 3}, InvalidValue, "num_heads"),
+        ("retnet_lm", {"hidden_size": "wide"}, InvalidValue, "hidden_size"),
     ],
 )
 def test_what_a_paper_does_not_have_is_refused_by_its_field(name, fields, error, said):

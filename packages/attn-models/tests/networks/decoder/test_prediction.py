@@ -12,9 +12,9 @@ from attn_testing.checkpoints import require_same_model
 from torch.nn import functional
 
 DEEPSEEK = {
-    "vocabulary": 61,
-    "width": 32,
-    "hidden": 48,
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
     "norm": "rms",
     "feed_forward": "swiglu",
     "positions": "rotary",
@@ -27,7 +27,7 @@ DEEPSEEK = {
     "n_shared_experts": 1,
     "moe_intermediate_size": 16,
     "first_k_dense_replace": 1,
-    "tied": False,
+    "tie_word_embeddings": False,
 }
 
 
@@ -45,7 +45,7 @@ def test_the_loss_is_that_of_transformers_on_what_is_written_in_the_layout_of_de
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_layers import MtpModel
 
-    model = random_decoder(tiny(**DEEPSEEK | {"prediction_depth": 2, "nextn_predict_loss_weight": 0.5}))
+    model = random_decoder(tiny(**DEEPSEEK | {"num_nextn_predict_layers": 2, "nextn_predict_loss_weight": 0.5}))
     save_model(tmp_path, model, layout="deepseek_v3")
     peer = transformers.DeepseekV3ForCausalLM.from_pretrained(tmp_path).eval()
     peer._keys_to_ignore_on_load_unexpected = [r"model\.layers\.[23]\..*"]  # theirs knows a model of 61 layers alone
@@ -74,14 +74,14 @@ def test_without_modules_the_loss_is_that_of_the_next_token(tiny):
 
 
 def test_a_window_too_short_for_later_tokens_trains_on_those_it_has(tiny):
-    model = random_decoder(tiny(prediction_depth=3))
+    model = random_decoder(tiny(num_nextn_predict_layers=3))
     text = torch.randint(31, (2, 2))
     plain = functional.cross_entropy(model(text[:, :1]).flatten(0, 1), text[:, 1:].flatten())
     torch.testing.assert_close(model.training_loss(text[:, :1], text[:, 1:]), plain)
 
 
 def test_modules_change_neither_logits_nor_what_is_remembered(tiny):
-    model = random_decoder(tiny(prediction_depth=2))
+    model = random_decoder(tiny(num_nextn_predict_layers=2))
     plain = Decoder(tiny()).eval()
     plain.load_state_dict({name: t for name, t in model.state_dict().items() if not name.startswith("predictors.")})
     tokens = torch.randint(31, (2, 9))
@@ -91,7 +91,7 @@ def test_modules_change_neither_logits_nor_what_is_remembered(tiny):
 
 def test_the_token_after_the_next_is_learned_and_the_trunk_learns_from_it(tiny):
     torch.manual_seed(0)
-    model = Decoder(tiny(prediction_depth=1, nextn_predict_loss_weight=1.0)).train()
+    model = Decoder(tiny(num_nextn_predict_layers=1, nextn_predict_loss_weight=1.0)).train()
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
     text = (torch.arange(25) % 7)[None]
     losses = []
@@ -110,7 +110,7 @@ def test_the_token_after_the_next_is_learned_and_the_trunk_learns_from_it(tiny):
 
 @pytest.mark.usefixtures("strangers")
 def test_modules_survive_the_folder_with_the_tables_that_no_folder_holds(tiny, tmp_path):
-    model = random_decoder(tiny(mechanism="running_mean", prediction_depth=2))
+    model = random_decoder(tiny(mechanism="running_mean", num_nextn_predict_layers=2))
     save_model(tmp_path, model)
     again = load_model(tmp_path).model
     text = torch.randint(31, (2, 9))
@@ -121,7 +121,7 @@ def test_modules_survive_the_folder_with_the_tables_that_no_folder_holds(tiny, t
 def test_published_weights_are_read_with_the_copies_of_the_embeddings_among_them(tiny, tmp_path):
     from safetensors.torch import load_file, save_file
 
-    model = random_decoder(tiny(**DEEPSEEK | {"prediction_depth": 1}))
+    model = random_decoder(tiny(**DEEPSEEK | {"num_nextn_predict_layers": 1}))
     save_model(tmp_path, model, layout="deepseek_v3")
     (tmp_path / "manifest.json").unlink()
     tensors = load_file(tmp_path / "model.safetensors")
@@ -134,25 +134,25 @@ def test_published_weights_are_read_with_the_copies_of_the_embeddings_among_them
     require_same_model(again, model, *arguments, call=Decoder.training_loss)
     left = {name: tensor for name, tensor in tensors.items() if not name.startswith("model.layers.2.")}
     save_file(left, tmp_path / "model.safetensors")
-    assert load_model(tmp_path).config.prediction_depth == 0
+    assert load_model(tmp_path).config.num_nextn_predict_layers == 0
 
 
 @pytest.mark.parametrize("depth", [-1, 32, 1.5, "2"])
 def test_a_depth_that_no_sequence_has_is_refused(depth, tiny):
-    with pytest.raises(InvalidValue, match="prediction_depth"):
-        tiny(prediction_depth=depth)
+    with pytest.raises(InvalidValue, match="num_nextn_predict_layers"):
+        tiny(num_nextn_predict_layers=depth)
 
 
 @pytest.mark.parametrize("layout", ["llama", "gpt2", "deepseek_v2"])
 def test_a_layout_without_words_for_later_tokens_refuses_them(layout, tmp_path):
     from attn_models.adapters.registry import decoder_adapter
 
-    fields = DEEPSEEK | {"context": 64, "layers": 2, "heads": 4, "prediction_depth": 1}
+    fields = DEEPSEEK | {"max_seq_len": 64, "num_layers": 2, "num_heads": 4, "num_nextn_predict_layers": 1}
     if layout == "llama":
         plain = {"mechanism": "mha", "options": {}, "rope_interleave": False}
         fields = {name: value for name, value in fields.items() if name not in {"experts", *NEEDS_EXPERTS}} | plain
     if layout == "gpt2":
-        fields = {"vocabulary": 61, "context": 64, "width": 32, "layers": 2, "heads": 4, "bias": True}
-        fields |= {"prediction_depth": 1}
-    with pytest.raises(Incompatible, match="prediction_depth"):
+        fields = {"vocab_size": 61, "max_seq_len": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "bias": True}
+        fields |= {"num_nextn_predict_layers": 1}
+    with pytest.raises(Incompatible, match="num_nextn_predict_layers"):
         decoder_adapter(layout).to_hf_config(DecoderConfig.from_plain(fields))

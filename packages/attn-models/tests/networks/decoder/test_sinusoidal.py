@@ -41,7 +41,9 @@ def test_positions_far_away_stay_right_in_float32():
 
 
 def test_embeddings_are_multiplied_by_the_root_of_the_width_before_the_waves_are_added():
-    model = Decoder(DecoderConfig(vocabulary=11, context=16, width=12, layers=1, heads=2, positions="sinusoidal"))
+    model = Decoder(
+        DecoderConfig(vocab_size=11, max_seq_len=16, hidden_size=12, num_layers=1, num_heads=2, positions="sinusoidal")
+    )
     model = model.double()
     tokens = torch.arange(9)[None]
     entering = []
@@ -52,7 +54,9 @@ def test_embeddings_are_multiplied_by_the_root_of_the_width_before_the_waves_are
 
 
 def test_a_step_at_a_position_adds_the_waves_of_that_position():
-    model = Decoder(DecoderConfig(vocabulary=11, context=16, width=12, layers=1, heads=2, positions="sinusoidal"))
+    model = Decoder(
+        DecoderConfig(vocab_size=11, max_seq_len=16, hidden_size=12, num_layers=1, num_heads=2, positions="sinusoidal")
+    )
     model = model.double()
     batch = RaggedBatch.of([1, 1], [4, 7], lambda numbers: torch.tensor(numbers))
     embedded = model._embed(torch.tensor([3, 5]), batch.positions)

@@ -13,7 +13,9 @@ from attn_models.decoder.decoder import Decoder
 
 @pytest.mark.parametrize("rows", [slice(None, 1), slice(None, 2)])
 def test_rows_that_could_be_broadcast_are_refused(rows):
-    model = Decoder(DecoderConfig(vocabulary=7, context=8, width=16, layers=2, heads=2, mechanism="mha"))
+    model = Decoder(
+        DecoderConfig(vocab_size=7, max_seq_len=8, hidden_size=16, num_layers=2, num_heads=2, mechanism="mha")
+    )
     step = model.blocks[1].attention.step
     model.blocks[1].attention.step = lambda *given: step(*given)[rows]
     store = installed().caches.get("contiguous").create(model.state_specs(), StoreSize(tokens=8, requests=1))
@@ -25,6 +27,8 @@ def test_rows_that_could_be_broadcast_are_refused(rows):
 
 
 def test_a_model_names_the_mechanisms_of_its_layers():
-    model = Decoder(DecoderConfig(vocabulary=7, context=8, width=16, layers=2, heads=2, mechanism="linear"))
+    model = Decoder(
+        DecoderConfig(vocab_size=7, max_seq_len=8, hidden_size=16, num_layers=2, num_heads=2, mechanism="linear")
+    )
     assert model.layer_mechanisms() == {"blocks.0": "linear", "blocks.1": "linear"}
     assert model.layer_mechanisms().keys() == model.state_specs().keys()

@@ -19,7 +19,7 @@ from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
 TOKENIZER = character_tokenizer("abcdefgh ")
-CONFIG = EncoderConfig(vocabulary=9, context=12, width=16, layers=2, heads=4, hidden=24)
+CONFIG = EncoderConfig(vocab_size=9, max_seq_len=12, hidden_size=16, num_layers=2, num_heads=4, intermediate_size=24)
 THEIRS = {
     "model_type": "bert",
     "vocab_size": 9,
@@ -96,12 +96,12 @@ def test_a_folder_comes_back_with_or_without_a_prefix_and_heads(encoder, folder)
         ({"position_embedding_type": "relative_key"}, CheckpointInvalid, "position_embedding_type"),
         ({"is_decoder": True}, CheckpointInvalid, "is_decoder"),
         ({"vocab_size": None}, CheckpointInvalid, "vocab_size"),
-        ({"num_attention_heads": 3}, CheckpointInvalid, "heads"),
+        ({"num_attention_heads": 3}, CheckpointInvalid, "num_heads"),
         ({"vocab_size": 8}, CheckpointInvalid, "word_embeddings"),
         ({"intermediate_size": 23}, CheckpointInvalid, "intermediate.dense.weight"),
         ({"num_hidden_layers": 3}, CheckpointInvalid, "encoder.layer.2"),
         ({"num_hidden_layers": 10**9}, CheckpointInvalid, "layers 1000000000 is more than the tensors hold"),
-        ({"vocab_size": 10**12}, CheckpointInvalid, "vocabulary"),
+        ({"vocab_size": 10**12}, CheckpointInvalid, "vocab_size"),
         ({"quantization_config": {"bits": 4}}, CheckpointInvalid, "quantization_config"),
     ],
 )

@@ -16,7 +16,14 @@ from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
 TOKENIZER = with_mask(character_tokenizer("abcdefgh "))
-ENCODER = {"vocabulary": 10, "context": 12, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
+ENCODER = {
+    "vocab_size": 10,
+    "max_seq_len": 12,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 24,
+}
 HASHES = {"buckets": 4, "rounds": 2, "chunk": 4, "within": "chunks", "duplicates": "counted", "ring": "rounds"}
 PATTERN = [{"mechanism": "lsh", "options": HASHES | {"seed": layer}} for layer in range(2)]
 TAGS = ["NOUN", "VERB", "DET"]
@@ -97,10 +104,10 @@ def test_a_tree_that_is_not_given_is_asked_for():
     [
         ("masked_lm", {"positions": "depth"}, InvalidValue, "no tree"),
         ("masked_lm", {"mechanism": "lstmn"}, Incompatible, "bidirectional"),
-        ("masked_lm", {"wdith": 3}, UnknownName, "width"),
+        ("masked_lm", {"wdith": 3}, UnknownName, "hidden_size"),
         ("reformer_lm", {"mechanism": "mha"}, Incompatible, "reformer"),
         ("tagger", {}, InvalidValue, "classes"),
-        ("vit", {}, UnknownName, "vocabulary"),
+        ("vit", {}, UnknownName, "vocab_size"),
     ],
 )
 def test_what_a_family_cannot_be_is_refused_when_it_is_configured(family, fields, error, said):

@@ -19,7 +19,14 @@ from attn_models.tokenizers import character_tokenizer
 from attn_testing.checkpoints import require_same_model
 
 TOKENIZER = character_tokenizer("abcdefghij")
-SIZES = {"vocabulary": 10, "context": 60, "width": 16, "layers": 2, "heads": 4, "hidden": 24}
+SIZES = {
+    "vocab_size": 10,
+    "max_seq_len": 60,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 24,
+}
 LONG = {"mechanism": "longformer", "positions": "real", "first_position": 2}
 WINDOWS = tuple(
     AttentionChoice(mechanism="longformer", options={"window": window, "global_positions": [0, 5]}) for window in (4, 8)
@@ -163,14 +170,14 @@ def test_what_a_layout_cannot_say_is_not_written(layout, fields, said, tmp_path)
         ("longformer", {"attention_window": [4]}, "2 of them"),
         ("longformer", {"max_position_embeddings": 2}, "max_position_embeddings"),
         ("longformer", {"global_positions": [-1]}, "global_positions"),
-        ("longformer", {"num_attention_heads": 3}, "heads"),
+        ("longformer", {"num_attention_heads": 3}, "num_heads"),
         ("big_bird", {"attention_type": "some"}, "attention_type"),
         ("big_bird", {"use_bias": False}, "use_bias"),
         ("big_bird", {"block_size": 0}, "block"),
         ("big_bird", {"rescale_embeddings": True}, "rescale_embeddings"),
         ("big_bird", {"is_decoder": True}, "is_decoder"),
         ("attn_encoder", {"encoder": 3}, "encoder"),
-        ("attn_encoder", {"encoder": {"vocabulary": 3}}, "needs it"),
+        ("attn_encoder", {"encoder": {"vocab_size": 3}}, "needs it"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused_by_its_key(layout, change, said, tmp_path):
@@ -186,7 +193,7 @@ def test_a_config_that_makes_no_sense_is_refused_by_its_key(layout, change, said
 def test_an_unknown_kind_and_an_unknown_field_are_named():
     with pytest.raises(UnknownName, match="longformer"):
         encoder_adapter("longformr")
-    with pytest.raises(UnknownName, match="vocabulary"):
+    with pytest.raises(UnknownName, match="vocab_size"):
         EncoderConfig.from_plain(SIZES | {"vocabulry": 3})
 
 

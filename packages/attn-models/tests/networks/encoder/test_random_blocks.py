@@ -10,7 +10,7 @@ from attn_models.encoder.encoder import Encoder
 from attn_models.encoder_decoder.config import TransformerConfig
 from attn_models.encoder_decoder.transformer import Transformer
 
-SIZES = {"vocabulary": 11, "context": 64, "width": 8, "layers": 3, "heads": 2, "hidden": 8}
+SIZES = {"vocab_size": 11, "max_seq_len": 64, "hidden_size": 8, "num_layers": 3, "num_heads": 2, "intermediate_size": 8}
 LENGTH = 64
 
 
@@ -19,7 +19,7 @@ def encoder(options):
 
 
 def transformer(options):
-    sizes = SIZES | {"source_context": LENGTH, "encoder": "bigbird", "encoder_options": options}
+    sizes = SIZES | {"max_encoder_len": LENGTH, "encoder": "bigbird", "encoder_options": options}
     return Transformer(TransformerConfig(**sizes)).encoder
 
 
@@ -47,4 +47,4 @@ def test_a_seed_that_is_given_holds_for_all_layers(blocks, seed):
 @pytest.mark.parametrize("wrong", [-1, 0.5, "first", None])
 def test_a_layer_that_is_no_place_in_a_model_is_refused(wrong):
     with pytest.raises(InvalidValue, match="layer"):
-        MechanismConfig(width=8, layer=wrong)
+        MechanismConfig(hidden_size=8, layer=wrong)

@@ -22,7 +22,15 @@ LSH, LOCAL = (
     AttentionChoice(mechanism="lsh", options=HASHED),
     AttentionChoice(mechanism="chunk_ring", options={"chunk": 8}),
 )
-SIZES = {"vocabulary": 10, "context": 48, "width": 16, "layers": 2, "heads": 2, "hidden": 24, "head_size": 4}
+SIZES = {
+    "vocab_size": 10,
+    "max_seq_len": 48,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 2,
+    "intermediate_size": 24,
+    "head_dim": 4,
+}
 THEIRS = {
     "vocab_size": 10,
     "hidden_size": 16,

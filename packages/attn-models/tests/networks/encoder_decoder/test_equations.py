@@ -7,7 +7,7 @@ import torch
 from attn_core import installed
 from torch import nn
 
-BASE = {"vocabulary": 13, "context": 10, "source_context": 10, "width": 6}
+BASE = {"vocab_size": 13, "max_seq_len": 10, "max_encoder_len": 10, "hidden_size": 6}
 
 
 def build(name, **values):
@@ -25,7 +25,7 @@ TOKENS = torch.tensor([9, 2, 6, 5])
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_the_bottleneck_is_torchs_lstm_twice(reverse):
-    model = build("bottleneck", embedding=4, layers=2, reverse_source=reverse)
+    model = build("bottleneck", embedding=4, num_layers=2, reverse_source=reverse)
     read, write = nn.LSTM(4, 6, 2).double(), nn.LSTM(4, 6, 2).double()
     read.load_state_dict(model.encoder.state_dict())
     write.load_state_dict(model.decoder.state_dict())
@@ -106,7 +106,7 @@ def test_luong_is_the_equations_of_its_section_3(mechanism, options, feeds):
 
 @pytest.mark.parametrize("place", ["post", "pre"])
 def test_the_transformer_is_torchs_own(place):
-    model = build("transformer", layers=2, heads=2, hidden=9, norm_place=place)
+    model = build("transformer", num_layers=2, num_heads=2, intermediate_size=9, norm_place=place)
     torchs = nn.Transformer(6, 2, 2, 2, 9, 0.0, batch_first=True, norm_first=place == "pre").double().eval()
     if place == "post":
         torchs.encoder.norm = torchs.decoder.norm = None
@@ -151,8 +151,14 @@ def copy_rest(theirs, feed_forward, norms):
 
 @pytest.mark.parametrize(("width", "heads", "published"), [(512, 8, 63.0), (1024, 16, 214.2)])
 def test_cl_28_base_and_big_have_the_published_number_of_parameters(width, heads, published):
-    sizes = {"vocabulary": 37_000, "context": 512, "source_context": 512, "width": width, "hidden": 4 * width}
+    sizes = {
+        "vocab_size": 37_000,
+        "max_seq_len": 512,
+        "max_encoder_len": 512,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+    }
     family = installed().models.get("transformer")
     with torch.device("meta"):
-        model = family.build(family.configure(sizes | {"layers": 6, "heads": heads}))
+        model = family.build(family.configure(sizes | {"num_layers": 6, "num_heads": heads}))
     assert round(sum(parameter.numel() for parameter in model.parameters()) / 1e6, 1) == published

@@ -13,9 +13,9 @@ from attn_testing import DictionaryStore
 from attn_testing.checkpoints import require_same_model
 from torch import nn
 
-GRID = {"rows": 3, "columns": 4, "source_context": 13}
-SMALL = GRID | {"vocabulary": 19, "context": 12, "width": 5, "embedding": 7, "features": 6, "convolutions": 2}
-MECHANISMS = {"visual_soft": {}, "visual_hard": {}, "alignment": {}, "cross": {"heads": 2}}
+GRID = {"rows": 3, "columns": 4, "max_encoder_len": 13}
+SMALL = GRID | {"vocab_size": 19, "max_seq_len": 12, "hidden_size": 5, "embedding": 7, "features": 6, "convolutions": 2}
+MECHANISMS = {"visual_soft": {}, "visual_hard": {}, "alignment": {}, "cross": {"num_heads": 2}}
 EVERY = pytest.mark.parametrize("mechanism", MECHANISMS)
 
 
@@ -115,7 +115,7 @@ def test_every_cell_is_seen_and_where_it_is_matters():
 
 @pytest.mark.parametrize("cells", [1, 11, 14])
 def test_an_image_that_is_not_the_grid_is_refused(cells):
-    model = build(source_context=13)
+    model = build(max_encoder_len=13)
     with pytest.raises(InvalidValue, match=r"3 rows of 4 cells|at most 13"):
         model(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, cells, dtype=torch.int64))
 
@@ -130,7 +130,7 @@ def test_what_is_remembered_of_an_image_is_as_many_rows_as_it_has_cells():
 
 
 def test_maps_say_at_which_cells_each_word_looked():
-    model, tokens = build(heads=2, mechanism="cross"), torch.randint(19, (5,))
+    model, tokens = build(num_heads=2, mechanism="cross"), torch.randint(19, (5,))
     maps = model.attention_maps(tokens, [0], image()[0])[0]
     assert maps.shape == (2, 5, 12)
     torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]))
@@ -140,16 +140,16 @@ def test_a_folder_gives_the_model_back(tmp_path):
     model, tokens = build().float(), torch.randint(19, (1, 5))
     save_model(tmp_path / "model", model)
     loaded = load_model(tmp_path / "model")
-    assert (loaded.family, loaded.mechanisms, loaded.source_context) == ("show_attend_tell", ("visual_soft",), 13)
+    assert (loaded.family, loaded.mechanisms, loaded.max_encoder_len) == ("show_attend_tell", ("visual_soft",), 13)
     require_same_model(loaded.model, model, tokens, image())
 
 
 @pytest.mark.parametrize(
     ("change", "error", "said"),
     [
-        ({"source_context": 12}, InvalidValue, r"source_context: 12.*13: 3 rows of 4 cells"),
+        ({"max_encoder_len": 12}, InvalidValue, r"max_encoder_len: 12.*13: 3 rows of 4 cells"),
         ({"rows": 0}, InvalidValue, "rows: 0"),
-        ({"features": 7, "heads": 2}, InvalidValue, "heads"),
+        ({"features": 7, "num_heads": 2}, InvalidValue, "num_heads"),
         ({"mechanism": "mha"}, Incompatible, "cross"),
         ({"convolutions": 0}, InvalidValue, "convolutions"),
     ],

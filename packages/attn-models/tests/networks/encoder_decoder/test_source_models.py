@@ -14,15 +14,15 @@ from attn_testing.checkpoints import require_same_model
 from attn_testing.memory import rounding
 from torch import nn
 
-BASE = {"vocabulary": 23, "context": 20, "source_context": 12, "width": 8}
+BASE = {"vocab_size": 23, "max_seq_len": 20, "max_encoder_len": 12, "hidden_size": 8}
 RECURRENT = BASE | {"embedding": 6}
-BLOCKS = BASE | {"layers": 2, "heads": 2, "hidden": 12}
+BLOCKS = BASE | {"num_layers": 2, "num_heads": 2, "intermediate_size": 12}
 MODELS = {
-    "bottleneck": ("bottleneck", RECURRENT | {"layers": 2}),
+    "bottleneck": ("bottleneck", RECURRENT | {"num_layers": 2}),
     "unreversed": ("bottleneck", RECURRENT | {"reverse_source": False}),
     "rnnsearch": ("rnnsearch", RECURRENT | {"maxout": 5}),
-    "rnnsearch-cross": ("rnnsearch", RECURRENT | {"maxout": 5, "mechanism": "cross", "heads": 2}),
-    "luong": ("luong", RECURRENT | {"layers": 2}),
+    "rnnsearch-cross": ("rnnsearch", RECURRENT | {"maxout": 5, "mechanism": "cross", "num_heads": 2}),
+    "luong": ("luong", RECURRENT | {"num_layers": 2}),
     "luong-concat": ("luong", RECURRENT | {"options": {"score": "concat"}, "input_feeding": False}),
     "local_m": ("luong", RECURRENT | {"mechanism": "local_m", "options": {"radius": 2}}),
     "local_p": ("luong", RECURRENT | {"mechanism": "local_p", "options": {"radius": 3, "score": "dot"}}),
@@ -99,7 +99,7 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
     loaded = load_model(save_model(tmp_path / "model", model), "float64")
     require_same_model(loaded.model, model, tokens, source, key_padding_mask)
     assert loaded.family == MODELS[kind][0]
-    assert loaded.source_context == 12
+    assert loaded.max_encoder_len == 12
     assert len(loaded.mechanisms) == {"bottleneck": 0, "transformer": 2}.get(loaded.family, 1)
 
 
@@ -115,7 +115,7 @@ def test_maps_are_the_weights_that_were_used(kind):
     if "local_p" not in kind:
         reached = maps.sum(-1)
         torch.testing.assert_close(reached, torch.ones_like(reached))
-    with pytest.raises(InvalidValue, match="layers"):
+    with pytest.raises(InvalidValue, match="num_layers"):
         model.attention_maps(tokens, [7], source[0])
 
 
@@ -147,12 +147,12 @@ def test_bad_sources_are_named(kind):
     [
         ("rnnsearch", {"mechanism": "mha"}, Incompatible, "is not cross.*alignment"),
         ("rnnsearch", {"mechanism": "alinment"}, UnknownName, "alignment"),
-        ("rnnsearch", {"options": {"hiden": 3}}, UnknownName, "hidden"),
+        ("rnnsearch", {"options": {"hiden": 3}}, UnknownName, "intermediate_size"),
         ("rnnsearch", {"max_out": 3}, UnknownName, "maxout"),
-        ("luong", {"layers": 0}, InvalidValue, "layers: 0"),
+        ("luong", {"num_layers": 0}, InvalidValue, "num_layers: 0"),
         ("luong", {"reverse_source": "yes"}, InvalidValue, "reverse_source"),
         ("bottleneck", {"dropout": 1.0}, InvalidValue, "dropout"),
-        ("transformer", {"heads": 3}, InvalidValue, "divisor"),
+        ("transformer", {"num_heads": 3}, InvalidValue, "divisor"),
         ("transformer", {"norm_place": "mid"}, InvalidValue, "norm_place"),
         ("transformer", {"encoder": "cross"}, Incompatible, "cross"),
         ("transformer", {"encoder": "retnet"}, Incompatible, "bidirectional"),
@@ -176,7 +176,7 @@ def test_a_config_that_the_file_cannot_fill_is_refused_before_it_takes_memory(tm
     (folder / "manifest.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     for change, said in (
-        ({"model": config["model"] | {"vocabulary": 10**9}}, "vocabulary 1000000000 is more than"),
+        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocabulary 1000000000 is more than"),
         ({"model": config["model"] | {"maxout": 6}}, "readout.weight"),
         ({"model": 7}, "model"),
     ):

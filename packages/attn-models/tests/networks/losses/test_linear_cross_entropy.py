@@ -147,11 +147,13 @@ def test_ids_outside_the_vocabulary_are_refused(wrong):
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"tied": False}, {"final_logit_softcapping": 3.0}, {"prediction_depth": 1}], ids=str
+    "more",
+    [{}, {"tie_word_embeddings": False}, {"final_logit_softcapping": 3.0}, {"num_nextn_predict_layers": 1}],
+    ids=str,
 )
 def test_a_decoder_learns_the_same_part_by_part(monkeypatch, more):
     torch.manual_seed(0)
-    sizes = {"width": 16, "heads": 2, "layers": 1, "context": 16, "vocabulary": VOCABULARY}
+    sizes = {"hidden_size": 16, "num_heads": 2, "num_layers": 1, "max_seq_len": 16, "vocab_size": VOCABULARY}
     model = Decoder(DecoderConfig(**sizes, **more))
     text = torch.randint(VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(1))
     found = []

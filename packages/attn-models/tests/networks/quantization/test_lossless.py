@@ -14,14 +14,14 @@ from attn_models.loading import load_model, save_model
 
 LLAMA = {
     "mechanism": "gqa",
-    "heads": 4,
-    "key_value_heads": 2,
-    "width": 64,
-    "hidden": 96,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "norm": "rms",
     "feed_forward": "swiglu",
     "positions": "rotary",
-    "vocabulary": 48,
+    "vocab_size": 48,
 }
 TOKENS = torch.arange(48).view(2, 24)
 

@@ -15,16 +15,19 @@ from attn_models.quantization.quantize import quantize_model
 from attn_models.recurrent.cells import PrepackedRnn
 from attn_models.tokenizers import character_tokenizer
 
-SIZES = {"vocabulary": 23, "context": 20, "width": 32}
-SOURCE = SIZES | {"source_context": 12}
+SIZES = {"vocab_size": 23, "max_seq_len": 20, "hidden_size": 32}
+SOURCE = SIZES | {"max_encoder_len": 12}
 MODELS = {
     "rnnsearch": ("rnnsearch", SOURCE | {"embedding": 32, "maxout": 32}),
-    "bottleneck": ("bottleneck", SOURCE | {"embedding": 32, "layers": 2}),
+    "bottleneck": ("bottleneck", SOURCE | {"embedding": 32, "num_layers": 2}),
     "luong": ("luong", SOURCE | {"embedding": 32}),
-    "transformer": ("transformer", SOURCE | {"layers": 2, "heads": 2, "hidden": 64}),
-    "pre-norm": ("transformer", SOURCE | {"layers": 1, "heads": 2, "hidden": 64, "norm_place": "pre"}),
+    "transformer": ("transformer", SOURCE | {"num_layers": 2, "num_heads": 2, "intermediate_size": 64}),
+    "pre-norm": (
+        "transformer",
+        SOURCE | {"num_layers": 1, "num_heads": 2, "intermediate_size": 64, "norm_place": "pre"},
+    ),
     "key_value_lm": ("key_value_lm", SIZES | {"embedding": 32, "options": {"window": 3}}),
-    "lstmn_lm": ("lstmn_lm", SIZES | {"layers": 1}),
+    "lstmn_lm": ("lstmn_lm", SIZES | {"num_layers": 1}),
 }
 ROUNDING = {"float32": 1e-5, "bfloat16": 3e-2, "int8": 8e-2}
 """How far logits may be off in the mean, as a share of their size."""
@@ -47,14 +50,16 @@ def logits(model):
     generator = torch.Generator().manual_seed(1)
     tokens, source = (torch.randint(23, (2, length), generator=generator) for length in (9, 7))
     with torch.no_grad():
-        return model(tokens, source) if hasattr(model, "source_context") else model(tokens)
+        return model(tokens, source) if hasattr(model, "max_encoder_len") else model(tokens)
 
 
 @pytest.fixture
 def sentences(tmp_path):
     """A folder with an encoder."""
     torch.manual_seed(0)
-    encoder = Encoder(EncoderConfig(vocabulary=9, context=12, width=32, layers=2, heads=4, hidden=64)).eval()
+    encoder = Encoder(
+        EncoderConfig(vocab_size=9, max_seq_len=12, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=64)
+    ).eval()
     with torch.no_grad():
         for parameter in encoder.parameters():
             parameter.normal_(std=0.3)
@@ -84,7 +89,7 @@ def test_packed_weights_round_and_do_nothing_else(kind, weights):
     ],
 )
 def test_stacks_are_packed_but_for_narrow_ones_that_read_sources(kind, stack, width, packs):
-    model = built(kind, width=width)
+    model = built(kind, hidden_size=width)
     quantize_model(model, "float32")
     assert isinstance(getattr(model, stack), PrepackedRnn) == packs
 

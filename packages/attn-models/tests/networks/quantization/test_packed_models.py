@@ -15,16 +15,23 @@ from attn_models.quantization.quantize import quantize_model
 
 LLAMA = {
     "mechanism": "gqa",
-    "heads": 4,
-    "key_value_heads": 2,
-    "width": 64,
-    "hidden": 96,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
     "norm": "rms",
     "feed_forward": "swiglu",
     "positions": "rotary",
-    "vocabulary": 48,
+    "vocab_size": 48,
 }
-GPT = {"mechanism": "mha", "heads": 4, "width": 64, "bias": True, "tied": False, "vocabulary": 48}
+GPT = {
+    "mechanism": "mha",
+    "num_heads": 4,
+    "hidden_size": 64,
+    "bias": True,
+    "tie_word_embeddings": False,
+    "vocab_size": 48,
+}
 ROUNDING = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 5e-2, "int4": 0.3}
 """How far logits may be off in the mean, as a share of their size; int4 keeps about 16 levels."""
 
@@ -105,7 +112,7 @@ def test_the_fewer_bits_the_further_off(tiny):
 
 
 def test_attentions_that_cannot_be_packed_stay_as_they_are(tiny):
-    fields = {"mechanism": "linear", "positions": "none", "width": 64, "heads": 4, "vocabulary": 48}
+    fields = {"mechanism": "linear", "positions": "none", "hidden_size": 64, "num_heads": 4, "vocab_size": 48}
     model, plain = built(tiny, fields), built(tiny, fields)
     quantize_model(model, "float32")
     tokens = torch.randint(48, (1, 12))
@@ -142,7 +149,7 @@ def test_a_format_that_does_not_exist_is_refused_with_those_that_do(tiny):
 
 def test_inputs_that_are_no_whole_groups_are_refused_with_every_reason(tiny):
     with pytest.raises(KernelRefused, match=r"torch_int4.*40 inputs are not a multiple of 32"):
-        quantize_model(built(tiny, GPT | {"width": 40}), "int4")
+        quantize_model(built(tiny, GPT | {"hidden_size": 40}), "int4")
 
 
 def test_packed_weights_are_neither_packed_again_nor_saved(tiny, tmp_path):

@@ -14,14 +14,14 @@ from attn_models.tokenizers import character_tokenizer
 from attn_testing.checkpoints import require_same_model
 from torch import nn
 
-BASE = {"vocabulary": 13, "context": 24, "width": 6}
+BASE = {"vocab_size": 13, "max_seq_len": 24, "hidden_size": 6}
 MODELS = {
     "key-value-predict": ("key_value_lm", {"embedding": 5, "options": {"window": 3}}),
-    "key-value": ("key_value_lm", {"embedding": 5, "num_lstm_layers": 2, "heads": 2, "mechanism": "key_value"}),
-    "softmax over an LSTM": ("key_value_lm", {"embedding": 6, "mechanism": "mha", "heads": 2}),
+    "key-value": ("key_value_lm", {"embedding": 5, "num_lstm_layers": 2, "num_heads": 2, "mechanism": "key_value"}),
+    "softmax over an LSTM": ("key_value_lm", {"embedding": 6, "mechanism": "mha", "num_heads": 2}),
     "replayed": ("key_value_lm", {"embedding": 4, "mechanism": "running_mean"}),
-    "lstmn": ("lstmn_lm", {"layers": 2}),
-    "turing machine": ("turing_machine", {"heads": 2, "head_size": 4, "options": {"slots": 5}}),
+    "lstmn": ("lstmn_lm", {"num_layers": 2}),
+    "turing machine": ("turing_machine", {"num_heads": 2, "head_dim": 4, "options": {"slots": 5}}),
 }
 EVERY = pytest.mark.parametrize("kind", MODELS)
 pytestmark = pytest.mark.usefixtures("strangers")
@@ -167,7 +167,7 @@ def test_the_loss_of_a_text_that_repeats_itself_falls(kind):
     name, values = MODELS[kind]
     family = installed().models.get(name)
     torch.manual_seed(0)
-    model = family.build(family.configure(BASE | values | {"width": 24, "head_size": None, "heads": 2}))
+    model = family.build(family.configure(BASE | values | {"hidden_size": 24, "head_dim": None, "num_heads": 2}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
     text = (torch.arange(19) * 7 % 11)[None].expand(2, -1)
     losses = []
@@ -186,7 +186,7 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
     save_model(tmp_path / "model", model, character_tokenizer("abcdefghijklm"))
     loaded = load_model(tmp_path / "model")
     name, _ = MODELS[kind]
-    assert (loaded.family, loaded.source_context) == (name, None)
+    assert (loaded.family, loaded.max_encoder_len) == (name, None)
     assert set(loaded.mechanisms) == {model.config.mechanism}
     require_same_model(loaded.model, model, tokens)
     assert json.loads((tmp_path / "model" / "config.json").read_text())["model_type"] == "attn_language_model"
@@ -196,10 +196,10 @@ def test_a_folder_gives_the_model_back(kind, tmp_path):
 def test_maps_say_where_each_token_looked(kind):
     model, tokens = made(kind), torch.randint(13, (9,))
     maps = model.attention_maps(tokens, [0])[0]
-    assert maps.shape == (model.config.heads, 9, 9)
+    assert maps.shape == (model.config.num_heads, 9, 9)
     assert torch.equal(maps, maps.tril())
     torch.testing.assert_close(maps[:, 3:].sum(-1), torch.ones_like(maps[:, 3:, 0]))
-    with pytest.raises(InvalidValue, match="layers: 7"):
+    with pytest.raises(InvalidValue, match="num_layers: 7"):
         model.attention_maps(tokens, [7])
 
 
@@ -218,10 +218,10 @@ def test_a_text_longer_than_the_context_is_refused():
     [
         ("lstmn_lm", {"mechanism": "lstmm"}, UnknownName, "lstmn"),
         ("lstmn_lm", {"mechanism": "alignment"}, Incompatible, "causal"),
-        ("lstmn_lm", {"layers": 0}, InvalidValue, "layers: 0"),
-        ("lstmn_lm", {"heads": 4}, InvalidValue, "heads: 4"),
+        ("lstmn_lm", {"num_layers": 0}, InvalidValue, "num_layers: 0"),
+        ("lstmn_lm", {"num_heads": 4}, InvalidValue, "num_heads: 4"),
         ("lstmn_lm", {"dropout": 1.0}, InvalidValue, "dropout"),
-        ("lstmn_lm", {"source_context": 5}, UnknownName, "source_context"),
+        ("lstmn_lm", {"max_encoder_len": 5}, UnknownName, "max_encoder_len"),
         ("key_value_lm", {}, InvalidValue, "embedding"),
         ("key_value_lm", {"embedding": 4, "options": {"window": 0}}, InvalidValue, "window"),
         ("turing_machine", {"options": {"slots": 2}}, InvalidValue, "shift"),

@@ -16,7 +16,16 @@ from attn_models.loading.encoders import ImageClassifier, load_image_classifier
 from attn_testing.checkpoints import require_same_model
 from safetensors.torch import load_file, save_file
 
-SIZES = {"image": 8, "patch": 4, "classes": 3, "width": 16, "layers": 2, "heads": 4, "hidden": 24, "channels": 2}
+SIZES = {
+    "image": 8,
+    "patch": 4,
+    "classes": 3,
+    "hidden_size": 16,
+    "num_layers": 2,
+    "num_heads": 4,
+    "intermediate_size": 24,
+    "channels": 2,
+}
 LABELS = ["cat", "dog", "bird"]
 
 
@@ -35,7 +44,9 @@ def folder(tmp_path):
 
 
 def test_vit_b_16_has_86_million_weights():
-    config = VisionConfig(image=224, patch=16, classes=1000, width=768, layers=12, heads=12, hidden=3072)
+    config = VisionConfig(
+        image=224, patch=16, classes=1000, hidden_size=768, num_layers=12, num_heads=12, intermediate_size=3072
+    )
     with init_empty_weights():
         count = sum(parameter.numel() for parameter in VisionTransformer(config).parameters())
     assert count == 86_567_656
@@ -57,7 +68,7 @@ def test_every_pixel_has_its_own_place():
 
 
 def test_patches_are_read_row_by_row_as_the_equations_say():
-    model, images = drawn(layers=1).double(), torch.randn(1, 2, 8, 8, dtype=torch.float64)
+    model, images = drawn(num_layers=1).double(), torch.randn(1, 2, 8, 8, dtype=torch.float64)
     words = []
     for row in range(2):
         for column in range(2):
@@ -81,7 +92,7 @@ def test_any_mechanism_that_sees_both_ways_fits_the_slot(mechanism):
         ({"patch": 16}, "divisor"),
         ({"classes": 0}, "classes"),
         ({"channels": 1.5}, "channels"),
-        ({"heads": 3}, "heads"),
+        ({"num_heads": 3}, "num_heads"),
         ({"feed_forward": "swish"}, "feed_forward"),
     ],
 )
@@ -114,7 +125,7 @@ def test_a_causal_mechanism_is_refused():
         ({"id2label": {"0": "cat"}}, CheckpointInvalid, "classifier.weight"),
         ({"num_hidden_layers": 3}, CheckpointInvalid, "encoder.layer.2"),
         ({"num_hidden_layers": 10**9}, CheckpointInvalid, "more than the tensors hold"),
-        ({"num_attention_heads": 3}, CheckpointInvalid, "heads"),
+        ({"num_attention_heads": 3}, CheckpointInvalid, "num_heads"),
         ({"num_channels": 3}, CheckpointInvalid, "patch_embeddings.projection.weight"),
         ({"sliding_window": 4}, CheckpointInvalid, "sliding_window"),
     ],
@@ -150,11 +161,11 @@ def test_weights_that_are_no_numbers_are_refused_by_their_name(folder):
 def test_everything_that_transformers_writes_is_understood(tmp_path, caplog):
     transformers = pytest.importorskip("transformers")
     values = json.loads(transformers.ViTConfig().to_json_string(use_diff=False))
-    assert VitAdapter().from_hf_config(values, tmp_path).width == 768
+    assert VitAdapter().from_hf_config(values, tmp_path).hidden_size == 768
     assert not [record for record in caplog.records if record.name.startswith("attn_models")]
 
 
-@pytest.mark.parametrize("changes", [{"mechanism": "sparsemax"}, {"pattern": ("mha", "linear")}, {"head_size": 8}])
+@pytest.mark.parametrize("changes", [{"mechanism": "sparsemax"}, {"pattern": ("mha", "linear")}, {"head_dim": 8}])
 def test_what_transformers_has_no_words_for_comes_back_in_our_layout(tmp_path, changes):
     changes = {k: tuple(AttentionChoice(mechanism=m) for m in v) if k == "pattern" else v for k, v in changes.items()}
     model, images = drawn(**changes), torch.randn(2, 2, 8, 8)

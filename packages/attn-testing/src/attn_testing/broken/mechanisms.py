@@ -310,8 +310,8 @@ class RefusesGroups(Sound):
 
     def build(self, config: MechanismConfig) -> nn.Module:
         """A layer, unless heads share keys."""
-        if config.key_value_heads not in {None, config.heads}:
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, f"{config.heads}")
+        if config.num_kv_heads not in {None, config.num_heads}:
+            raise InvalidValue.of("num_kv_heads", config.num_kv_heads, f"{config.num_heads}")
         return super().build(config)
 
 
@@ -338,5 +338,5 @@ class Cheap(Sound):
         """The price without the projections."""
         sound = super().cost(config, shape)
         hidden = super().cost(config, replace(shape, query=0, key=0)).flops
-        pairs = 4 * config.heads * config.head_layout.key_size * shape.batch * shape.query * shape.key
+        pairs = 4 * config.num_heads * config.head_layout.key_size * shape.batch * shape.query * shape.key
         return replace(sound, flops=hidden + pairs, allowed_flops=hidden)

@@ -17,33 +17,33 @@ from attn_testing.broken.sound import Sound, SoundLayer
 from attn_testing.law import Law
 from attn_testing.laws import models as laws_of_models
 
-FIELDS = ("vocabulary", "width")
+FIELDS = ("vocab_size", "hidden_size")
 
 
 @dataclass(frozen=True)
 class SoundConfig:
     """Sizes of the model."""
 
-    vocabulary: int
-    width: int
+    vocab_size: int
+    hidden_size: int
 
     @property
     def attention(self) -> MechanismConfig:
         """The config of its one layer."""
-        return MechanismConfig(width=self.width, heads=2)
+        return MechanismConfig(hidden_size=self.hidden_size, num_heads=2)
 
 
 class SoundModel(nn.Module):
     """One layer of attention between embedding and unembedding."""
 
-    context = 32
+    max_seq_len = 32
 
     def __init__(self, config: SoundConfig) -> None:
         super().__init__()
-        self.config, self.vocabulary = config, config.vocabulary
-        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.config, self.vocab_size = config, config.vocab_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.attention = SoundLayer(config.attention)
-        self.unembedding = nn.Linear(config.width, config.vocabulary)
+        self.unembedding = nn.Linear(config.hidden_size, config.vocab_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits [batch, tokens, vocabulary]."""

@@ -36,10 +36,10 @@ class SoundLayer(nn.Module):
         super().__init__()
         heads = config.head_layout
         self.heads, self.causal = heads, config.causal
-        self.query = nn.Linear(config.width, heads.query * heads.key_size, config.bias)
-        self.key = nn.Linear(config.width, heads.key_value * heads.key_size, config.bias)
-        self.value = nn.Linear(config.width, heads.key_value * heads.value_size, config.bias)
-        self.out = nn.Linear(heads.query * heads.value_size, config.width, config.bias)
+        self.query = nn.Linear(config.hidden_size, heads.query * heads.key_size, config.bias)
+        self.key = nn.Linear(config.hidden_size, heads.key_value * heads.key_size, config.bias)
+        self.value = nn.Linear(config.hidden_size, heads.key_value * heads.value_size, config.bias)
+        self.out = nn.Linear(heads.query * heads.value_size, config.hidden_size, config.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Rows [batch, query, width] over whole sequences."""
@@ -135,15 +135,15 @@ class Sound(ComputedMechanism):
         """Four projections, and two products per pair of a query and a key."""
         heads = config.head_layout
         columns = 2 * (heads.query + heads.key_value) * heads.key_size
-        biases = (columns - heads.query * heads.key_size + config.width) if config.bias else 0
-        tokens = shape.batch * shape.query * 2 * config.width * columns
+        biases = (columns - heads.query * heads.key_size + config.hidden_size) if config.bias else 0
+        tokens = shape.batch * shape.query * 2 * config.hidden_size * columns
         pair = 4 * heads.query * heads.key_size
         pairs = shape.query * shape.key
         return Cost(
             flops=tokens + shape.batch * pairs * pair,
             allowed_flops=tokens
             + shape.batch * (shape.query * (shape.query + 1) // 2 if config.causal else pairs) * pair,
-            parameters=config.width * columns + biases,
+            parameters=config.hidden_size * columns + biases,
         )
 
 
@@ -188,7 +188,7 @@ class BorrowerLayer(SoundLayer):
 
     def __init__(self, config: MechanismConfig) -> None:
         super().__init__(config)
-        self.borrows = config.borrows
+        self.borrows = config.shares_kv
         if self.borrows:
             del self.key, self.value
 
@@ -252,17 +252,17 @@ class Borrower(Sound):
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values, if its own."""
-        return {} if config.borrows else super().state(config)
+        return {} if config.shares_kv else super().state(config)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Without the projections of keys and values where these are borrowed."""
         whole = super().cost(config, shape)
-        if not config.borrows:
+        if not config.shares_kv:
             return whole
         heads = config.head_layout
         columns = 2 * heads.key_value * heads.key_size
-        spared = 2 * shape.batch * shape.query * config.width * columns
-        parameters = config.width * columns + (columns if config.bias else 0)
+        spared = 2 * shape.batch * shape.query * config.hidden_size * columns
+        parameters = config.hidden_size * columns + (columns if config.bias else 0)
         return dataclasses.replace(
             whole,
             flops=whole.flops - spared,

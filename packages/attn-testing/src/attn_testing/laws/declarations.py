@@ -38,7 +38,7 @@ class Described(MechanismLaw):
     def test_a_layer_of_its_sketch_attends(self, subject: Subject) -> None:
         mechanism = subject.mechanism
         causal = mechanism.can(Capability.CAUSAL)
-        config = configure(mechanism, mechanism.sketch, width=16, heads=2, causal=causal, context=TOKENS)
+        config = configure(mechanism, mechanism.sketch, hidden_size=16, num_heads=2, causal=causal, max_seq_len=TOKENS)
         rows = torch.randn(1, TOKENS, 16)
         source = (rows,) if mechanism.can(Capability.CROSS) else ()
         with torch.no_grad():
@@ -47,7 +47,7 @@ class Described(MechanismLaw):
 
     def test_an_unknown_option_is_refused(self, subject: Subject) -> None:
         try:
-            configure(subject.mechanism, {"no_such_option": 1}, width=16)
+            configure(subject.mechanism, {"no_such_option": 1}, hidden_size=16)
         except UnknownName:
             return
         raise LawBroken("an option that does not exist is taken")
@@ -72,7 +72,7 @@ def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> 
     """Raise `LawBroken` where a layer with these options neither works nor is refused for the option of this name."""
     given, causal = f"{name}={options[name]!r}", mechanism.can(Capability.CAUSAL)
     try:
-        config = configure(mechanism, options, width=16, heads=2, causal=causal, context=TOKENS)
+        config = configure(mechanism, options, hidden_size=16, num_heads=2, causal=causal, max_seq_len=TOKENS)
         layer, rows = mechanism.build(config).eval(), torch.ones(1, TOKENS, 16)
         with torch.no_grad():
             out = layer(rows, *((rows,) if mechanism.can(Capability.CROSS) else ()))
@@ -84,10 +84,10 @@ def require_answer(mechanism: Mechanism, name: str, options: dict[str, Any]) -> 
         require(bool(out.isfinite().all()), f"{given} is taken, and gives what is not finite")
 
 
-ASKED = {Capability.GROUPED: "key_value_heads", Capability.ROTARY: "rotary"}
+ASKED = {Capability.GROUPED: "num_kv_heads", Capability.ROTARY: "rotary"}
 """Capabilities that let a mechanism take a field of the config, in some of its values at least."""
 
-ADDED = ("context", "causal")
+ADDED = ("max_seq_len", "causal")
 """What the kit adds to every setting."""
 
 
@@ -136,7 +136,7 @@ class Undeclared(MechanismLaw):
 
     def test_grouped_heads_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.GROUPED):
-            refuses(lambda: build(subject, key_value_heads=2), "GROUPED", "fewer key/value heads than query heads")
+            refuses(lambda: build(subject, num_kv_heads=2), "GROUPED", "fewer key/value heads than query heads")
 
     def test_rotary_positions_are_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.ROTARY):
@@ -144,7 +144,7 @@ class Undeclared(MechanismLaw):
 
     def test_borrowing_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.can(Capability.BORROWS):
-            refuses(lambda: build(subject, borrows=True), "BORROWS", "a config that borrows keys and values")
+            refuses(lambda: build(subject, shares_kv=True), "BORROWS", "a config that borrows keys and values")
 
     def test_dropping_weights_is_refused(self, subject: Subject) -> None:
         if not subject.mechanism.drops_weights:
@@ -170,13 +170,20 @@ class Undeclared(MechanismLaw):
 
 def build(subject: Subject, **setting: Any) -> Any:
     """A layer at the first setting, changed by `setting`."""
-    values = {"context": CONTEXT, **subject.settings[0], **subject.modes[0], "heads": 4, "width": 16, **setting}
+    values = {
+        "max_seq_len": CONTEXT,
+        **subject.settings[0],
+        **subject.modes[0],
+        "num_heads": 4,
+        "hidden_size": 16,
+        **setting,
+    }
     return subject.mechanism.build(configure(subject.mechanism, subject.options, **values))
 
 
 def directed(subject: Subject, *, causal: bool) -> Any:
     """A layer of a config that says so itself: `configure` would refuse it before the mechanism is asked."""
-    values = {"context": CONTEXT, **subject.settings[0], **subject.modes[0], "heads": 4, "width": 16}
+    values = {"max_seq_len": CONTEXT, **subject.settings[0], **subject.modes[0], "num_heads": 4, "hidden_size": 16}
     config = configure(subject.mechanism, subject.options, **values)
     return subject.mechanism.build(dataclasses.replace(config, causal=causal))
 

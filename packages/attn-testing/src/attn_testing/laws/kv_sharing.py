@@ -85,7 +85,7 @@ class KVSharing(MechanismLaw):
 
 def config_of(case: Case) -> Any:
     """The config of a layer that borrows."""
-    return dataclasses.replace(case.config, borrows=True)
+    return dataclasses.replace(case.config, shares_kv=True)
 
 
 def borrowing(case: Case) -> Any:

@@ -27,9 +27,9 @@ class Described(Law):
             raise LawBroken(f"{label}: a field that does not exist is taken")
 
     def test_logits_are_over_the_vocabulary_and_sequences_fit_the_context(self, case: ModelCase) -> None:
-        require(case.model.context >= 13, f"a context of {case.model.context} tokens is too short to be tried")
+        require(case.model.max_seq_len >= 13, f"a context of {case.model.max_seq_len} tokens is too short to be tried")
         shape = tuple(case.model(case.tokens(2, 5)).shape)
-        require(shape == (2, 5, case.model.vocabulary), f"logits of [2, 5] tokens are {shape}")
+        require(shape == (2, 5, case.model.vocab_size), f"logits of [2, 5] tokens are {shape}")
 
     def test_remembered_tensors_weigh_what_the_states_say(self, case: ModelCase) -> None:
         serving = ModelServing(case.model)
@@ -50,7 +50,7 @@ class Causality(Law):
             before = case.model(tokens)
             for first in (1, 4, 8):
                 changed = tokens.clone()
-                changed[:, first:] = (changed[:, first:] + 1) % case.model.vocabulary
+                changed[:, first:] = (changed[:, first:] + 1) % case.model.vocab_size
                 after = case.model(changed)
                 require_same(after[:, :first], before[:, :first], f"logits before changed position {first}", 1e-10)
                 moved = (after[:, first] - before[:, first]).abs().max().item()

@@ -40,7 +40,7 @@ class Alignment(DeclaredMechanism):
         """Raises `Incompatible` where rotary positions are asked for: queries and source share no positions."""
         if config.rotary is not None:
             raise Incompatible(f"mechanism {self.name!r} takes no rotary positions: queries and source share none")
-        score = Additive(hidden=AdditiveConfig.of(config).hidden)
+        score = Additive(hidden=AdditiveConfig.of(config).intermediate_size)
         return AttentionSpec(heads=config.head_layout, score=score, distribution=self.distribution, cross=True)
 
 
@@ -66,12 +66,12 @@ class SoftVisual(Alignment):
         """The gate of every head with random weights."""
         from attn_variants.mechanisms.alignment_layer import GatedAttention
 
-        return GatedAttention(config.width, config.heads)
+        return GatedAttention(config.hidden_size, config.num_heads)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """That of the attention, and of the gates, which always have a bias."""
-        flops = 2 * shape.batch * shape.query * config.width * config.heads
-        gates = Cost(flops=flops, allowed_flops=flops, parameters=(config.width + 1) * config.heads)
+        flops = 2 * shape.batch * shape.query * config.hidden_size * config.num_heads
+        gates = Cost(flops=flops, allowed_flops=flops, parameters=(config.hidden_size + 1) * config.num_heads)
         return super().cost(config, shape) + gates
 
 
@@ -110,4 +110,4 @@ class HardVisual(SoftVisual):
         from attn_variants.mechanisms.alignment_layer import GatedSamplingAttention
 
         rate = HardConfig.of(config).mean_rate
-        return GatedSamplingAttention(self.spec(config), config.width, expected=rate)
+        return GatedSamplingAttention(self.spec(config), config.hidden_size, expected=rate)

@@ -12,12 +12,12 @@ from attn_variants.reinforce import SamplingAttention
 class GatedAttention(InnerAttention, nn.Module):
     """Attention whose output each head multiplies by β = σ(w x + b) of the query's input row x.
 
-    Parameters: `gate` (`nn.Linear` from `width` to one gate per head, Xavier uniform, bias zero).
+    Parameters: `gate` (`nn.Linear` from `hidden_size` to one gate per head, Xavier uniform, bias zero).
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, hidden_size: int, heads: int) -> None:
         super().__init__()
-        self.gate = gate_projection(width, heads)
+        self.gate = gate_projection(hidden_size, heads)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Gated outputs [batch, query_len, num_heads, value_dim] of input rows [batch, query_len, hidden_size]."""
@@ -31,18 +31,18 @@ class GatedAttention(InnerAttention, nn.Module):
 class GatedSamplingAttention(SamplingAttention):
     """`SamplingAttention` with the gate of `GatedAttention`: hard visual attention."""
 
-    def __init__(self, spec: AttentionSpec, width: int, *, expected: float) -> None:
+    def __init__(self, spec: AttentionSpec, hidden_size: int, *, expected: float) -> None:
         super().__init__(spec, expected=expected)
-        self.gate = gate_projection(width, spec.heads.query)
+        self.gate = gate_projection(hidden_size, spec.heads.query)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Gated outputs [batch, query_len, num_heads, value_dim] of input rows [batch, query_len, hidden_size]."""
         return super().forward(rows, operands, attend) * torch.sigmoid(self.gate(rows))[..., None]
 
 
-def gate_projection(width: int, heads: int) -> nn.Linear:
+def gate_projection(hidden_size: int, heads: int) -> nn.Linear:
     """A linear layer to one gate per head, Xavier uniform, its bias zero."""
-    gate = nn.Linear(width, heads)
+    gate = nn.Linear(hidden_size, heads)
     nn.init.xavier_uniform_(gate.weight)
     nn.init.zeros_(gate.bias)
     return gate

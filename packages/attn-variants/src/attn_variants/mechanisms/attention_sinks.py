@@ -80,7 +80,7 @@ class AttentionSinks(DeclaredMechanism):
             self.spec(config),
             sinks=options.sinks,
             window=options.window,
-            width=config.width,
+            hidden_size=config.hidden_size,
             bias=config.bias,
             dropout=config.dropout,
         )

@@ -69,9 +69,9 @@ class AttentionSinksLayer(SpecLayer):
     """
 
     def __init__(
-        self, spec: AttentionSpec, *, sinks: int, window: int, width: int, bias: bool, dropout: float = 0.0
+        self, spec: AttentionSpec, *, sinks: int, window: int, hidden_size: int, bias: bool, dropout: float = 0.0
     ) -> None:
-        super().__init__(spec, width=width, bias=bias, dropout=dropout)
+        super().__init__(spec, hidden_size=hidden_size, bias=bias, dropout=dropout)
         self.sinks = sinks
         self.window = window
 
@@ -87,7 +87,7 @@ class AttentionSinksLayer(SpecLayer):
         return attention_weights(self.spec, self.in_cache(self._operands(query, source, key_padding_mask, borrowed)))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
         seen = SinkView(batch, state["recent"], state["sinks"], self.sinks)
         out = attend_ragged(self, query, batch, {"kv": seen})
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]

@@ -50,9 +50,9 @@ def multi_heads(config: MechanismConfig, mechanism: str, *, rotary: bool = False
     Raises `InvalidValue` where heads are to share keys and values, and `Incompatible` for rotary positions, unless
     `rotary` says that the mechanism takes them.
     """
-    if config.key_value_heads not in {None, config.heads}:
-        allowed = f"{config.heads}, as many as heads: heads of mechanism {mechanism!r} share no keys and values"
-        raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+    if config.num_kv_heads not in {None, config.num_heads}:
+        allowed = f"{config.num_heads}, as many as heads: heads of mechanism {mechanism!r} share no keys and values"
+        raise InvalidValue.of("num_kv_heads", config.num_kv_heads, allowed)
     if config.rotary is not None and not rotary:
         message = f"mechanism {mechanism!r} takes no rotary positions; use a model with learned positions or none"
         raise Incompatible(message, mechanism=mechanism)
@@ -67,12 +67,12 @@ def causal_heads(config: MechanismConfig, mechanism: str) -> Heads:
 
 def projection_weights(config: MechanismConfig, heads: Heads) -> int:
     """Elements of the weight matrices of the query, key, value and output projections; two FLOPs each per token."""
-    return config.width * 2 * heads.query * (heads.key_size + heads.value_size)
+    return config.hidden_size * 2 * heads.query * (heads.key_size + heads.value_size)
 
 
 def projection_biases(config: MechanismConfig, heads: Heads) -> int:
     """Elements of the biases of these projections, 0 without `bias`."""
-    return heads.query * (2 * heads.key_size + heads.value_size) + config.width if config.bias else 0
+    return heads.query * (2 * heads.key_size + heads.value_size) + config.hidden_size if config.bias else 0
 
 
 DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}
@@ -81,7 +81,7 @@ DECODER = GROUPED_SELF - {Capability.BIDIRECTIONAL}
 ENCODER = GROUPED_SELF - {Capability.CAUSAL, Capability.INCREMENTAL, Capability.BORROWS}
 """Of patterns that have no causal form."""
 
-PATTERNS = ("union", "heads", "local", "column")
+PATTERNS = ("union", "num_heads", "local", "column")
 """How the two patterns of the Sparse Transformer are put together: both in every head, even heads one and odd heads the
 other, or one alone, for models that alternate them from layer to layer."""
 

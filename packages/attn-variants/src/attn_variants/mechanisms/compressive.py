@@ -88,17 +88,17 @@ class CompressiveMemory(ComputedMechanism):
         """Keys and values of a memory and a segment, those of compressed rows, and the rows of the next one."""
         own, size = CompressiveConfig.of(config), config.head_layout.key_size
         window = own.memory + own.segment
-        row = Field((config.heads, size))
-        ring = Field((own.compressed + window // own.rate, config.heads, size))
-        far = {"key": ring, "value": ring, "pending": Field((own.rate, config.width))}
+        row = Field((config.num_heads, size))
+        ring = Field((own.compressed + window // own.rate, config.num_heads, size))
+        far = {"key": ring, "value": ring, "pending": Field((own.rate, config.hidden_size))}
         return {"kv": Paged({"key": row, "value": row}, window=window), "compressed": Slot(far)}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections; beyond one segment also compression, and for each, the last filled up, all it may see."""
-        own, inner = CompressiveConfig.of(config), config.heads * config.head_layout.key_size
-        convolve = own.rate * config.width**2 if own.pooling == "convolution" else 0
-        linear = 4 * config.width * inner
-        biases = 3 * inner + config.width if config.bias else 0
+        own, inner = CompressiveConfig.of(config), config.num_heads * config.head_layout.key_size
+        convolve = own.rate * config.hidden_size**2 if own.pooling == "convolution" else 0
+        linear = 4 * config.hidden_size * inner
+        biases = 3 * inner + config.hidden_size if config.bias else 0
         tokens = 2 * shape.batch * shape.query * linear
         pair, seen = 4 * inner, own.compressed + own.memory + own.segment
         if shape.query <= own.segment:

@@ -56,18 +56,18 @@ class CompressiveLayer(nn.Module):
         super().__init__()
         inner = heads.query * heads.key_size
         self.heads, self.size, self.past = heads.query, heads.key_size, past
-        self.query = nn.Linear(width, inner, bias=bias)
-        self.key = nn.Linear(width, inner, bias=bias)
-        self.value = nn.Linear(width, inner, bias=bias)
-        self.output = nn.Linear(inner, width, bias=bias)
-        self.mix = nn.Linear(past.rate * width, width, bias=False) if convolve else None
+        self.query = nn.Linear(hidden_size, inner, bias=bias)
+        self.key = nn.Linear(hidden_size, inner, bias=bias)
+        self.value = nn.Linear(hidden_size, inner, bias=bias)
+        self.output = nn.Linear(inner, hidden_size, bias=bias)
+        self.mix = nn.Linear(past.rate * hidden_size, hidden_size, bias=False) if convolve else None
         for linear in filter(None, (self.query, self.key, self.value, self.output, self.mix)):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, token, width] -> [batch, token, width].
+        """Attend over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
         `key_padding_mask` [batch, token], bool, True where a token is real.
         """
@@ -81,10 +81,10 @@ class CompressiveLayer(nn.Module):
         return self._out(attend(asked, key, value, allowed), query)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, width] of many requests, one after the other; returns [tokens, width].
+        """The new rows [tokens, hidden_size] of many requests, one after the other; returns [tokens, hidden_size].
 
         Extends the state "kv" and replaces the state "compressed": a ring of compressed rows' "key" and "value"
-        [requests, ring, heads, size], and "pending" [requests, rate, width], the rows of the next one so far.
+        [requests, ring, heads, size], and "pending" [requests, rate, hidden_size], the rows of the next one so far.
         """
         asked, key, value = (self._split(linear, query) for linear in (self.query, self.key, self.value))
         state["kv"].append({"key": key, "value": value})
@@ -131,7 +131,8 @@ class CompressiveLayer(nn.Module):
         return out.reshape(rows.shape[0], -1, self.heads, self.size)[:, :length]
 
     def _compress(self, rows: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        """Compressed rows [batch, row, width] of rows [batch, token, width], and which of them stand for anything.
+        """Compressed rows [batch, row, hidden_size] of rows [batch, token, hidden_size], and which of them stand for
+        anything.
 
         `real` [batch, token] is one where a token is real, else zero.
         """
@@ -141,15 +142,17 @@ class CompressiveLayer(nn.Module):
         return self._pooled(blocks, counts), counts
 
     def _pooled(self, blocks: Tensor, counts: Tensor) -> Tensor:
-        """Rows [batch, row, width] of blocks [batch, row, rate, width] with `counts` [batch, row] real tokens."""
+        """Rows [batch, row, hidden_size] of blocks [batch, row, rate, hidden_size] with `counts` [batch, row] real
+        tokens.
+        """
         if self.mix is None:
             return blocks.sum(2) / counts.clamp(min=1)[..., None]
         mixed: Tensor = self.mix(blocks.flatten(2))
         return mixed
 
     def _extended(self, held: Fields, rows: Tensor, context: int) -> tuple[Fields, Tensor, Fields]:
-        """With new rows [tokens, width] behind `context` tokens: compressed keys and values, their numbers (negative
-        where there is none) and what is to be remembered."""
+        """With new rows [tokens, hidden_size] behind `context` tokens: compressed keys and values, their numbers
+        (negative where there is none) and what is to be remembered."""
         past = self.past
         done, waiting = divmod(context, past.rate)
         pending = torch.cat([held["pending"][:waiting].to(rows.dtype), rows])
@@ -172,7 +175,7 @@ class CompressiveLayer(nn.Module):
         return far, torch.cat([numbers, fresh]), kept
 
     def _split(self, linear: nn.Linear, rows: Tensor) -> Tensor:
-        """[..., heads, size] of rows [..., width]."""
+        """[..., heads, size] of rows [..., hidden_size]."""
         out: Tensor = linear(rows).reshape(*rows.shape[:-1], self.heads, self.size)
         return out
 

@@ -124,15 +124,15 @@ class DependencyDepthAttention(DeclaredMechanism):
 
         attention = SpecLayer(
             self.spec(config),
-            width=config.width,
+            hidden_size=config.hidden_size,
             bias=config.bias,
-            borrows=config.borrows,
+            borrows=config.shares_kv,
             dropout=config.dropout,
         )
-        return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), width=config.width)
+        return DepthLayer(attention, DependencyTree(self.Config.of(config).parse), hidden_size=config.hidden_size)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
-        """As declared, and two products by [width, width] matrices for every position that is new."""
-        fused = 2 * config.width**2
+        """As declared, and two products by [hidden_size, hidden_size] matrices for every position that is new."""
+        fused = 2 * config.hidden_size**2
         places = Cost(flops=2 * shape.query * fused, allowed_flops=2 * shape.query * fused, parameters=fused)
         return super().cost(config, shape) + places

@@ -66,12 +66,14 @@ class GraphAttention(ComputedMechanism):
 
         multi_heads(config, self.name)
         options, size = self.Config.of(config), size_of(config)
-        merged = size if options.merge == "mean" else config.heads * size
-        if merged != config.width:
-            raise InvalidValue.of("head_size", size, f"a size whose heads, by {options.merge}, are {config.width} wide")
+        merged = size if options.merge == "mean" else config.num_heads * size
+        if merged != config.hidden_size:
+            raise InvalidValue.of(
+                "head_dim", size, f"a size whose heads, by {options.merge}, are {config.hidden_size} wide"
+            )
         shape = GraphShape(
-            width=config.width,
-            heads=config.heads,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
             size=size,
             merge=options.merge,
             edges=options.edges,
@@ -84,21 +86,21 @@ class GraphAttention(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """One projection; sums of values are matrix products only where all pairs may meet."""
-        into = config.heads * size_of(config)
-        projected = 2 * shape.batch * shape.query * config.width * into
+        into = config.num_heads * size_of(config)
+        projected = 2 * shape.batch * shape.query * config.hidden_size * into
         flops = least = projected
         if self.Config.of(config).edges is None:
             seen = shape.query * (2 * shape.key - shape.query + 1) // 2 if config.causal else shape.query * shape.key
             flops += 2 * shape.batch * shape.query * shape.key * into
             least += 2 * shape.batch * seen * into
-        parameters = config.width * into + 2 * into + (config.width if config.bias else 0)
+        parameters = config.hidden_size * into + 2 * into + (config.hidden_size if config.bias else 0)
         return Cost(flops=flops, allowed_flops=least, parameters=parameters)
 
 
 def size_of(config: MechanismConfig) -> int:
     """Elements of one head: as wide as the model where heads are averaged."""
-    if config.head_size is None and GraphAttention.Config.of(config).merge == "mean":
-        return config.width
+    if config.head_dim is None and GraphAttention.Config.of(config).merge == "mean":
+        return config.hidden_size
     return config.head_layout.key_size
 
 

@@ -20,8 +20,8 @@ class GraphShape:
     neighbour. `slope` is that of LeakyReLU below zero.
     """
 
-    width: int
-    heads: int
+    hidden_size: int
+    num_heads: int
     size: int
     merge: str
     edges: tuple[tuple[int, int], ...] | None
@@ -32,20 +32,20 @@ class GraphShape:
 
 
 class GraphLayer(nn.Module):
-    """Softmax over a token's neighbours of LeakyReLU(a · [W x_i, W x_j]), over inputs of `width`.
+    """Softmax over a token's neighbours of LeakyReLU(a · [W x_i, W x_j]), over inputs of `hidden_size`.
 
     Learned: `value` W (`nn.Linear`, uniform by Glorot's rule), `target` and `source` [heads, size], the two halves of
-    a, and where biased `bias` [width]. Along edges, time and memory grow with their number; with all pairs, with the
-    square of the length.
+    a, and where biased `bias` [hidden_size]. Along edges, time and memory grow with their number; with all pairs, with
+    the square of the length.
     """
 
     def __init__(self, shape: GraphShape) -> None:
         super().__init__()
         self.shape = shape
-        self.value = nn.Linear(shape.width, shape.heads * shape.size, bias=False)
-        self.target = nn.Parameter(torch.empty(shape.heads, shape.size))
-        self.source = nn.Parameter(torch.empty(shape.heads, shape.size))
-        self.bias = nn.Parameter(torch.zeros(shape.width)) if shape.bias else None
+        self.value = nn.Linear(shape.hidden_size, shape.num_heads * shape.size, bias=False)
+        self.target = nn.Parameter(torch.empty(shape.num_heads, shape.size))
+        self.source = nn.Parameter(torch.empty(shape.num_heads, shape.size))
+        self.bias = nn.Parameter(torch.zeros(shape.hidden_size)) if shape.bias else None
         for weight in (self.value.weight, self.target, self.source):
             nn.init.xavier_uniform_(weight)
         self.edges: Tensor | None
@@ -53,7 +53,7 @@ class GraphLayer(nn.Module):
         self.register_buffer("edges", listed, persistent=False)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -81,7 +81,7 @@ class GraphLayer(nn.Module):
     def _rows(self, query: Tensor, source: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """W x [batch, tokens, heads, size], and what each is worth as target and as source, [batch, heads, tokens]."""
         refuse_source(source)
-        rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.heads, self.shape.size))
+        rows = wide(self.value(query).reshape(*query.shape[:-1], self.shape.num_heads, self.shape.size))
         target, own = ((rows * part).sum(-1).transpose(1, 2) for part in (self.target, self.source))
         return rows, (target, own)
 

@@ -112,5 +112,5 @@ class HeavyHitters(ComputedMechanism):
 def full(config: MechanismConfig) -> MechanismConfig:
     """The config of the attention that keeps all keys."""
     return dataclasses.replace(
-        GroupedQueryAttention.Config.of(config), key_value_heads=config.key_value_heads or config.heads
+        GroupedQueryAttention.Config.of(config), num_kv_heads=config.num_kv_heads or config.num_heads
     )

@@ -130,8 +130,8 @@ class HeavyHitterLayer(SpecLayer):
     the kept keys and values only.
     """
 
-    def __init__(self, spec: AttentionSpec, budget: Budget, *, width: int, bias: bool) -> None:
-        super().__init__(spec, width=width, bias=bias)
+    def __init__(self, spec: AttentionSpec, budget: Budget, *, hidden_size: int, bias: bool) -> None:
+        super().__init__(spec, hidden_size=hidden_size, bias=bias)
         self.budget = budget
 
     def weights(
@@ -155,7 +155,8 @@ class HeavyHitterLayer(SpecLayer):
         return last_queries(self.spec.heads, *self.scaled(pairs), self.budget)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests, token by token; returns [tokens, width].
+        """Attend for the new rows [tokens, hidden_size] of many requests, token by token; returns [tokens,
+        hidden_size].
 
         Reads and replaces the state "kept": "key" and "value" [requests, key_value_heads, rows, size], "accumulated"
         and "position" [requests, key_value_heads, rows], unordered; rows beyond the number of tokens are unused.

@@ -61,21 +61,21 @@ class KeyValue(ComputedMechanism):
         from attn_variants.mechanisms.key_value_layer import KeyValueLayer
 
         heads, window = causal_heads(config, self.name), window_of(config)
-        return KeyValueLayer(heads, width=config.width, bias=config.bias, window=window, parts=self.parts)
+        return KeyValueLayer(heads, hidden_size=config.hidden_size, bias=config.bias, window=window, parts=self.parts)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """Keys and values of the window and of the newest token."""
-        row = Field((config.heads, config.head_layout.key_size))
+        row = Field((config.num_heads, config.head_layout.key_size))
         return {"kv": Paged({"key": row, "value": row}, window=window_of(config) + 1)}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections per token, and a score and a read for every place of the window, taken or not."""
         size = config.head_layout.key_size
-        inner = config.heads * size
-        weights = (self.parts + 1) * config.width * inner + 4 * inner * size
+        inner = config.num_heads * size
+        weights = (self.parts + 1) * config.hidden_size * inner + 4 * inner * size
         tokens = shape.batch * shape.query
         reach = min(window_of(config), shape.key)
-        biases = self.parts * inner + config.width if config.bias else 0
+        biases = self.parts * inner + config.hidden_size if config.bias else 0
         return Cost(
             flops=tokens * (2 * weights + 4 * window_of(config) * inner),
             allowed_flops=tokens * 2 * weights + shape.batch * shape.query * 4 * reach * inner,

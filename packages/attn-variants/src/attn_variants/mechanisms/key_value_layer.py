@@ -19,20 +19,20 @@ class KeyValueLayer(nn.Module):
     `of_read`, `of_last` [heads, size, size] and `vector` [heads, size].
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, window: int, parts: int) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, window: int, parts: int) -> None:
         super().__init__()
         count, size = heads.query, heads.key_size
         self.heads, self.size, self.window = count, size, window
-        self.split = nn.Linear(width, parts * count * size, bias=bias)
+        self.split = nn.Linear(hidden_size, parts * count * size, bias=bias)
         self.of_past = glorot_parameter(count, size, size)
         self.of_own = glorot_parameter(count, size, size)
         self.of_read = glorot_parameter(count, size, size)
         self.of_last = glorot_parameter(count, size, size)
         self.vector = glorot_parameter(count, size)
-        self.output = nn.Linear(count * size, width, bias=bias)
+        self.output = nn.Linear(count * size, hidden_size, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, token, width] -> [batch, token, width].
+        """Attend over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
         `key_padding_mask` [batch, token], bool, True where a token is real; the others give zeros.
         """
@@ -56,7 +56,7 @@ class KeyValueLayer(nn.Module):
         return self._shares(key, key, self._near(places, places, key_padding_mask)).transpose(1, 2)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, width] of many requests; returns [tokens, width]. Extends the state "kv"."""
+        """The new rows of many requests, [tokens, hidden_size], to rows of the same shape. Extends the state "kv"."""
         key, value, last = self._parts(query)
         state["kv"].append({"key": key.to(query.dtype), "value": value.to(query.dtype)})
         if batch.decoding:
@@ -75,7 +75,7 @@ class KeyValueLayer(nn.Module):
         return self._out(torch.cat(out), last, query, None)
 
     def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Key, value and what meets the reading [..., heads, size] of rows [..., width], at least float32."""
+        """Key, value and what meets the reading [..., heads, size] of rows [..., hidden_size], at least float32."""
         parts = torch.unflatten(wide(self.split(rows)), -1, (-1, self.heads, self.size)).unbind(-3)
         return parts[0], parts[1], parts[-1]
 

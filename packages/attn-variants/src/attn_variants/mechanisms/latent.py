@@ -50,7 +50,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     @dataclass(frozen=True, kw_only=True)
     class Config(MechanismConfig):
-        """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_size` where they are None.
+        """DeepSeek-V2's sizes by default; `nope_size` and `value_size` are the `head_dim` where they are None.
 
         `query_latent` compresses the queries too (1536 in DeepSeek-V2, None in its Lite); `norm_eps` is of both
         RMSNorms. Scores are multiplied by `score_factor`: with YaRN's stretching s, DeepSeek's is (0.1 ln s + 1)².
@@ -85,7 +85,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
         options = self.Config.of(config)
         shape = LatentShape(
-            width=config.width,
+            hidden_size=config.hidden_size,
             sizes=self.sizes(config),
             mask=self_mask(config),
             rotary=config.rotary or Rotary(base=options.base, interleaved=True),
@@ -110,12 +110,12 @@ class MultiHeadLatentAttention(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """The expanded computation of whole sequences; where keys are remembered, the absorbed one."""
-        sizes, width, heads = self.sizes(config), config.width, config.heads
+        sizes, hidden_size, heads = self.sizes(config), config.hidden_size, config.num_heads
         up = sizes.latent * heads * (sizes.nope + sizes.value)
         squeezed = sizes.query_latent or 0
-        query = (width + heads * sizes.key) * squeezed if squeezed else width * heads * sizes.key
-        weights = query + width * sizes.remembered + up + width * heads * sizes.value
-        biases = squeezed + sizes.remembered + width if config.bias else 0
+        query = (hidden_size + heads * sizes.key) * squeezed if squeezed else hidden_size * heads * sizes.key
+        weights = query + hidden_size * sizes.remembered + up + hidden_size * heads * sizes.value
+        biases = squeezed + sizes.remembered + hidden_size if config.bias else 0
         seen = shape.query == shape.key
         per_pair = sizes.key + sizes.value if seen else sizes.remembered + sizes.latent
         # Absorbing costs a query what expanding costs a key: it meets both matrices once.
@@ -131,7 +131,7 @@ class MultiHeadLatentAttention(ComputedMechanism):
         """The sizes of a config; raises `InvalidValue` where it asks for shared key/value heads."""
         options, head = self.Config.of(config), multi_heads(config, self.name, rotary=True)
         return LatentSizes(
-            heads=config.heads,
+            num_heads=config.num_heads,
             latent=options.latent,
             query_latent=options.query_latent,
             rotated=options.rotary_size,
@@ -178,7 +178,7 @@ class FactorisedAttention(ComputedMechanism):
         """A fresh `FactorisedLayer`; raises `InvalidValue` where heads are to share keys."""
         from attn_variants.mechanisms.latent_layers import FactorisedLayer
 
-        sizes = {"width": config.width, "latent": latent_of(config)}
+        sizes = {"hidden_size": config.hidden_size, "latent": latent_of(config)}
         return FactorisedLayer(self._spec(config), **sizes, bias=config.bias, dropout=config.dropout)
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
@@ -191,17 +191,17 @@ class FactorisedAttention(ComputedMechanism):
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """A step makes the keys and values of all that is remembered anew."""
-        heads, width, latent = self._spec(config).heads, config.width, latent_of(config)
+        heads, hidden_size, latent = self._spec(config).heads, config.hidden_size, latent_of(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        per_query = 2 * width * (into + latent + out)
+        per_query = 2 * hidden_size * (into + latent + out)
         tokens = shape.batch * (shape.query * per_query + shape.key * 2 * latent * (into + out))
         pairs = 2 * shape.batch * (into + out)
         return Cost(
             flops=tokens + pairs * shape.query * shape.key,
             allowed_flops=tokens + pairs * self_mask(config).count(shape.query, shape.key),
-            parameters=width * (into + latent + out)
+            parameters=hidden_size * (into + latent + out)
             + latent * (into + out)
-            + (2 * into + out + width if config.bias else 0),
+            + (2 * into + out + hidden_size if config.bias else 0),
         )
 
     def _spec(self, config: MechanismConfig) -> AttentionSpec:

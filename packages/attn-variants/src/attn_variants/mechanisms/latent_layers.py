@@ -62,7 +62,7 @@ def attend_new(layer: OverLatents, query: Tensor, fresh: Fields, batch: RaggedBa
 
 
 class LatentAttentionLayer(nn.Module):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over inputs of `width`.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) over inputs of `hidden_size`.
 
     Whole sequences expand latents to keys and values; steps attend over the latents themselves, the matrices of keys
     absorbed into the queries and those of values into the outputs. Learned: `query`, or `query_down`, `query_norm` and
@@ -72,23 +72,23 @@ class LatentAttentionLayer(nn.Module):
 
     def __init__(self, shape: LatentShape) -> None:
         super().__init__()
-        sizes, width, bias = shape.sizes, shape.width, shape.bias
+        sizes, hidden_size, bias = shape.sizes, shape.hidden_size, shape.bias
         self.sizes = sizes
         self.dropout = shape.dropout
         self.rotary = shape.rotary
         self.rotated = rotated_size(shape.rotary, sizes.rotated)
         if sizes.query_latent is None:
-            self.query = nn.Linear(width, sizes.heads * sizes.key, bias=False)
+            self.query = nn.Linear(hidden_size, sizes.num_heads * sizes.key, bias=False)
         else:
-            self.query_down = nn.Linear(width, sizes.query_latent, bias=bias)
+            self.query_down = nn.Linear(hidden_size, sizes.query_latent, bias=bias)
             self.query_norm = RmsNorm(sizes.query_latent, eps=shape.norm_eps)
-            self.query_up = nn.Linear(sizes.query_latent, sizes.heads * sizes.key, bias=False)
-        self.latent = nn.Linear(width, sizes.latent, bias=bias)
+            self.query_up = nn.Linear(sizes.query_latent, sizes.num_heads * sizes.key, bias=False)
+        self.latent = nn.Linear(hidden_size, sizes.latent, bias=bias)
         self.latent_norm = RmsNorm(sizes.latent, eps=shape.norm_eps)
-        self.rotary_key = nn.Linear(width, sizes.rotated, bias=bias)
-        self.key_up = nn.Linear(sizes.latent, sizes.heads * sizes.nope, bias=False)
-        self.value_up = nn.Linear(sizes.latent, sizes.heads * sizes.value, bias=False)
-        self.output = nn.Linear(sizes.heads * sizes.value, width, bias=bias)
+        self.rotary_key = nn.Linear(hidden_size, sizes.rotated, bias=bias)
+        self.key_up = nn.Linear(sizes.latent, sizes.num_heads * sizes.nope, bias=False)
+        self.value_up = nn.Linear(sizes.latent, sizes.num_heads * sizes.value, bias=False)
+        self.output = nn.Linear(sizes.num_heads * sizes.value, hidden_size, bias=bias)
         self.expanded_spec, self.absorbed_spec = sizes.expanded(shape.mask), sizes.absorbed(shape.mask)
         self.use_kernel(None)
         for module in self.modules():
@@ -106,7 +106,7 @@ class LatentAttentionLayer(nn.Module):
         self._newest = KernelPlan(dataclasses.replace(self.absorbed_spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -118,7 +118,7 @@ class LatentAttentionLayer(nn.Module):
         return attention_weights(self.expanded_spec, self._operands(query, source, key_padding_mask))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
 
         Appends "latent" [tokens, latent], normed, and "rotary_key" [tokens, rotated], turned, to the state "latent".
         """
@@ -156,26 +156,26 @@ class LatentAttentionLayer(nn.Module):
         return out
 
     def queries(self, rows: Tensor, cos_sin: CosSin) -> Tensor:
-        """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, width]."""
+        """Queries [..., tokens, heads, nope + rotated] of rows [..., tokens, hidden_size]."""
         if self.sizes.query_latent is None:
             projected = self.query(rows)
         else:
             projected = self.query_up(self.query_norm(self.query_down(rows)))
-        nope, turned = self._parts(projected.unflatten(-1, (self.sizes.heads, self.sizes.key)))
+        nope, turned = self._parts(projected.unflatten(-1, (self.sizes.num_heads, self.sizes.key)))
         return torch.cat([nope, rotate(turned, cos_sin, interleaved=self.rotary.interleaved)], dim=-1)
 
     def memory(self, rows: Tensor, cos_sin: CosSin) -> tuple[Tensor, Tensor]:
-        """What is remembered of rows [..., tokens, width]: normed latents [..., tokens, latent] and turned rotary keys
-        [..., tokens, rotated]."""
+        """What is remembered of rows [..., tokens, hidden_size]: normed latents [..., tokens, latent] and turned rotary
+        keys [..., tokens, rotated]."""
         turned = rotate(self.rotary_key(rows)[..., None, :], cos_sin, interleaved=self.rotary.interleaved)
         return self.latent_norm(self.latent(rows)), turned.squeeze(-2)
 
     def expand(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
         """Queries [batch, tokens, heads, key] over the keys and values of every head."""
         latent, turned = memory
-        key = self.key_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.nope))
+        key = self.key_up(latent).unflatten(-1, (self.sizes.num_heads, self.sizes.nope))
         shared = turned[..., None, :].expand(*key.shape[:-1], self.sizes.rotated)
-        value = self.value_up(latent).unflatten(-1, (self.sizes.heads, self.sizes.value))
+        value = self.value_up(latent).unflatten(-1, (self.sizes.num_heads, self.sizes.value))
         return AttentionInputs(query=query, key=torch.cat([key, shared], dim=-1), value=value)
 
     def absorb(self, query: Tensor, memory: tuple[Tensor, Tensor]) -> AttentionInputs:
@@ -187,7 +187,7 @@ class LatentAttentionLayer(nn.Module):
     def carry(self, query: Tensor) -> Tensor:
         """Queries [..., heads, latent + rotated] that carry the matrices of keys, of queries [..., heads, key]."""
         nope, own = self._parts(query)
-        into = self.key_up.weight.view(self.sizes.heads, self.sizes.nope, self.sizes.latent)
+        into = self.key_up.weight.view(self.sizes.num_heads, self.sizes.nope, self.sizes.latent)
         return torch.cat([torch.einsum("...hn,hnc->...hc", nope, into), own], dim=-1)
 
     def attend_expanded(self, operands: AttentionInputs) -> Tensor:
@@ -200,7 +200,7 @@ class LatentAttentionLayer(nn.Module):
 
     def give_values(self, latents: Tensor) -> Tensor:
         """The values [..., heads, value] of mean latents [..., heads, latent]."""
-        out_of = self.value_up.weight.view(self.sizes.heads, self.sizes.value, self.sizes.latent)
+        out_of = self.value_up.weight.view(self.sizes.num_heads, self.sizes.value, self.sizes.latent)
         return torch.einsum("...hc,hvc->...hv", latents, out_of)
 
     def _parts(self, query: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,23 +221,23 @@ class LatentAttentionLayer(nn.Module):
 
 
 class FactorisedLayer(nn.Module):
-    """Multi-head attention of `spec` over inputs of `width`, with keys and values made from a `latent` per token.
+    """Multi-head attention of `spec` over inputs of `hidden_size`, with keys and values made from a `latent` per token.
 
-    Learned: `query`, `down` (width to latent, without bias), `key` and `value` (latent to heads), `output`. Keys are
-    turned after they are made, so memory holds nothing of positions and a step makes the keys anew.
+    Learned: `query`, `down` (hidden_size to latent, without bias), `key` and `value` (latent to heads), `output`. Keys
+    are turned after they are made, so memory holds nothing of positions and a step makes the keys anew.
     """
 
-    def __init__(self, spec: AttentionSpec, *, width: int, latent: int, bias: bool, dropout: float = 0.0) -> None:
+    def __init__(self, spec: AttentionSpec, *, hidden_size: int, latent: int, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = spec
         self.dropout = dropout
         self.rotated = rotated_size(spec.rotary, heads.key_size) if spec.rotary else 0
-        self.query = nn.Linear(width, heads.query * heads.key_size, bias=bias)
-        self.down = nn.Linear(width, latent, bias=False)
+        self.query = nn.Linear(hidden_size, heads.query * heads.key_size, bias=bias)
+        self.down = nn.Linear(hidden_size, latent, bias=False)
         self.key = nn.Linear(latent, heads.query * heads.key_size, bias=bias)
         self.value = nn.Linear(latent, heads.query * heads.value_size, bias=bias)
-        self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        self.output = nn.Linear(heads.query * heads.value_size, hidden_size, bias=bias)
         self.use_kernel(None)
         for linear in (self.query, self.down, self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
@@ -250,7 +250,7 @@ class FactorisedLayer(nn.Module):
         self._newest = KernelPlan(dataclasses.replace(self.spec, mask=Full()), name)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -262,7 +262,7 @@ class FactorisedLayer(nn.Module):
         return attention_weights(self.spec, self._operands(query, source, key_padding_mask))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
 
         Appends "latent" [tokens, latent] to the state "latent".
         """

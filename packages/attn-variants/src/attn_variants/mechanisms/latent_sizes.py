@@ -21,7 +21,7 @@ class LatentSizes:
     `score_factor` q·k / √(nope + rotated).
     """
 
-    heads: int
+    num_heads: int
     latent: int
     query_latent: int | None
     rotated: int
@@ -46,12 +46,12 @@ class LatentSizes:
 
     def expanded(self, mask: Mask) -> AttentionSpec:
         """Multi-head attention over expanded keys and values."""
-        heads = Heads(query=self.heads, key_value=self.heads, key_size=self.key, value_size=self.value)
+        heads = Heads(query=self.num_heads, key_value=self.num_heads, key_size=self.key, value_size=self.value)
         return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
 
     def absorbed(self, mask: Mask) -> AttentionSpec:
         """Multi-query attention over the remembered rows themselves, whose scores are those of the expanded keys."""
-        heads = Heads(query=self.heads, key_value=1, key_size=self.remembered, value_size=self.latent)
+        heads = Heads(query=self.num_heads, key_value=1, key_size=self.remembered, value_size=self.latent)
         return AttentionSpec(heads=heads, mask=mask, score=ScaledDot(scale=self.scale))
 
 
@@ -59,7 +59,7 @@ class LatentSizes:
 class LatentShape:
     """What a layer of multi-head latent attention is built of; `norm_eps` is of both RMSNorms, `dropout` of weights."""
 
-    width: int
+    hidden_size: int
     sizes: LatentSizes
     mask: Mask
     rotary: Rotary

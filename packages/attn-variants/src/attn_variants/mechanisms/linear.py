@@ -69,7 +69,11 @@ class LinearAttention(ComputedMechanism):
         from attn_variants.mechanisms.linear_layers import LinearAttentionLayer
 
         return LinearAttentionLayer(
-            self.heads(config), width=config.width, causal=config.causal, bias=config.bias, chunk=chunk_of(config)
+            self.heads(config),
+            hidden_size=config.hidden_size,
+            causal=config.causal,
+            bias=config.bias,
+            chunk=chunk_of(config),
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:
@@ -166,7 +170,7 @@ class Performer(Recurrence):
         layer = {"softmax": SoftmaxFeatureLayer, "relu": ReluFeatureLayer}[own.kernel]
         return layer(
             heads,
-            width=config.width,
+            hidden_size=config.hidden_size,
             causal=config.causal,
             bias=config.bias,
             chunk=own.chunk,
@@ -255,7 +259,7 @@ class EfficientAttention(ComputedMechanism):
 
         if config.causal:
             raise InvalidValue.of("causal", config.causal, "False: 'efficient' weighs keys over the whole sequence")
-        return EfficientLayer(self.heads(config), width=config.width, bias=config.bias)
+        return EfficientLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias)
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Projections, keys by values, and queries by that."""

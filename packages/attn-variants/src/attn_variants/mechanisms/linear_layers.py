@@ -48,14 +48,14 @@ def bidirectional(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 class LinearAttentionLayer(RecurrenceLayer):
-    """Linear attention over inputs of `width`; `chunk` tokens meet pair by pair.
+    """Linear attention over inputs of `hidden_size`; `chunk` tokens meet pair by pair.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero). Features and
     sums are at least float32, whatever the inputs are. The memory's last column is the paper's z.
     """
 
-    def __init__(self, heads: Heads, *, width: int, causal: bool, bias: bool, chunk: int) -> None:
-        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+    def __init__(self, heads: Heads, *, hidden_size: int, causal: bool, bias: bool, chunk: int) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
         self.causal = causal
 
     def steps(self, inputs: Inputs) -> Steps:
@@ -80,22 +80,22 @@ class LinearAttentionLayer(RecurrenceLayer):
 
 
 class EfficientLayer(nn.Module):
-    """Efficient attention (Shen et al. 2018, arXiv 1812.01243, equation 4) over inputs of `width`.
+    """Efficient attention (Shen et al. 2018, arXiv 1812.01243, equation 4) over inputs of `hidden_size`.
 
     Learned: `query`, `key`, `value`, `output` (`nn.Linear`).
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool) -> None:
         super().__init__()
         self.heads = heads
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        self.query = fresh_linear(width, into, bias=bias)
-        self.key = fresh_linear(width, into, bias=bias)
-        self.value = fresh_linear(width, out, bias=bias)
-        self.output = fresh_linear(out, width, bias=bias)
+        self.query = fresh_linear(hidden_size, into, bias=bias)
+        self.key = fresh_linear(hidden_size, into, bias=bias)
+        self.value = fresh_linear(hidden_size, out, bias=bias)
+        self.output = fresh_linear(out, hidden_size, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -261,9 +261,9 @@ class RandomFeatureLayer(LinearAttentionLayer):
     projection: Tensor
 
     def __init__(
-        self, heads: Heads, *, width: int, causal: bool, bias: bool, chunk: int, features: int, epsilon: float
+        self, heads: Heads, *, hidden_size: int, causal: bool, bias: bool, chunk: int, features: int, epsilon: float
     ) -> None:
-        super().__init__(heads, width=width, causal=causal, bias=bias, chunk=chunk)
+        super().__init__(heads, hidden_size=hidden_size, causal=causal, bias=bias, chunk=chunk)
         self.epsilon = epsilon
         self.register_buffer("projection", orthogonal(features, heads.key_size))
 
@@ -309,7 +309,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         return Steps(query_features(query, self.epsilon), key, with_ones(inputs.value, key))
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -329,7 +329,7 @@ class SoftmaxFeatureLayer(RandomFeatureLayer):
         return shares(pair_sums(*parts, causal=self.causal, epsilon=self.epsilon))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
 
         Reads and replaces the state "memory": "S" [requests, heads, features, value_size + 1], "seen" [requests, heads,
         value_size + 1] and "top" [requests, heads], all float32; see `Memory`.

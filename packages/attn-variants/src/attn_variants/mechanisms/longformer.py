@@ -92,9 +92,9 @@ class LongformerAttention(DeclaredMechanism):
         spec, heads = self.spec(config), config.head_layout
         count = sum(position < shape.query for position in self.Config.of(config).global_positions)
         into, memory = heads.query * heads.key_size, heads.key_value * (heads.key_size + heads.value_size)
-        tokens = 2 * config.width * (count * into + shape.key * memory) if count else 0
+        tokens = 2 * config.hidden_size * (count * into + shape.key * memory) if count else 0
         flops = shape.batch * (tokens + count * shape.key * spec.pair_flops())
-        weights = config.width * (into + memory) + (into + memory if config.bias else 0)
+        weights = config.hidden_size * (into + memory) + (into + memory if config.bias else 0)
         # With the common projections the global rows are not needed, but they are counted as allowed pairs already.
         own = Cost(flops=flops, allowed_flops=shape.batch * tokens, parameters=weights)
         return super().cost(config, shape) + own

@@ -19,18 +19,18 @@ GLOBAL_OFFSET = 1
 class GlobalAttention(nn.Module, InnerAttention):
     """Replaces the outputs at global positions by attention to all tokens with other projections.
 
-    Learned: `query`, `key`, `value` (`nn.Linear` of inputs of `width`, uniform by Glorot's rule, biases zero). A model
-    that gets global tokens after its training starts them as copies of the layer's own (Beltagy et al. 2020).
+    Learned: `query`, `key`, `value` (`nn.Linear` of inputs of `hidden_size`, uniform by Glorot's rule, biases zero). A
+    model that gets global tokens after its training starts them as copies of the layer's own (Beltagy et al. 2020).
     """
 
-    def __init__(self, spec: AttentionSpec, positions: tuple[int, ...], *, width: int, bias: bool) -> None:
+    def __init__(self, spec: AttentionSpec, positions: tuple[int, ...], *, hidden_size: int, bias: bool) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = dataclasses.replace(spec, mask=Full())
         self.positions = positions
-        self.query = nn.Linear(width, heads.query * heads.key_size, bias=bias)
-        self.key = nn.Linear(width, heads.key_value * heads.key_size, bias=bias)
-        self.value = nn.Linear(width, heads.key_value * heads.value_size, bias=bias)
+        self.query = nn.Linear(hidden_size, heads.query * heads.key_size, bias=bias)
+        self.key = nn.Linear(hidden_size, heads.key_value * heads.key_size, bias=bias)
+        self.value = nn.Linear(hidden_size, heads.key_value * heads.value_size, bias=bias)
         for linear in (self.query, self.key, self.value):
             nn.init.xavier_uniform_(linear.weight)
             if linear.bias is not None:
@@ -38,7 +38,7 @@ class GlobalAttention(nn.Module, InnerAttention):
         self._plan = KernelPlan(self.spec)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
-        """Outputs [batch, query, heads, value_size] for rows [batch, query, width]."""
+        """Outputs [batch, query, heads, value_size] for rows [batch, query, hidden_size]."""
         local = attend(operands)
         at = self.global_positions(rows)
         if not at:

@@ -53,7 +53,7 @@ class Linformer(WholeSequence):
 
         sets, kinds = SHARING[self.Config.of(config).sharing]
         return LengthProjection(
-            length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.heads, kinds=kinds
+            length=length_of(config), rank=self.Config.of(config).rank, sets=sets or config.num_heads, kinds=kinds
         )
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
@@ -67,7 +67,7 @@ class Linformer(WholeSequence):
 
 def length_of(config: MechanismConfig) -> int:
     """The longest sequence."""
-    return Linformer.Config.of(config).length or config.context or 512
+    return Linformer.Config.of(config).length or config.max_seq_len or 512
 
 
 class NystromAttention(WholeSequence):
@@ -113,7 +113,7 @@ class NystromAttention(WholeSequence):
 
         options = self.Config.of(config)
         return Landmarks(
-            heads=config.heads,
+            heads=config.num_heads,
             landmarks=options.landmarks,
             iterations=options.iterations,
             kernel=options.kernel or None,

@@ -24,7 +24,7 @@ from attn_variants.mechanisms.common import causal_heads
 class LongShortTermMemoryNetwork(ComputedMechanism):
     """An LSTM that attends to the tapes of all its earlier hidden states and memories instead of its last ones.
 
-    Each head is one of size `head_size` with tapes of its own; with one head it is the paper's. A sequence's first
+    Each head is one of size `head_dim` with tapes of its own; with one head it is the paper's. A sequence's first
     token finds empty tapes and reads zeros.
     """
 
@@ -56,7 +56,7 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
         """A fresh `LstmnLayer`; raises `InvalidValue` as `causal_heads` does."""
         from attn_variants.mechanisms.lstmn_layer import LstmnLayer
 
-        return LstmnLayer(causal_heads(config, self.name), width=config.width, bias=config.bias)
+        return LstmnLayer(causal_heads(config, self.name), hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The two tapes, a row per token, and the last summary of the hidden tape."""
@@ -68,12 +68,12 @@ class LongShortTermMemoryNetwork(ComputedMechanism):
         """Projections and gates per token; a score and a read of both tapes per pair of a token and an earlier one."""
         heads = config.head_layout
         inner = heads.query * heads.key_size
-        linear = config.width * 6 * inner
+        linear = config.hidden_size * 6 * inner
         square = heads.query * 6 * heads.key_size**2
         tokens = shape.batch * shape.query
         # The first token of a sequence reads nothing, so it asks nothing.
         firsts = shape.batch if shape.query >= shape.key else 0
         pairs = shape.batch * (Causal().count(shape.query, shape.key) - shape.query)
         flops = 2 * tokens * (linear + square) - 2 * firsts * inner * heads.key_size + 2 * pairs * 3 * inner
-        biases = 4 * inner + (config.width if config.bias else 0)
+        biases = 4 * inner + (config.hidden_size if config.bias else 0)
         return Cost(flops=flops, allowed_flops=flops, parameters=linear + square + inner + biases)

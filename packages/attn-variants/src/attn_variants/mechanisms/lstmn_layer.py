@@ -39,20 +39,20 @@ class LstmnLayer(nn.Module):
     [heads, size]; and `output` (`nn.Linear`). Everything between inputs and output is at least float32.
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool) -> None:
         super().__init__()
         count, size = heads.query, heads.key_size
         self.heads, self.size = count, size
-        self.gates = nn.Linear(width, count * 4 * size)
-        self.attend_input = nn.Linear(width, count * size, bias=False)
+        self.gates = nn.Linear(hidden_size, count * 4 * size)
+        self.attend_input = nn.Linear(hidden_size, count * size, bias=False)
         self.recurrent = glorot_parameter(count, size, 4 * size)
         self.attend_hidden = glorot_parameter(count, size, size)
         self.attend_summary = glorot_parameter(count, size, size)
         self.vector = glorot_parameter(count, size)
-        self.output = nn.Linear(count * size, width, bias=bias)
+        self.output = nn.Linear(count * size, hidden_size, bias=bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Hidden states of whole sequences [batch, token, width], projected to [batch, token, width].
+        """Hidden states of whole sequences [batch, token, hidden_size], projected to [batch, token, hidden_size].
 
         A padded token, `key_padding_mask` [batch, token] False, leaves no trace and gives zeros.
         """
@@ -72,7 +72,7 @@ class LstmnLayer(nn.Module):
         return weights if key_padding_mask is None else weights * key_padding_mask[:, None, :, None]
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, width] of many requests; returns [tokens, width].
+        """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
 
         Reads and extends the state "tapes" ("hidden" and "memory", [rows, heads, size]) and replaces the state
         "summary" ("hidden" [requests, heads, size]).

@@ -25,16 +25,16 @@ class MultiHeadAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where fewer key/value heads than heads are asked for."""
-        if config.key_value_heads not in {None, config.heads}:
-            allowed = f"{config.heads}, as many as heads; mechanism 'gqa' takes fewer, 'mqa' one"
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, allowed)
+        if config.num_kv_heads not in {None, config.num_heads}:
+            allowed = f"{config.num_heads}, as many as heads; mechanism 'gqa' takes fewer, 'mqa' one"
+            raise InvalidValue.of("num_kv_heads", config.num_kv_heads, allowed)
         return AttentionSpec(heads=config.head_layout, mask=self_mask(config), rotary=config.rotary)
 
 
 class GroupedQueryAttention(DeclaredMechanism):
     """Scaled dot-product attention whose query heads share keys and values in equal groups.
 
-    Where the config names no `key_value_heads`, the smallest sharing: groups of the least prime factor of `heads`.
+    Where the config names no `num_kv_heads`, the smallest sharing: groups of the least prime factor of `heads`.
     """
 
     name = "gqa"
@@ -73,13 +73,13 @@ def grouped_heads(config: MechanismConfig) -> Heads:
     """The config's heads, in the smallest groups above one where it names no key/value heads."""
     groups = GroupedQueryAttention.Config.of(config).groups
     if groups is not None:
-        size = config.head_size or config.width // config.heads
-        shared = config.key_value_heads or max(groups) + 1
-        return Heads(query=config.heads, key_value=shared, key_size=size, value_size=size, groups=groups)
-    if config.key_value_heads is not None or config.heads == 1:
+        size = config.head_dim or config.hidden_size // config.num_heads
+        shared = config.num_kv_heads or max(groups) + 1
+        return Heads(query=config.num_heads, key_value=shared, key_size=size, value_size=size, groups=groups)
+    if config.num_kv_heads is not None or config.num_heads == 1:
         return config.head_layout
-    share = next(share for share in range(2, config.heads + 1) if config.heads % share == 0)
-    return dataclasses.replace(config.head_layout, key_value=config.heads // share)
+    share = next(share for share in range(2, config.num_heads + 1) if config.num_heads % share == 0)
+    return dataclasses.replace(config.head_layout, key_value=config.num_heads // share)
 
 
 class MultiQueryAttention(DeclaredMechanism):
@@ -98,8 +98,8 @@ class MultiQueryAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where more than one key/value head is asked for."""
-        if config.key_value_heads not in {None, 1}:
-            raise InvalidValue.of("key_value_heads", config.key_value_heads, "1; mechanism 'gqa' takes more")
+        if config.num_kv_heads not in {None, 1}:
+            raise InvalidValue.of("num_kv_heads", config.num_kv_heads, "1; mechanism 'gqa' takes more")
         heads = dataclasses.replace(config.head_layout, key_value=1)
         return AttentionSpec(heads=heads, mask=self_mask(config), rotary=config.rotary)
 

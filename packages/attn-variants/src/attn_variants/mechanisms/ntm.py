@@ -15,7 +15,7 @@ from attn_variants.mechanisms.common import causal_heads
 class NeuralTuringMachine(ComputedMechanism):
     """Heads read and write a memory of fixed size; they find slots by content and move on from where they were.
 
-    Each head is a read head and a write head of its own; a slot has `head_size` elements. The controller is one
+    Each head is a read head and a write head of its own; a slot has `head_dim` elements. The controller is one
     layer with what was read last as input, so that the memory alone carries the past.
     """
 
@@ -59,22 +59,22 @@ class NeuralTuringMachine(ComputedMechanism):
         from attn_variants.mechanisms.ntm_layer import NtmLayer
 
         heads, (slots, shift) = causal_heads(config, self.name), sizes(config)
-        return NtmLayer(heads, width=config.width, bias=config.bias, slots=slots, shift=shift)
+        return NtmLayer(heads, hidden_size=config.hidden_size, bias=config.bias, slots=slots, shift=shift)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """The memory, where every head looked and what it read; in float32, for what is written is written often."""
         size, (slots, _) = config.head_layout.key_size, sizes(config)
-        shapes = {"memory": (slots, size), "reading": (config.heads, slots), "writing": (config.heads, slots)}
-        shapes["read"] = (config.heads, size)
+        shapes = {"memory": (slots, size), "reading": (config.num_heads, slots), "writing": (config.num_heads, slots)}
+        shapes["read"] = (config.num_heads, size)
         return {"machine": Slot({name: Field(shape, dtype="float32") for name, shape in shapes.items()})}
 
     def cost(self, config: MechanismConfig, shape: Shape) -> Cost:
         """Per token: three layers, and the memory against every head four times (two looks, a write, a read)."""
         size, (slots, shift) = config.head_layout.key_size, sizes(config)
-        inner = config.heads * size
-        said = config.heads * 2 * (2 * size + 2 * shift + 4)
-        weights = (config.width + inner) * inner + inner * said + 2 * inner * config.width
-        biases = inner + said + (config.width if config.bias else 0)
+        inner = config.num_heads * size
+        said = config.num_heads * 2 * (2 * size + 2 * shift + 4)
+        weights = (config.hidden_size + inner) * inner + inner * said + 2 * inner * config.hidden_size
+        biases = inner + said + (config.hidden_size if config.bias else 0)
         flops = 2 * shape.batch * shape.query * (weights + 4 * inner * slots)
         return Cost(flops=flops, allowed_flops=flops, parameters=weights + biases + slots * size)
 

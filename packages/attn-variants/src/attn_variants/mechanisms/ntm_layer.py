@@ -66,19 +66,19 @@ class NtmLayer(nn.Module):
     `start` [slots, size], the memory of a new sequence. Everything between inputs and output is at least float32.
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, slots: int, shift: int) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, slots: int, shift: int) -> None:
         super().__init__()
         self.heads, self.size, self.slots = heads.query, heads.key_size, slots
         inner = self.heads * self.size
         # A key, its strength, the gate, the shifts and the power.
         self.look = (self.size, 1, 1, 2 * shift + 1, 1)
-        self.controller = nn.Linear(width + inner, inner)
+        self.controller = nn.Linear(hidden_size + inner, inner)
         self.interface = nn.Linear(inner, self.heads * 2 * (sum(self.look) + self.size))
-        self.output = nn.Linear(2 * inner, width, bias=bias)
+        self.output = nn.Linear(2 * inner, hidden_size, bias=bias)
         self.start = nn.Parameter(torch.randn(slots, self.size) * self.size**-0.5)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Run over whole sequences [batch, token, width] -> [batch, token, width].
+        """Run over whole sequences [batch, token, hidden_size] -> [batch, token, hidden_size].
 
         A padded token, `key_padding_mask` [batch, token] False, changes nothing and gives zeros.
         """
@@ -91,7 +91,8 @@ class NtmLayer(nn.Module):
         return self._out(out, query, key_padding_mask)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """The new rows [tokens, width] of many requests; returns [tokens, width]. Replaces the state "machine".
+        """The new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]. Replaces the state
+        "machine".
 
         The memory and where heads look are remembered as differences from their start, which is zero in every state.
         """

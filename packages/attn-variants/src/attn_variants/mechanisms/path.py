@@ -97,8 +97,10 @@ class PathAttention(DeclaredMechanism):
         """
         own, heads = self.Config.of(config), config.head_layout
         into = heads.key_value * heads.key_size
-        projected = 2 * shape.query * (config.width * (own.rank + heads.key_value) + own.rank * into)
-        parameters = own.rank * (config.width + into) + into * own.taps + (config.width + 1) * heads.key_value
+        projected = 2 * shape.query * (config.hidden_size * (own.rank + heads.key_value) + own.rank * into)
+        parameters = (
+            own.rank * (config.hidden_size + into) + into * own.taps + (config.hidden_size + 1) * heads.key_value
+        )
         pairs, allowed = (whole_flops if shape.query == shape.key else step_flops)(heads, shape, own.block)
         turned = Cost(
             flops=shape.batch * (projected + pairs),

@@ -158,18 +158,18 @@ class PathInner(InnerAttention, nn.Module):
     `strength` β (`nn.Linear`, its bias zero), from 0 to 2. Tokens are processed in blocks of `block`.
     """
 
-    def __init__(self, spec: AttentionSpec, *, width: int, rank: int, taps: int, block: int) -> None:
+    def __init__(self, spec: AttentionSpec, *, hidden_size: int, rank: int, taps: int, block: int) -> None:
         super().__init__()
         heads = spec.heads
         self.spec = spec
         self.block = block
-        self.down = fresh_linear(width, rank, bias=False)
+        self.down = fresh_linear(hidden_size, rank, bias=False)
         self.up = fresh_linear(rank, heads.key_value * heads.key_size, bias=False)
         self.convolution = ShortConvolution(heads.key_value * heads.key_size, taps)
-        self.strength = fresh_linear(width, heads.key_value, bias=True)
+        self.strength = fresh_linear(hidden_size, heads.key_value, bias=True)
 
     def remember(self, rows: Tensor) -> Fields:
-        """Of rows [..., width]: "direction" [..., key_value_heads, key_size], not yet convolved, and "strength" β
+        """Of rows [..., hidden_size]: "direction" [..., key_value_heads, key_size], not yet convolved, and "strength" β
         [..., key_value_heads], from 0 to 2, at least float32."""
         direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
         return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}

@@ -259,9 +259,9 @@ class AddedPositions(DeclaredMechanism):
 
         return AddedPositionsLayer(
             self.spec(config),
-            width=config.width,
+            hidden_size=config.hidden_size,
             bias=config.bias,
-            borrows=config.borrows,
+            borrows=config.shares_kv,
             dropout=config.dropout,
         )
 
@@ -302,9 +302,9 @@ class ConcatenatedPositions(DeclaredMechanism):
 
         return ConcatenatedPositionsLayer(
             self.spec(config),
-            width=config.width,
+            hidden_size=config.hidden_size,
             bias=config.bias,
-            borrows=config.borrows,
+            borrows=config.shares_kv,
             projected=self.projected(config),
             dropout=config.dropout,
         )

@@ -49,8 +49,8 @@ class ShortConvolution(nn.Module):
 class Inputs(NamedTuple):
     """What the steps of some tokens are made of.
 
-    `rows` [batch, tokens, width]; `query`, `key`, `value` [batch, tokens, heads, size], projected, and convolved where
-    the layer has a convolution; `positions` [batch or 1, tokens], int64.
+    `rows` [batch, tokens, hidden_size]; `query`, `key`, `value` [batch, tokens, heads, size], projected, and convolved
+    where the layer has a convolution; `positions` [batch or 1, tokens], int64.
     """
 
     rows: Tensor
@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
 
 
 class RecurrenceLayer(nn.Module):
-    """A linear recurrence over inputs of `width`; a subclass makes its `steps` and may `finish` what they read.
+    """A linear recurrence over inputs of `hidden_size`; a subclass makes its `steps` and may `finish` what they read.
 
     `chunk` tokens meet pair by pair, which changes the speed only; `taps` of a short convolution over queries, keys
     and values, 0 for none; `plan` chooses the kernel. Learned: `query`, `key`, `value`, `output` (`nn.Linear`) and
@@ -69,16 +69,16 @@ class RecurrenceLayer(nn.Module):
     that take queries, keys and values of 16 bits.
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, taps: int = 0) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int = 0) -> None:
         super().__init__()
         self.heads = heads
         self.chunk = chunk
         self.plan = RecurrencePlan()
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        self.query = fresh_linear(width, into, bias=bias)
-        self.key = fresh_linear(width, into, bias=bias)
-        self.value = fresh_linear(width, out, bias=bias)
-        self.output = fresh_linear(out, width, bias=bias)
+        self.query = fresh_linear(hidden_size, into, bias=bias)
+        self.key = fresh_linear(hidden_size, into, bias=bias)
+        self.value = fresh_linear(hidden_size, out, bias=bias)
+        self.output = fresh_linear(out, hidden_size, bias=bias)
         self.convolution = ShortConvolution(2 * into + out, taps) if taps else None
 
     @abstractmethod
@@ -86,12 +86,12 @@ class RecurrenceLayer(nn.Module):
         """The steps of some tokens."""
 
     def finish(self, out: Tensor, rows: Tensor) -> Tensor:
-        """The layer's output [batch, tokens, width] of what was read, [batch, tokens, heads, value_size]."""
+        """The layer's output [batch, tokens, hidden_size] of what was read, [batch, tokens, heads, value_size]."""
         projected: Tensor = self.output(out.flatten(-2).to(rows.dtype))
         return projected
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.
@@ -117,7 +117,7 @@ class RecurrenceLayer(nn.Module):
         return self._steps(rows, positions, key_padding_mask, None)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width].
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size].
 
         Reads and replaces the state "memory": "S" [requests, heads, key_size, value_size], float32, and with a
         convolution "tail" [requests, taps - 1, channels], its last inputs.
@@ -192,17 +192,17 @@ class RetentionLayer(RecurrenceLayer):
         self,
         heads: Heads,
         *,
-        width: int,
+        hidden_size: int,
         bias: bool,
         chunk: int,
         rotary: Rotary | None,
         scale_base: float | None = None,
     ) -> None:
-        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
         self.rotary = rotary
         self.scale_base = scale_base
         self.rotated = rotated_size(rotary, heads.key_size) if rotary else 0
-        self.gate = fresh_linear(width, heads.query * heads.value_size, bias=False)
+        self.gate = fresh_linear(hidden_size, heads.query * heads.value_size, bias=False)
 
     def steps(self, inputs: Inputs) -> Steps:
         """Queries and keys turned to their positions, keys over √key_size, and the fixed decay."""
@@ -250,13 +250,15 @@ class GatedLinearLayer(RecurrenceLayer):
     Learned beside the projections: `fade` (two `nn.Linear`, the second with a bias), `gate` and `norm` [value_size].
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, rank: int, temperature: float) -> None:
-        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+    def __init__(
+        self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, rank: int, temperature: float
+    ) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
         self.temperature = temperature
         self.fade = nn.Sequential(
-            fresh_linear(width, rank, bias=False), fresh_linear(rank, heads.query * heads.key_size, bias=True)
+            fresh_linear(hidden_size, rank, bias=False), fresh_linear(rank, heads.query * heads.key_size, bias=True)
         )
-        self.gate = fresh_linear(width, heads.query * heads.value_size, bias=False)
+        self.gate = fresh_linear(hidden_size, heads.query * heads.value_size, bias=False)
         self.norm = nn.Parameter(torch.ones(heads.value_size))
 
     def steps(self, inputs: Inputs) -> Steps:
@@ -277,8 +279,8 @@ class LightningLayer(RecurrenceLayer):
     Learned beside the projections: `norm` [heads · value_size].
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int) -> None:
-        super().__init__(heads, width=width, bias=bias, chunk=chunk)
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk)
         self.norm = nn.Parameter(torch.ones(heads.query * heads.value_size))
 
     def steps(self, inputs: Inputs) -> Steps:
@@ -310,9 +312,9 @@ class DeltaLayer(RecurrenceLayer):
     [value_size].
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, taps: int) -> None:
-        super().__init__(heads, width=width, bias=bias, chunk=chunk, taps=taps)
-        self.strength = fresh_linear(width, heads.query, bias=False)
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk, taps=taps)
+        self.strength = fresh_linear(hidden_size, heads.query, bias=False)
         self.norm = nn.Parameter(torch.ones(heads.value_size))
 
     def steps(self, inputs: Inputs) -> Steps:
@@ -341,11 +343,11 @@ class KimiDeltaLayer(DeltaLayer):
     `step_bias` [heads, key_size].
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, chunk: int, taps: int) -> None:
-        super().__init__(heads, width=width, bias=bias, chunk=chunk, taps=taps)
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, chunk: int, taps: int) -> None:
+        super().__init__(heads, hidden_size=hidden_size, bias=bias, chunk=chunk, taps=taps)
         into, out, rank = heads.query * heads.key_size, heads.query * heads.value_size, heads.value_size
-        self.fade = nn.Sequential(fresh_linear(width, rank, bias=False), fresh_linear(rank, into, bias=False))
-        self.gate = nn.Sequential(fresh_linear(width, rank, bias=False), fresh_linear(rank, out, bias=False))
+        self.fade = nn.Sequential(fresh_linear(hidden_size, rank, bias=False), fresh_linear(rank, into, bias=False))
+        self.gate = nn.Sequential(fresh_linear(hidden_size, rank, bias=False), fresh_linear(rank, out, bias=False))
         self.rate = nn.Parameter(torch.empty(heads.query).uniform_(*RATES).log())
         low, high = (math.log(size) for size in STEPS)
         size = torch.empty(heads.query, heads.key_size).uniform_(low, high).exp()

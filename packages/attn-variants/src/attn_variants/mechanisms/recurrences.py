@@ -143,8 +143,8 @@ class Recurrence(ComputedMechanism):
         size = multi_heads(config, self.name, rotary=self.can(Capability.ROTARY)).key_size
         own = RecurrenceConfig.of(config)
         return Heads(
-            query=config.heads,
-            key_value=config.heads,
+            query=config.num_heads,
+            key_value=config.num_heads,
             key_size=own.key_size or self.key_size(size),
             value_size=own.value_size or self.value_size(size),
         )
@@ -246,7 +246,7 @@ class Retention(Recurrence):
         turned = None if own.base is None else Rotary(base=own.base, interleaved=True)
         return RetentionLayer(
             self.heads(config),
-            width=config.width,
+            hidden_size=config.hidden_size,
             bias=config.bias,
             chunk=own.chunk,
             rotary=config.rotary or turned,
@@ -260,7 +260,7 @@ class Retention(Recurrence):
     def extras(self, config: MechanismConfig) -> Extra:
         """The gate."""
         heads = self.heads(config)
-        return Extra(linear=config.width * heads.query * heads.value_size)
+        return Extra(linear=config.hidden_size * heads.query * heads.value_size)
 
     def value_size(self, head_size: int) -> int:
         """Twice the head size."""
@@ -307,7 +307,7 @@ class GatedLinearAttention(Recurrence):
         own = self.Config.of(config)
         return GatedLinearLayer(
             self.heads(config),
-            width=config.width,
+            hidden_size=config.hidden_size,
             bias=config.bias,
             chunk=own.chunk,
             rank=own.rank,
@@ -318,7 +318,9 @@ class GatedLinearAttention(Recurrence):
         """The low-rank gate of the memory with its bias, the gate of the output and the norm."""
         heads, rank = self.heads(config), self.Config.of(config).rank
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        return Extra(linear=rank * (config.width + into) + config.width * out, other=into + heads.value_size)
+        return Extra(
+            linear=rank * (config.hidden_size + into) + config.hidden_size * out, other=into + heads.value_size
+        )
 
     def key_size(self, head_size: int) -> int:
         """Half the head size."""
@@ -347,7 +349,7 @@ class LightningAttention(Recurrence):
         from attn_variants.mechanisms.recurrence_layers import LightningLayer
 
         own = RecurrenceConfig.of(config)
-        return LightningLayer(self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk)
+        return LightningLayer(self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk)
 
     def extras(self, config: MechanismConfig) -> Extra:
         """The norm."""
@@ -383,12 +385,12 @@ class DeltaNet(Recurrence):
 
         own = ConvolvedConfig.of(config)
         return DeltaLayer(
-            self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk, taps=own.convolution
+            self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk, taps=own.convolution
         )
 
     def extras(self, config: MechanismConfig) -> Extra:
         """The strengths, one a head, and the norm."""
-        return Extra(linear=config.width * config.heads, other=self.heads(config).value_size)
+        return Extra(linear=config.hidden_size * config.num_heads, other=self.heads(config).value_size)
 
 
 class KimiDeltaAttention(Recurrence):
@@ -421,12 +423,12 @@ class KimiDeltaAttention(Recurrence):
 
         own = ConvolvedConfig.of(config)
         return KimiDeltaLayer(
-            self.heads(config), width=config.width, bias=config.bias, chunk=own.chunk, taps=own.convolution
+            self.heads(config), hidden_size=config.hidden_size, bias=config.bias, chunk=own.chunk, taps=own.convolution
         )
 
     def extras(self, config: MechanismConfig) -> Extra:
         """The strengths, the two low-rank gates, the rates and biases of the decay, and the norm."""
         heads = self.heads(config)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
-        gates = heads.value_size * (2 * config.width + into + out)
-        return Extra(linear=gates + config.width * heads.query, other=heads.query + into + heads.value_size)
+        gates = heads.value_size * (2 * config.hidden_size + into + out)
+        return Extra(linear=gates + config.hidden_size * heads.query, other=heads.query + into + heads.value_size)

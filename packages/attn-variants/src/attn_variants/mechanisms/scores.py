@@ -18,11 +18,11 @@ from attn_variants.mechanisms.common import GROUPED_SELF, self_mask
 class AdditiveConfig(MechanismConfig):
     """`hidden` units of the scoring network of one head; the head size by default."""
 
-    hidden: int | None = None
+    intermediate_size: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole("hidden", self.hidden, ge=1, unit="units", optional=True)
+        require_whole("hidden", self.intermediate_size, ge=1, unit="units", optional=True)
 
 
 class AdditiveAttention(DeclaredMechanism):
@@ -45,7 +45,7 @@ class AdditiveAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Additive(hidden=AdditiveConfig.of(config).hidden)
+        score = Additive(hidden=AdditiveConfig.of(config).intermediate_size)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
 
@@ -134,7 +134,7 @@ class ConcatAttention(DeclaredMechanism):
 
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
-        score = Concat(hidden=AdditiveConfig.of(config).hidden)
+        score = Concat(hidden=AdditiveConfig.of(config).intermediate_size)
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=score, mask=self_mask(config), rotary=config.rotary)
 
@@ -166,7 +166,7 @@ def score_of(config: MechanismConfig) -> Score:
     """The score that a config names."""
     word = LuongConfig.of(config).score
     if word == "location":
-        return Location(longest=config.context or UNKNOWN)
+        return Location(longest=config.max_seq_len or UNKNOWN)
     scores: dict[str, Score] = {"dot": Dot(), "general": General(), "concat": Concat()}
     return scores[word]
 
@@ -234,7 +234,7 @@ class LocationAttention(DeclaredMechanism):
     def spec(self, config: MechanismConfig) -> AttentionSpec:
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         longest = self.Config.of(config).longest
-        longest = longest or config.context or UNKNOWN
+        longest = longest or config.max_seq_len or UNKNOWN
         heads = config.head_layout
         return AttentionSpec(heads=heads, score=Location(longest=longest), mask=self_mask(config), rotary=config.rotary)
 

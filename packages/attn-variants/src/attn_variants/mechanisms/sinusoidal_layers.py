@@ -96,13 +96,13 @@ class DepthLayer(nn.Module):
     Learned: `sequential` U and `structural` W (`nn.Linear` without bias), and what `attention` has.
     """
 
-    def __init__(self, attention: SpecLayer, tree: DependencyTree, *, width: int) -> None:
+    def __init__(self, attention: SpecLayer, tree: DependencyTree, *, hidden_size: int) -> None:
         super().__init__()
         self.attention = attention
         self.tree = tree
-        self.width = width
-        self.sequential: nn.Module = nn.Linear(width, width, bias=False)
-        self.structural: nn.Module = nn.Linear(width, width, bias=False)
+        self.hidden_size = hidden_size
+        self.sequential: nn.Module = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.structural: nn.Module = nn.Linear(hidden_size, hidden_size, bias=False)
 
     def forward(
         self,
@@ -142,8 +142,8 @@ class DepthLayer(nn.Module):
     def with_sinusoids(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rows [..., tokens, width] at positions [tokens] with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
-        sequence = self.sequential(sinusoidal_at(positions, self.width, rows))
-        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.width, rows)))
+        sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows))
+        return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.hidden_size, rows)))
 
     def pack(self, pack: Pack) -> None:
         """Pack the projections for serving."""

@@ -95,7 +95,7 @@ class DilatedWindow(DeclaredMechanism):
         """Raises `InvalidValue` where the key/value heads do not divide the heads."""
         options = self.Config.of(config)
         windows = [self.window(options.window, step, causal=config.causal) for step in options.dilations]
-        masks = tuple(windows[head % len(windows)] for head in range(config.heads))
+        masks = tuple(windows[head % len(windows)] for head in range(config.num_heads))
         mask = masks[0] if len(set(masks)) == 1 else PerHead(masks)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
@@ -254,7 +254,7 @@ class StridedAttention(DeclaredMechanism):
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
         mask = masks.get(options.pattern)
         if mask is None:
-            mask = PerHead(tuple(both.column if head % 2 else both.local for head in range(config.heads)))
+            mask = PerHead(tuple(both.column if head % 2 else both.local for head in range(config.num_heads)))
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 
@@ -308,7 +308,7 @@ class FixedAttention(DeclaredMechanism):
         masks: dict[str, Mask] = {"union": both, "local": both.local, "column": both.column}
         mask = masks.get(options.pattern)
         if mask is None:
-            mask = PerHead(tuple(self.of_head(both, head) for head in range(config.heads)))
+            mask = PerHead(tuple(self.of_head(both, head) for head in range(config.num_heads)))
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
     @staticmethod
@@ -361,7 +361,7 @@ class BigBirdAttention(DeclaredMechanism):
         never_causal(self.name, config)
         options = self.Config.of(config)
         seed = config.layer if options.seed is None else options.seed
-        mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.heads)
+        mask = BigBird(block=options.block, random=options.random, seed=seed, number_of_heads=config.num_heads)
         return AttentionSpec(heads=config.head_layout, mask=mask, rotary=config.rotary)
 
 

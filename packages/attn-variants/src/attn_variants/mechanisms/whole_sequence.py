@@ -34,7 +34,9 @@ class WholeSequence(ComputedMechanism):
 
         heads = self.heads(config)
         inner = self.attention(config)
-        return WholeLayer(inner, heads, width=config.width, bias=config.bias, shared=self.projections == SHARED)
+        return WholeLayer(
+            inner, heads, hidden_size=config.hidden_size, bias=config.bias, shared=self.projections == SHARED
+        )
 
     def heads(self, config: MechanismConfig) -> Heads:
         """The heads of a config; raises `Incompatible` for causal or rotary ones, `InvalidValue` for shared ones."""
@@ -45,15 +47,15 @@ class WholeSequence(ComputedMechanism):
 
     def inner_size(self, config: MechanismConfig) -> tuple[int, int]:
         """Heads and the elements of one."""
-        return config.heads, config.head_layout.key_size
+        return config.num_heads, config.head_layout.key_size
 
     def projected(self, config: MechanismConfig, shape: Shape) -> int:
         """FLOPs of the projections."""
         heads, size = self.inner_size(config)
-        return 2 * shape.batch * shape.query * self.projections * config.width * heads * size
+        return 2 * shape.batch * shape.query * self.projections * config.hidden_size * heads * size
 
     def weights(self, config: MechanismConfig) -> int:
         """Parameters of the projections."""
         heads, size = self.inner_size(config)
-        biases = (self.projections - 1) * heads * size + config.width if config.bias else 0
-        return self.projections * config.width * heads * size + biases
+        biases = (self.projections - 1) * heads * size + config.hidden_size if config.bias else 0
+        return self.projections * config.hidden_size * heads * size + biases

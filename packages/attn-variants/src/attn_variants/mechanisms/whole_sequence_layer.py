@@ -13,7 +13,7 @@ from attn_variants.layer_utils import refuse_source
 
 
 class WholeLayer(nn.Module):
-    """Projections of inputs of `width` around `inner`, which is given all rows of a sequence.
+    """Projections of inputs of `hidden_size` around `inner`, which is given all rows of a sequence.
 
     `inner(query, key, value, key_padding_mask)` takes [batch, heads, tokens, size] in at least float32 and
     `key_padding_mask` [batch, tokens], bool, or None, and returns [batch, heads, tokens, size]; whatever it gives for
@@ -21,15 +21,15 @@ class WholeLayer(nn.Module):
     queries are the keys too.
     """
 
-    def __init__(self, inner: nn.Module, heads: Heads, *, width: int, bias: bool, shared: bool = False) -> None:
+    def __init__(self, inner: nn.Module, heads: Heads, *, hidden_size: int, bias: bool, shared: bool = False) -> None:
         super().__init__()
         self.heads = heads
         self.inner = inner
         into = heads.query * heads.key_size
-        self.query = nn.Linear(width, into, bias=bias)
-        self.key = None if shared else nn.Linear(width, into, bias=bias)
-        self.value = nn.Linear(width, heads.query * heads.value_size, bias=bias)
-        self.output = nn.Linear(heads.query * heads.value_size, width, bias=bias)
+        self.query = nn.Linear(hidden_size, into, bias=bias)
+        self.key = None if shared else nn.Linear(hidden_size, into, bias=bias)
+        self.value = nn.Linear(hidden_size, heads.query * heads.value_size, bias=bias)
+        self.output = nn.Linear(heads.query * heads.value_size, hidden_size, bias=bias)
         for linear in (self.query, self.key, self.value, self.output):
             if linear is None:
                 continue
@@ -38,7 +38,7 @@ class WholeLayer(nn.Module):
                 nn.init.zeros_(linear.bias)
 
     def forward(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width] -> [batch, tokens, width].
+        """Attend over whole sequences [batch, tokens, hidden_size] -> [batch, tokens, hidden_size].
 
         `key_padding_mask` [batch, tokens], bool, True where a token is real. Raises `InvalidValue` where a source is
         given.

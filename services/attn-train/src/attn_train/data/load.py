@@ -53,12 +53,12 @@ def load_dataset(spec: TrainingSpec, home: Path, log: Callable[[str], None]) -> 
         return MaskedTextDataset.of(load_text(spec.data, home, log))
     named = tokenizer_of(spec.data, home)
     if subject == TAGS:
-        return load_tags(spec.data, spec.model.context, named)
+        return load_tags(spec.data, spec.model.max_seq_len, named)
     if isinstance(spec.model, SourceModelSpec):
         return load_pairs(spec.data, spec.model, named)
     if spec.data.name in TASKS:
-        pairs = synthetic_task_pairs(spec.data.name, spec.data.most_pairs)
-        return completion_dataset(pairs, validation=spec.data.validation, longest=spec.model.context)
+        pairs = synthetic_task_pairs(spec.data.name, spec.data.max_pairs)
+        return completion_dataset(pairs, validation=spec.data.validation, longest=spec.model.max_seq_len)
     return load_text(spec.data, home, log)
 
 

@@ -33,7 +33,7 @@ def load_pairs(spec: DataSpec, model: SourceModelSpec, tokenizer: str) -> PairDa
     if not validation:
         held = int(len(training) * spec.validation)
         training, validation = training[: len(training) - held], training[len(training) - held :]
-    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=(model.source_context, model.context))
+    return tokenize_pairs(training, validation, tokenizer=tokenizer, longest=(model.max_encoder_len, model.max_seq_len))
 
 
 def synthetic_task_pairs(rule: str, most: int = 0) -> list[TextPair]:
@@ -68,7 +68,7 @@ def _of_side(folder: Path, part: str, side: str) -> Path:
 
 
 def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
-    most = spec.most_pairs or MAX_PAIRS
+    most = spec.max_pairs or MAX_PAIRS
     if spec.name is not None:
         if spec.name == SAMPLE:
             return _columns(SAMPLE_FILE, most), []
@@ -76,7 +76,7 @@ def _texts(spec: DataSpec) -> tuple[list[TextPair], list[TextPair]]:
             return caption_pairs(min(most, IMAGES), RULE_SEED)
         if spec.name not in TASKS:
             raise UnknownName.of("set of pairs", spec.name, known_pair_sets())
-        return synthetic_task_pairs(spec.name, spec.most_pairs), []
+        return synthetic_task_pairs(spec.name, spec.max_pairs), []
     files = pair_paths(Path(spec.path or ""), spec.languages)
     if len(files) == 1:
         return _columns(files[0], most), []

@@ -128,7 +128,7 @@ class TokenDataset:
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The vocabulary."""
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocab_size": self.tokenizer.vocab_size}
 
     def save(self, folder: Path, model: Any) -> Path:
         """A folder of a `LanguageModel` with its tokenizer."""

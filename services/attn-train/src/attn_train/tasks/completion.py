@@ -109,7 +109,7 @@ class CompletionTask:
             return {}
         answers = complete(model, self._texts.tokenizer, [text.given for text in asked], on_batch)
         right = sum(answer == text.written for answer, text in zip(answers, asked, strict=True))
-        return {"answers_right": right / len(asked)}
+        return {"answer_accuracy": right / len(asked)}
 
 
 def complete(
@@ -120,7 +120,7 @@ def complete(
     model.eval()
     engine = build_engine(model, tokenizer)  # type: ignore[arg-type]
     for place, ids in enumerate(given):
-        room = int(model.context) - len(ids)  # type: ignore[arg-type]
+        room = int(model.max_seq_len) - len(ids)  # type: ignore[arg-type]
         task = SamplingParams(temperature=0.0, max_new_tokens=room)
         engine.submit(Request(id=str(place), token_ids=ids, params=task))
     written: list[tuple[int, ...]] = [()] * len(given)

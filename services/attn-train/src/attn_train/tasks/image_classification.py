@@ -90,7 +90,7 @@ class ImageClassificationTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """The share of all images kept for validation that are named rightly."""
         found = classification_metrics(model, self._images.validation, on_batch)
-        return {"images_right": found["right"]} if found else {}
+        return {"accuracy": found["right"]} if found else {}
 
 
 def normalize_pixels(images: Tensor) -> Tensor:

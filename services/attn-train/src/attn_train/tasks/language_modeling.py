@@ -52,7 +52,7 @@ class LanguageModelingTask:
 
     def __init__(self, text: TextDataset, spec: TrainingSpec) -> None:
         self._text = text
-        self._context, self._batch = spec.model.context, spec.optimizer.batch
+        self._context, self._batch = spec.model.max_seq_len, spec.optimizer.batch
         self._batches = RandomWindows(
             text.training, context=self._context, batch=self._batch, seed=derived(spec.seed, "batches")
         )

@@ -41,7 +41,7 @@ class MaskedTextDataset:
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The vocabulary."""
-        return {"vocabulary": self.tokenizer.vocabulary}
+        return {"vocab_size": self.tokenizer.vocab_size}
 
     @property
     def summary(self) -> str:
@@ -70,7 +70,7 @@ class Masking:
         # Inputs and targets of `RandomWindows` are one window together.
         self._windows = RandomWindows(tokens, context=context - 1, batch=batch, seed=seed)
         self.generator = self._windows.generator
-        self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocabulary
+        self._mask, self._vocabulary = tokenizer.mask_id, tokenizer.vocab_size
         self.chosen = max(1, round(MASK_FRACTION * context))
 
     def next_batch(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +93,7 @@ class MaskedLanguageModelingTask:
 
     def __init__(self, dataset: MaskedTextDataset, spec: TrainingSpec) -> None:
         self._dataset = dataset
-        self._context, self._batch = spec.model.context, spec.optimizer.batch
+        self._context, self._batch = spec.model.max_seq_len, spec.optimizer.batch
         self._masking = self._masked(dataset.text.training, derived(spec.seed, "batches"))
         self.generator = self._masking.generator
         self.tokens = 0
@@ -114,7 +114,7 @@ class MaskedLanguageModelingTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """The share of guesses over the text kept for validation that are right."""
         found = self._validated(model, FINAL_BATCHES, on_batch)
-        return {"guesses_right": found["right"]} if found else {}
+        return {"masked_accuracy": found["right"]} if found else {}
 
     def _validated(self, model: nn.Module, batches: int, on_batch: OnBatch) -> Mapping[str, float]:
         if len(self._dataset.text.validation) < self._context:

@@ -36,8 +36,8 @@ def translate(
     training = model.training
     model.eval()
     engine = build_engine(model, tokenizer, EngineConfig(max_num_seqs=AT_ONCE))  # type: ignore[arg-type]
-    begin, longest = decoder_start_ids(tokenizer), int(model.source_context)  # type: ignore[arg-type]
-    room = int(model.context) - len(begin)  # type: ignore[arg-type]
+    begin, longest = decoder_start_ids(tokenizer), int(model.max_encoder_len)  # type: ignore[arg-type]
+    room = int(model.max_seq_len) - len(begin)  # type: ignore[arg-type]
     task = SamplingParams(temperature=0.0, max_new_tokens=room if most is None else min(room, most))
     for place, source in enumerate(sources):
         ids = encoder_input_ids(tokenizer, source)

@@ -40,7 +40,7 @@ class TaggedDataset:
     @property
     def model_fields(self) -> Mapping[str, Any]:
         """The vocabulary and the tags."""
-        return {"vocabulary": self.tokenizer.vocabulary, "classes": len(self.names)}
+        return {"vocab_size": self.tokenizer.vocab_size, "classes": len(self.names)}
 
     @property
     def summary(self) -> str:
@@ -86,7 +86,7 @@ class TokenClassificationTask:
     def final_metrics(self, model: nn.Module, on_batch: OnBatch) -> Mapping[str, float]:
         """The share of all words kept for validation that are tagged rightly."""
         right = self._mean(model, lambda batch: tagging_accuracy(model, batch), ALL_BATCHES, on_batch)
-        return {} if right is None else {"tags_right": right}
+        return {} if right is None else {"accuracy": right}
 
     def _mean(self, model: nn.Module, value: Any, batches: int, on_batch: OnBatch) -> float | None:
         kept = self._sentences.validation
