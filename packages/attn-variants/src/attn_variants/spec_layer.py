@@ -28,9 +28,9 @@ from attn_variants.stepping import attend_ragged, cos_sin_of_batch
 class SpecLayer(nn.Module):
     """Attention of a spec over inputs of `hidden_size`.
 
-    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the
-    parts of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a
-    module, computes what lies between projections and output. A layer that `borrows` attends to the keys and values of
+    Learned: `query`, `key`, `value`, `output` (`nn.Linear`, uniform by Glorot's rule, biases zero) and, where the parts
+    of the spec have weights of their own, `score`, `modifiers` by kind, `distribution` and `norm`. `inner`, a module,
+    computes what lies between projections and output. A layer that `shares_kv` attends to the keys and values of
     another layer, and has no `key` and `value`; one whose score reads no keys has no `key`. `projected` are the heads
     of the projections, where those differ from the heads of attention. `dropout` is the probability with which
     attention weights of whole sequences become zero in training.
@@ -126,9 +126,9 @@ class SpecLayer(nn.Module):
     ) -> Tensor:
         """Attend over whole sequences; with `lengths`, each row holds documents of these lengths end to end.
 
-        `query` [batch, query, width]; `source` [batch, key, width] where the spec is cross, else None;
+        `query` [batch, query, hidden_size]; `source` [batch, key, hidden_size] where the spec is cross, else None;
         `key_padding_mask` [batch, key], bool, True where a key is real; `borrowed`, the keys and values of another
-        layer. Returns [batch, query, width].
+        layer. Returns [batch, query, hidden_size].
         """
         if lengths is not None:
             others = {"source": source, "key_padding_mask": key_padding_mask, "borrowed": borrowed}
@@ -181,7 +181,7 @@ class SpecLayer(nn.Module):
         return weights
 
     def lend(self, query: Tensor) -> Fields:
-        """Rotated keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width]."""
+        """Rotated keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size]."""
         key, value = self.project_memory(query, self.cos_sin_to(query.shape[-2], query))
         return self.remembered(query, key, value)
 
@@ -190,7 +190,9 @@ class SpecLayer(nn.Module):
         return {"source": self.remembered(source, *self._memory(source))}
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """One engine step: attend for the new rows [tokens, width] of all requests; returns [tokens, width]."""
+        """One engine step: attend for the new rows [tokens, hidden_size] of all requests; returns [tokens,
+        hidden_size].
+        """
         out = attend_ragged(self, query, batch, state)
         return self.output(out.flatten(-2))  # type: ignore[no-any-return]
 
@@ -229,17 +231,19 @@ class SpecLayer(nn.Module):
         )
 
     def remembered(self, rows: Tensor, key: Tensor, value: Tensor) -> Fields:
-        """The fields of the cache for rows [..., width]: values, and keys unless the score reads none."""
+        """The fields of the cache for rows [..., hidden_size]: values, and keys unless the score reads none."""
         read = {"key": key} if self.spec.score.reads_keys else {}
         return {**read, "value": value, **self.inner_fields(rows)}
 
     def inner_fields(self, rows: Tensor) -> Fields:
-        """The inner module's own fields of the cache for rows [..., width]."""
+        """The inner module's own fields of the cache for rows [..., hidden_size]."""
         remembered: Fields = {} if self.inner is None else self.inner.remember(rows)
         return remembered
 
     def project_query(self, rows: Tensor) -> Tensor:
-        """Queries [..., heads, key_size] of rows [..., width], normed if the spec says so, without rotary positions."""
+        """Queries [..., heads, key_size] of rows [..., hidden_size], normed if the spec says so, without rotary
+        positions.
+        """
         heads = self.spec.heads
         query = by_heads(self.query(rows), heads.query)
         return self._normed(query, "query_gain")

@@ -73,7 +73,8 @@ _COS_SIN: WeakKeyDictionary[RaggedBatch, dict[tuple[Rotary, int, torch.dtype, to
 
 
 def attend_ragged(layer: StepLayer, rows: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """Outputs [tokens, heads, value_size] of the new rows [tokens, width]; appends their keys and values to the cache.
+    """Outputs [tokens, heads, value_size] of the new rows [tokens, hidden_size]; appends their keys and values to the
+    cache.
 
     A kernel that reads the cache in place computes all requests at once; otherwise cached rows are gathered, for all
     requests with one new token together and for the others one by one.
@@ -149,7 +150,7 @@ def attend_gathered(
 def attend_last(layer: StepLayer, rows: Tensor, query: Tensor, positions: Tensor, remembered: Rows) -> Tensor:
     """Outputs [requests, heads, value_size] of the newest row of each request.
 
-    `rows` [requests, width], `query` [requests, heads, key_size], `positions` [requests]; `remembered` are the
+    `rows` [requests, hidden_size], `query` [requests, heads, key_size], `positions` [requests]; `remembered` are the
     cached rows, the newest included.
     """
     located = (positions[:, None], key_positions(layer, remembered)) if layer.last_needs_positions else (None, None)

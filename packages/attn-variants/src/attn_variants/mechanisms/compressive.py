@@ -81,7 +81,7 @@ class CompressiveMemory(ComputedMechanism):
 
         heads, convolve = causal_heads(config, self.name), CompressiveConfig.of(config).pooling == "convolution"
         return CompressiveLayer(
-            heads, width=config.width, bias=config.bias, past=memory_sizes(config), convolve=convolve
+            heads, hidden_size=config.hidden_size, bias=config.bias, past=memory_sizes(config), convolve=convolve
         )
 
     def state(self, config: MechanismConfig) -> StateSpecs:

@@ -52,7 +52,7 @@ class CompressiveLayer(nn.Module):
     `value` as all rows do.
     """
 
-    def __init__(self, heads: Heads, *, width: int, bias: bool, past: MemorySizes, convolve: bool) -> None:
+    def __init__(self, heads: Heads, *, hidden_size: int, bias: bool, past: MemorySizes, convolve: bool) -> None:
         super().__init__()
         inner = heads.query * heads.key_size
         self.heads, self.size, self.past = heads.query, heads.key_size, past

@@ -71,7 +71,7 @@ class HeavyHitters(ComputedMechanism):
         only_causal(self.name, config)
         own = self.Config.of(config)
         budget = Budget(heavy=own.heavy, recent=own.recent)
-        return HeavyHitterLayer(FULL.spec(full(config)), budget, width=config.width, bias=config.bias)
+        return HeavyHitterLayer(FULL.spec(full(config)), budget, hidden_size=config.hidden_size, bias=config.bias)
 
     def state(self, config: MechanismConfig) -> StateSpecs:
         """So many keys and values a head, what was given to each, in float32 because it is a sum over all queries, and

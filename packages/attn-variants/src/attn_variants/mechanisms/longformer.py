@@ -77,7 +77,9 @@ class LongformerAttention(DeclaredMechanism):
         from attn_variants.mechanisms.longformer_layer import GlobalAttention
 
         options = self.Config.of(config)
-        return GlobalAttention(self.spec(config), options.global_positions, width=config.width, bias=config.bias)
+        return GlobalAttention(
+            self.spec(config), options.global_positions, hidden_size=config.hidden_size, bias=config.bias
+        )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:
         """That of all rows, and that of the global rows with projections of their own."""

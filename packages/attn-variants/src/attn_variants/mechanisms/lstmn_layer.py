@@ -112,7 +112,7 @@ class LstmnLayer(nn.Module):
         return Tape(hidden, memory, allowed)
 
     def _run(self, rows: Tensor, tape: Tape, summary: Tensor, key_padding_mask: Tensor | None) -> LstmnOutput:
-        """Tokens [batch, token, width] one after the other behind a tape."""
+        """Tokens [batch, token, hidden_size] one after the other behind a tape."""
         batch, length, _ = rows.shape
         gates = wide(self.gates(rows)).view(batch, length, self.heads, 4 * self.size)
         asked = wide(self.attend_input(rows)).view(batch, length, self.heads, self.size)

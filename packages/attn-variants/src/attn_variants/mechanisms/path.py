@@ -75,7 +75,9 @@ class PathAttention(DeclaredMechanism):
         from attn_variants.mechanisms.path_layer import PathInner
 
         own = self.Config.of(config)
-        return PathInner(self.spec(config), width=config.width, rank=own.rank, taps=own.taps, block=own.block)
+        return PathInner(
+            self.spec(config), hidden_size=config.hidden_size, rank=own.rank, taps=own.taps, block=own.block
+        )
 
     def computations(self, config: MechanismConfig, tokens: int) -> tuple[Computation, ...]:  # noqa: ARG002 -- the same at all lengths
         """Its own module: every query's keys are turned on the way to it, which no kernel does."""

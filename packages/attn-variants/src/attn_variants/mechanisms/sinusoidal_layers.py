@@ -112,7 +112,7 @@ class DepthLayer(nn.Module):
         key_padding_mask: Tensor | None = None,
         borrowed: Fields | None = None,
     ) -> Tensor:
-        """Attend over whole sequences [batch, tokens, width]; arguments as of `SpecLayer.forward`."""
+        """Attend over whole sequences [batch, tokens, hidden_size]; arguments as of `SpecLayer.forward`."""
         out: Tensor = self.attention(
             self._at_positions(query), source, key_padding_mask=key_padding_mask, borrowed=borrowed
         )
@@ -132,15 +132,15 @@ class DepthLayer(nn.Module):
         )
 
     def lend(self, query: Tensor) -> Fields:
-        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, width]."""
+        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size]."""
         return self.attention.lend(self._at_positions(query))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-        """Attend for the new rows [tokens, width] of many requests; returns [tokens, width]."""
+        """Attend for the new rows [tokens, hidden_size] of many requests; returns [tokens, hidden_size]."""
         return self.attention.step(self.with_sinusoids(query, batch.positions), batch, state)
 
     def with_sinusoids(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Rows [..., tokens, width] at positions [tokens] with their place."""
+        """Rows [..., tokens, hidden_size] at positions [tokens] with their place."""
         depths = depth_of(positions, depths_of(self.tree, rows.device))
         sequence = self.sequential(sinusoidal_at(positions, self.hidden_size, rows))
         return rows + torch.tanh(sequence + self.structural(sinusoidal_at(depths, self.hidden_size, rows)))
