@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     tokenizer = character_tokenizer(ALPHABET)
     family = installed().models.get("decoder")
-    sizes = {"vocabulary": len(ALPHABET), "context": 64, "width": 32, "layers": 2, "heads": 4}
+    sizes = {"vocab_size": len(ALPHABET), "max_seq_len": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
     model = family.build(family.configure(sizes))
     place = tmp_path_factory.mktemp("model")
     save_model(place, model, tokenizer)

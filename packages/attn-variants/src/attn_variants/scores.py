@@ -19,7 +19,7 @@ PIECE = 1 << 24
 
 
 def init_additive(score: Additive, heads: Heads) -> dict[str, Tensor]:
-    """Fresh W_q [heads, key_size, units], W_k [key_value_heads, key_size, units], b and v [heads, units].
+    """Fresh W_q [heads, key_size, units], W_k [num_kv_heads, key_size, units], b and v [heads, units].
 
     W are drawn from N(0, 0.001²) and b is zero as in Bahdanau et al. 2015, appendix B.1. There v is zero too, which
     leaves W without a gradient in the first step; here v is uniform in ±1/√units so that all learn from the start.
@@ -50,7 +50,7 @@ def init_vector(heads: int, units: int) -> Tensor:
 
 
 def additive_scores(heads: Heads, query: Tensor, key: Tensor, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, key_value_heads,
+    """Scores [batch, heads, query, key] of queries [batch, heads, query, key_size] and keys [batch, num_kv_heads,
     key, key_size]."""
     hidden_query = torch.matmul(query, parameters["query_weight"]) + parameters["bias"][:, None, :]
     hidden_key = of_query_heads(heads, torch.matmul(key, parameters["key_weight"]))

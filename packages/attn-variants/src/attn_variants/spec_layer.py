@@ -181,7 +181,7 @@ class SpecLayer(nn.Module):
         return weights
 
     def lend(self, query: Tensor) -> Fields:
-        """Rotated keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size]."""
+        """Rotated keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
         key, value = self.project_memory(query, self.cos_sin_to(query.shape[-2], query))
         return self.remembered(query, key, value)
 

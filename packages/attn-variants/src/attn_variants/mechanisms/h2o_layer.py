@@ -47,17 +47,17 @@ class Budget:
 
 
 def by_group(heads: Heads, weights: Tensor) -> Tensor:
-    """Weights [batch, heads, key] summed over the query heads of each key/value head: float32 [batch, key_value_heads,
+    """Weights [batch, heads, key] summed over the query heads of each key/value head: float32 [batch, num_kv_heads,
     key]."""
     return torch.unflatten(weights.detach(), 1, (heads.key_value, -1)).sum(2).float()
 
 
 @torch.no_grad()
 def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, budget: Budget) -> Tensor:
-    """The last query before each key is evicted, int64 [batch, key_value_heads, token]; the number of tokens if it
+    """The last query before each key is evicted, int64 [batch, num_kv_heads, token]; the number of tokens if it
     never is.
 
-    `query` [batch, heads, token, size], times the scale, and `key` [batch, key_value_heads, token, size] are those of
+    `query` [batch, heads, token, size], times the scale, and `key` [batch, num_kv_heads, token, size] are those of
     whole sequences; `key_padding_mask` [batch, token], bool. Padding evicts nothing. Queries within the budget are
     computed at once, later ones one by one, as each depends on what the ones before it evicted.
     """
@@ -84,7 +84,7 @@ def last_queries(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Ten
 
 
 def accumulated_by(heads: Heads, query: Tensor, key: Tensor, key_padding_mask: Tensor | None, last: Tensor) -> Tensor:
-    """The attention that every key gets from the first queries, before any is evicted: float32 [batch, key_value_heads,
+    """The attention that every key gets from the first queries, before any is evicted: float32 [batch, num_kv_heads,
     key]."""
     accumulated = torch.zeros(key.shape[:3], dtype=torch.float32, device=key.device)
     for start in range(0, query.shape[2], TILE):
@@ -110,7 +110,7 @@ def kept_weights(
 
 
 class NewTokens(NamedTuple):
-    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, key_value_heads,
+    """One new token of each request: `query` [requests, heads, size], `key` and `value` [requests, num_kv_heads,
     size], and how many tokens came before, `earlier` [requests]."""
 
     query: Tensor
@@ -151,15 +151,15 @@ class HeavyHitterLayer(SpecLayer):
         return pairs.query * pairs.query.shape[-1] ** -0.5, pairs.key, pairs.operands.key_padding_mask
 
     def last_queries(self, pairs: Pairs) -> Tensor:
-        """The last query before each key is evicted, [batch, key_value_heads, token]."""
+        """The last query before each key is evicted, [batch, num_kv_heads, token]."""
         return last_queries(self.spec.heads, *self.scaled(pairs), self.budget)
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
         """Attend for the new rows [tokens, hidden_size] of many requests, token by token; returns [tokens,
         hidden_size].
 
-        Reads and replaces the state "kept": "key" and "value" [requests, key_value_heads, rows, size], "accumulated"
-        and "position" [requests, key_value_heads, rows], unordered; rows beyond the number of tokens are unused.
+        Reads and replaces the state "kept": "key" and "value" [requests, num_kv_heads, rows, size], "accumulated"
+        and "position" [requests, num_kv_heads, rows], unordered; rows beyond the number of tokens are unused.
         """
         new = NewTokens(*self.project(query, cos_sin_of_batch(self, query, batch)), batch.positions)
         kept = state["kept"].read()
@@ -195,7 +195,7 @@ class HeavyHitterLayer(SpecLayer):
         return out, {name: _replaced(part, target) for name, part in met.items()}
 
     def _shares(self, query: Tensor, key: Tensor, present: Tensor) -> Tensor:
-        """Weights [requests, heads, row] of queries [requests, heads, size] over keys [requests, key_value_heads, row,
+        """Weights [requests, heads, row] of queries [requests, heads, size] over keys [requests, num_kv_heads, row,
         size]."""
         along = of_query_heads(self.spec.heads, wide(key))
         found = (wide(query)[:, :, None] * query.shape[-1] ** -0.5) @ along.transpose(-1, -2)

@@ -19,7 +19,7 @@ from attn_variants.mechanisms.recurrence_layers import ShortConvolution
 class Householder(NamedTuple):
     """The Householder-like matrices H_t = I - β_t w_t w_tᵀ of every token t, which transform queries.
 
-    `direction` w [batch, key_value_heads, key, size], of length one or zero; `strength` β [batch, key_value_heads,
+    `direction` w [batch, num_kv_heads, key, size], of length one or zero; `strength` β [batch, num_kv_heads,
     key].
     """
 
@@ -28,7 +28,7 @@ class Householder(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Tokens in blocks: [batch, key_value_heads, blocks, token, size] each.
+    """Tokens in blocks: [batch, num_kv_heads, blocks, token, size] each.
 
     The product of the matrices of a block maps a query q to q - (q·w) U, U the `query_products`; `key_products` X give
     the change of the scores of the block's own keys (UT transform).
@@ -43,7 +43,7 @@ class Blocks(NamedTuple):
 def path_scores(heads: Heads, query: Tensor, key: Tensor, paths: Householder, places: Tensor, block: int) -> Tensor:
     """q_iᵀ H_i H_{i-1} ... H_{j+1} k_j, [batch, heads, query, key]; entries above the diagonal are meaningless.
 
-    `query` [batch, heads, query, size] at `places` [batch or 1, query]; `key` [batch, key_value_heads, key, size] at
+    `query` [batch, heads, query, size] at `places` [batch or 1, query]; `key` [batch, num_kv_heads, key, size] at
     0, 1, ... Blocks of `block` tokens are processed from last to first; the product of a block's matrices is the
     identity minus `block` outer products (Yang et al. 2025, arXiv 2505.16381, section 3.2).
     """
@@ -118,7 +118,7 @@ def path_attention(
 ) -> Tensor:
     """Outputs [batch, heads, token, value_size] of whole sequences.
 
-    `rows` are queries [batch, heads, token, size], keys and values [batch, key_value_heads, token, size];
+    `rows` are queries [batch, heads, token, size], keys and values [batch, num_kv_heads, token, size];
     `key_padding_mask` [batch, token] or None. A query is multiplied by the matrices of its own
     block of `block` tokens, then by one product for each earlier block (Yang et al. 2025, arXiv 2505.16381, section
     3.3). The backward pass recomputes one block of queries at a time, so that memory is linear in the length.
@@ -169,8 +169,8 @@ class PathInner(InnerAttention, nn.Module):
         self.strength = fresh_linear(hidden_size, heads.key_value, bias=True)
 
     def remember(self, rows: Tensor) -> Fields:
-        """Of rows [..., hidden_size]: "direction" [..., key_value_heads, key_size], not yet convolved, and "strength" β
-        [..., key_value_heads], from 0 to 2, at least float32."""
+        """Of rows [..., hidden_size]: "direction" [..., num_kv_heads, key_size], not yet convolved, and "strength" β
+        [..., num_kv_heads], from 0 to 2, at least float32."""
         direction = by_heads(self.up(self.down(rows)), self.spec.heads.key_value)
         return {"direction": direction, "strength": 2 * wide(self.strength(rows)).sigmoid()}
 

@@ -132,7 +132,7 @@ class DepthLayer(nn.Module):
         )
 
     def lend(self, query: Tensor) -> Fields:
-        """Keys and values [batch, key, key_value_heads, size] of whole sequences [batch, key, hidden_size]."""
+        """Keys and values [batch, key, num_kv_heads, size] of whole sequences [batch, key, hidden_size]."""
         return self.attention.lend(self._at_positions(query))
 
     def step(self, query: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
