@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_client.recipe import read_recipe
-from attn_core.home import home_folder
+from attn_schema.home import home_folder
 from attn_train.attempt import Assignment, Message
 from attn_train.process import keep_freed_memory
 from attn_train.records import LogLine, MetricsRecord, StopFlag

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from attn_client.commands.changes import ChangeNotifier, changed
 from attn_client.recipe import read_recipe
-from attn_core.home import home_folder
+from attn_schema.home import home_folder
 from attn_train.data.load import load_dataset
 from attn_train.records import StopFlag
 from attn_train.spec import TrainingSpec

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attn_core.home import home_folder
 from attn_models.sources import pull_shakespeare
+from attn_schema.home import home_folder
 from attn_train.process import keep_freed_memory, spin_briefly
 from attn_train.records import Stop, StopFlag
 from attn_train.spec import CheckpointSpec, DataSpec, ModelSpec, OptimizerSpec, TrainingSpec

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from attn_client.recipe import read_recipe
-from attn_core.home import home_folder
+from attn_schema.home import home_folder
 from attn_train.data.load import load_dataset
 from attn_train.optimizer import PRECISIONS
 from attn_train.process import keep_freed_memory

@@ -10,7 +10,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec
 from attn_core.kernels.attend import texts
 from attn_kernels_triton.attention.attend import attend
-from attn_variants.kernels.plain import Plain
+from attn_variants.kernels.attend import Plain
 from cases import Case
 from torch import Tensor
 

@@ -11,10 +11,10 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, Mask, RaggedBatch, Window
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Distribution, Softmax, SoftmaxWithSink
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, Modifier, SoftCap
 from attn_kernels_triton.paged.attend import attend_rows
-from attn_variants.kernels.plain import Plain
+from attn_variants.kernels.attend import Plain
 from codes import DECODED, coded
 from timing import copied_per_second, seconds, started
 from torch import Tensor

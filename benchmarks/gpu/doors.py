@@ -12,7 +12,7 @@ from torch import Tensor, nn
 bare.make_known()
 
 from attn_core import configure, installed  # noqa: E402 -- which finds what has just been made known
-from attn_core.kernels.plans import RecurrencePlan  # noqa: E402
+from attn_core.kernels.recurrence import RecurrenceDispatcher  # noqa: E402
 from attn_kernels_triton.launch import Launch  # noqa: E402
 from recurrences import judged  # noqa: E402
 
@@ -32,7 +32,7 @@ def by_name(layer: Any) -> None:
 
 def by_plan(layer: Any) -> None:
     """Recurrences take a plan."""
-    layer.plan = RecurrencePlan("plain_chunked")
+    layer.plan = RecurrenceDispatcher(installed().kernels, "plain_chunked")
 
 
 LAYERS = (

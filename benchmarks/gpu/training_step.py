@@ -10,7 +10,7 @@ from attn_core import AttentionInputs, AttentionSpec, Causal, Heads
 from attn_core.kernels.rowwise import Targets
 from attn_kernels_triton.attention.attend import attend
 from attn_models.losses import linear_cross_entropy
-from attn_variants.kernels.plain import Plain
+from attn_variants.kernels.attend import Plain
 from rowwise import found_by_us
 from timing import seconds
 from torch import Tensor, nn

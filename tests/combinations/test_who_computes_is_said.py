@@ -35,7 +35,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of the kernels that have computed something."""
     found: set[str] = set()
     for kernel in installed().kernels:
-        for method in ("run", "run_steps", "run_paged", "read"):
+        for method in ("run", "run", "run", "read"):
             compute = getattr(kernel, method, None)
             if compute is not None:
                 monkeypatch.setattr(kernel, method, noting(found, kernel.name, compute))

@@ -18,9 +18,9 @@ def test_the_cache_of_llama_3_70b_weighs_what_its_eight_key_value_heads_say(answ
 
 def test_a_cache_of_fewer_bits_is_priced_by_its_own_formula(answer: Answer) -> None:
     size = ("cost", "llama-3-70b", "--batch", "8", "--seq", "1000", "--dtype", "bf16")
-    assert answer(*size, "--cache", "shared")["cache_bytes"] == 2_621_440_000
-    assert answer(*size, "--cache", "int8")["cache_bytes"] == 80 * 8 * 1000 * 2 * 8 * (128 + 2)
-    assert answer(*size, "--cache", "int4")["cache_bytes"] == 80 * 8 * 1000 * 2 * 8 * (64 + 4 * 4)
+    assert answer(*size, "--kv-cache", "shared")["cache_bytes"] == 2_621_440_000
+    assert answer(*size, "--kv-cache", "int8")["cache_bytes"] == 80 * 8 * 1000 * 2 * 8 * (128 + 2)
+    assert answer(*size, "--kv-cache", "int4")["cache_bytes"] == 80 * 8 * 1000 * 2 * 8 * (64 + 4 * 4)
 
 
 def test_layers_that_share_keys_and_values_are_priced_once(answer: Answer) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
+    ROOT / "README.md",
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("plugins/*/README.md"),
     ROOT / "packages/attn-variants/README.md",

@@ -4,21 +4,20 @@ import dataclasses
 
 import pytest
 
-from attn_core import AttentionSpec, Causal, Heads, Kernel
+from attn_core import AttentionSpec, Causal, Heads
 from attn_core.errors import InvalidValue, KernelRefused, UnknownName
-from attn_core.kernels.attend import attend_problem
-from attn_core.kernels.base import Anything, AtMost, MultipleOf, OneOf, Problem
+from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem
+from attn_core.kernels.base import Anything, AtMost, Kernel, MultipleOf, OneOf, Problem
 from attn_core.kernels.dispatch import choose, explain
 from attn_core.modifiers import Alibi
 from attn_core.plugins.registry import Registry
 from attn_core.scores import General
 
 
-def kernel(kernel_name, price, absent=None, works_on="attend", **conditions):
-    class Made(Kernel):
+def kernel(kernel_name, price, absent=None, **conditions):
+    class Made(AttendKernel):
         name = kernel_name
         summary = "for these tests"
-        operation = works_on
         accepts = conditions
 
         def available(self):
@@ -33,7 +32,21 @@ def kernel(kernel_name, price, absent=None, works_on="attend", **conditions):
     return Made()
 
 
-EVERY_FIELD = {field.name: Anything() for field in dataclasses.fields(Problem) if field.name != "operation"}
+class ScanProblem(Problem):
+    operation = "scan"
+
+
+class ScanKernel(Kernel):
+    name = "scan"
+    summary = "another operation"
+    problem = ScanProblem
+    accepts = {}
+
+    def cost(self, problem):
+        return 0.1
+
+
+EVERY_FIELD = {field: Anything() for field in AttendProblem.defaults()}
 PLAIN = kernel("plain", 1.0, **EVERY_FIELD)
 FAST = kernel(
     "fast",
@@ -45,7 +58,7 @@ FAST = kernel(
     key_value_heads=Anything(),
     modifiers=OneOf("alibi", "soft_cap"),
 )
-EASY = Problem(key_size=64, value_size=64, query_heads=4, key_value_heads=4)
+EASY = AttendProblem(key_size=64, value_size=64, query_heads=4, key_value_heads=4)
 
 
 @pytest.fixture
@@ -68,11 +81,17 @@ def test_the_cheapest_that_accepts_is_chosen(kernels):
         ({"key_size": 256}, "key_size: 256 is more than 128"),
         ({"value_size": 12}, "value_size: 12 is not a multiple of 8"),
         ({"modifiers": ("alibi", "function")}, "modifiers: ('alibi', 'function') is not of 'alibi', 'soft_cap'"),
-        ({"operation": "scan"}, "operation: computes attend, not scan"),
     ],
 )
 def test_a_refusal_names_the_field_and_what_it_takes(change, reason):
     assert FAST.refusals(dataclasses.replace(EASY, **change)) == [reason]
+
+
+def test_a_problem_of_another_operation_is_refused_even_if_it_has_the_same_fields():
+    class Scan(AttendProblem):
+        operation = "scan"
+
+    assert FAST.refusals(Scan(key_size=64, value_size=64)) == ["operation: computes attend, not scan"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +115,9 @@ def test_a_field_that_a_kernel_does_not_mention_must_hold_its_default(change):
 
 
 def test_a_kernel_without_conditions_refuses_even_modifiers():
-    assert kernel("bare", 1.0).refusals(Problem(modifiers=("alibi",))) == ["modifiers: ('alibi',) is not of nothing"]
+    assert kernel("bare", 1.0).refusals(AttendProblem(modifiers=("alibi",))) == [
+        "modifiers: ('alibi',) is not of nothing"
+    ]
 
 
 def test_every_reason_of_a_refusal_is_given():
@@ -134,14 +155,14 @@ def test_a_kernel_that_alters_what_is_computed_runs_only_where_it_is_named(kerne
 
 
 def test_explain_puts_the_chosen_first_and_those_who_refuse_last(kernels):
-    kernels.register(kernel("scan", 0.0, works_on="scan"), "tests")
+    kernels.register(ScanKernel(), "tests")
     assert [verdict.kernel.name for verdict in explain(kernels, EASY)] == ["fast", "plain", "scan"]
     assert [verdict.cost for verdict in explain(kernels, EASY)] == [0.2, 1.0, None]
 
 
 def test_where_all_refuse_everyone_is_named(kernels):
     with pytest.raises(KernelRefused, match=r"no installed kernel accepts scan: .*fast.*plain"):
-        choose(kernels, dataclasses.replace(EASY, operation="scan"))
+        choose(kernels, ScanProblem())
     with pytest.raises(KernelRefused, match="none is installed"):
         choose(Registry("kernel"), EASY)
 
@@ -155,7 +176,7 @@ def test_the_problem_of_a_spec_says_all_that_kernels_are_asked():
     heads = Heads(query=3, key_value=2, key_size=4, value_size=6, groups=(0, 1, 1))
     spec = AttentionSpec(heads=heads, score=General(), modifiers=(Alibi(),), mask=Causal())
     problem = attend_problem(spec, dtype="float32", device="cpu", gradients=True, padded=True)
-    assert problem == Problem(
+    assert problem == AttendProblem(
         score="general",
         modifiers=("alibi",),
         mask="causal",

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from attn_core import AttentionSpec, Causal, Heads, Window
 from attn_core.errors import InvalidValue
-from attn_core.kernels.attend import attend_problem
-from attn_core.kernels.base import Problem
+from attn_core.kernels.attend import AttendProblem, attend_problem
 from attn_core.masks import BigBird, Neighbourhood, PerHead, Prefix, blocks
 
 TWO = PerHead((Window(left=1), Window(left=2, dilation=2)))
@@ -66,7 +65,7 @@ def test_a_problem_says_what_a_mask_must_be_told_and_how_much_is_left():
     heads = Heads(query=4, key_value=4, key_size=8, value_size=8)
     call = {"dtype": "float32", "device": "cpu", "gradients": False, "padded": False}
     plain = attend_problem(AttentionSpec(heads=heads, mask=Window(left=63)), **call)
-    assert (plain.head_masks, plain.length_bound, plain.density) == (False, False, Problem().density)
+    assert (plain.head_masks, plain.length_bound, plain.density) == (False, False, AttendProblem.density)
     told = attend_problem(AttentionSpec(heads=heads, mask=Window(left=64)), **call, queries=4096, keys=4096)
     assert told.density == pytest.approx(128 / 4096, rel=0.1)
     drawn = attend_problem(AttentionSpec(heads=heads, mask=FOUR_HEADS), **call)

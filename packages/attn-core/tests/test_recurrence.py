@@ -4,11 +4,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from attn_core import AttentionInputs, Heads
+from attn_core import Heads
 from attn_core.errors import KernelRefused
-from attn_core.kernels.base import DEFAULTS, Anything, OneOf, Problem
-from attn_core.kernels.plans import RecurrencePlan
-from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceSpec, Steps, recurrence_problem
+from attn_core.kernels.attend import AttendProblem
+from attn_core.kernels.base import Anything, OneOf
+from attn_core.kernels.recurrence import (
+    RecurrenceDispatcher,
+    RecurrenceKernel,
+    RecurrenceProblem,
+    RecurrenceSpec,
+    Steps,
+    recurrence_problem,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -16,12 +23,12 @@ torch = pytest.importorskip("torch")
 class Everything(RecurrenceKernel):
     name = "everything"
     summary = "accepts everything"
-    accepts = {field: Anything() for field in DEFAULTS}
+    accepts = {field: Anything() for field in RecurrenceProblem.defaults()}
 
     def cost(self, problem):
         return 1.0
 
-    def run_steps(self, steps, before, chunk):
+    def run(self, steps, before, chunk):
         return ("everything", chunk), before
 
 
@@ -30,7 +37,7 @@ class Plainest(Everything):
     accepts = {"key_size": Anything(), "value_size": Anything(), "decay": OneOf("none", "head")}
 
     def cost(self, problem):
-        return 0.1 if problem.queries == 1 else 0.5
+        return 0.1 if problem.tokens == 1 else 0.5
 
 
 def rows(*shape, requires_grad=False):
@@ -46,10 +53,9 @@ def steps(channels=None, strength=False, **more):
 
 
 @pytest.fixture
-def plan(monkeypatch):
+def plan():
     def of(*kernels, name=None):
-        monkeypatch.setattr("attn_core.kernels.plans.installed", lambda: SimpleNamespace(kernels=kernels))
-        return RecurrencePlan(name)
+        return RecurrenceDispatcher(kernels, name)
 
     return of
 
@@ -107,23 +113,21 @@ def test_where_no_kernel_is_installed_the_error_says_what_brings_one(plan):
 
 
 def test_kernels_of_recurrences_refuse_attention():
-    assert Everything().refusals(Problem()) == ["operation: computes recurrence, not attend"]
-    with pytest.raises(KernelRefused, match="recurrence"):
-        Everything().run(None, AttentionInputs(query=None, key=None, value=None))
+    assert Everything().refusals(AttendProblem()) == ["operation: computes recurrence, not attend"]
 
 
 def test_the_problem_says_what_fades_and_whether_keys_correct():
     heads = Heads(query=2, key_value=2, key_size=4, value_size=3)
     asked = RecurrenceSpec(heads=heads, decay="channel", delta_rule=True)
     problem = recurrence_problem(asked, dtype="bfloat16", device="cuda", gradients=True, tokens=1)
-    assert (problem.operation, problem.decay, problem.delta_rule, problem.queries) == ("recurrence", "channel", True, 1)
+    assert (problem.operation, problem.decay, problem.delta_rule, problem.tokens) == ("recurrence", "channel", True, 1)
     assert (problem.key_size, problem.value_size, problem.query_heads) == (4, 3, 2)
     assert [reason.partition(":")[0] for reason in Plainest().refusals(problem)] == [
-        "query_heads",
-        "key_value_heads",
-        "gradients",
         "dtype",
         "device",
         "decay",
         "delta_rule",
+        "query_heads",
+        "key_value_heads",
+        "gradients",
     ]

@@ -9,9 +9,15 @@ from hypothesis import strategies as st
 from attn_core import AttentionInputs, Heads, Shape
 from attn_core.cost import SelectedBlockPairs
 from attn_core.errors import KernelRefused
-from attn_core.kernels.base import DEFAULTS, Anything
-from attn_core.kernels.plans import SelectedBlocksPlan
-from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksKernel
+from attn_core.kernels.attend import AttendProblem
+from attn_core.kernels.base import Anything
+from attn_core.kernels.selected import (
+    KeyBlocks,
+    SelectedBlocks,
+    SelectedBlocksDispatcher,
+    SelectedBlocksKernel,
+    SelectedBlocksProblem,
+)
 
 sizes = st.integers(1, 12)
 
@@ -37,12 +43,12 @@ def test_pairs_of_chosen_blocks_are_those_counted_query_by_query(block, top, bat
 class Anywhere(SelectedBlocksKernel):
     name = "anywhere"
     summary = "accepts everything"
-    accepts = {field: Anything() for field in DEFAULTS}
+    accepts = {field: Anything() for field in SelectedBlocksProblem.defaults()}
 
     def cost(self, problem):
         return 1.0
 
-    def read(self, choices, blocks):
+    def run(self, selected, blocks):
         return self.name
 
 
@@ -64,15 +70,13 @@ def read(plan, gradients=False, queries=6, **given):
     choices = SelectedBlocks(rows(1, 1, queries, 1, 4), rows(1, 1, queries, 2), rows(1, queries))
     blocks = KeyBlocks(rows(1, 1, 2, 3, 4, requires_grad=gradients), rows(1, 1, 2, 3, 4), rows(1, 2, 3))
     operands = AttentionInputs(query=rows(1, queries, 1, 4), key=rows(1, 6, 1, 4), value=rows(1, 6, 1, 4), **given)
-    return plan.read(choices, blocks, operands)
+    return plan.run(choices, blocks, operands)
 
 
 @pytest.fixture
-def plan(monkeypatch):
+def plan():
     def of(*kernels):
-        registry = SimpleNamespace(kernels=kernels)
-        monkeypatch.setattr("attn_core.kernels.plans.installed", lambda: registry)
-        return SelectedBlocksPlan(Heads(query=1, key_value=1, key_size=4, value_size=4))
+        return SelectedBlocksDispatcher(kernels, Heads(query=1, key_value=1, key_size=4, value_size=4))
 
     return of
 
@@ -87,10 +91,9 @@ def test_the_cheapest_kernel_that_accepts_the_call_reads_chosen_blocks(plan):
 
 
 def test_where_nobody_reads_chosen_blocks_that_is_said(plan):
-    with pytest.raises(KernelRefused, match=r"accepts chosen: plainest \(gradients: True is not of False\)"):
+    with pytest.raises(KernelRefused, match=r"accepts selected_blocks: plainest \(gradients: True is not of False\)"):
         read(plan(Plainest()), gradients=True)
 
 
 def test_a_kernel_of_chosen_blocks_is_no_kernel_of_specs():
-    with pytest.raises(KernelRefused, match="computes chosen, not attend"):
-        Anywhere().run(None, None)
+    assert Anywhere().refusals(AttendProblem()) == ["operation: computes selected_blocks, not attend"]

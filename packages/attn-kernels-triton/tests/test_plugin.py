@@ -8,9 +8,8 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, RaggedBatch, Window, installed
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.base import Problem
+from attn_core.kernels.attend import BAND, AttendProblem, PagedAttendProblem, PagedAttentionInputs
 from attn_core.kernels.dispatch import choose
-from attn_core.kernels.paged import BAND, PAGED, PagedAttentionInputs
 from attn_core.kernels.recurrence import RecurrenceSpec, Steps, recurrence_problem
 from attn_core.kernels.rowwise import ROW_FORMS, Targets, row_problem
 from attn_core.masks import Band, Strided, band_of
@@ -51,17 +50,20 @@ def test_listing_imports_neither_torch_nor_triton():
     assert not {"torch", "triton"} & set(done.stdout.split())
 
 
+GPU = {"key_size": 64, "value_size": 64, "dtype": "bfloat16", "device": "cuda"}
+
+
 def problem(**fields):
-    return Problem(**{"key_size": 64, "value_size": 64, "dtype": "bfloat16", "device": "cuda", **fields})
+    return AttendProblem(**GPU | fields)
 
 
 def test_a_gpu_that_is_there_gets_this_kernel_and_a_cpu_does_not(monkeypatch):
     monkeypatch.setattr(TritonAttend, "available", lambda self: None)
     kernels = installed().kernels
     assert choose(kernels, problem(mask="causal", gradients=True)).name == "triton_attend"
-    assert choose(kernels, Problem(mask="causal", dtype="bfloat16")).name != "triton_attend"
+    assert choose(kernels, AttendProblem(mask="causal", dtype="bfloat16")).name != "triton_attend"
     with pytest.raises(KernelRefused, match="device"):
-        choose(kernels, Problem(mask="causal", dtype="bfloat16"), "triton_attend")
+        choose(kernels, AttendProblem(mask="causal", dtype="bfloat16"), "triton_attend")
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ def test_recurrences_that_do_not_fit_the_chip_are_refused_by_name(asked, named):
     ],
 )
 def test_learned_biases_are_met_over_pages_where_registers_are_left_for_them(name, fields, named):
-    given = {"operation": PAGED, "mask": BAND, "modifiers": ("t5_bias",), "score": "dot", **fields}
-    reasons = installed().kernels.get(name).refusals(problem(**given))
+    given = {"mask": BAND, "modifiers": ("t5_bias",), "score": "dot", **fields}
+    reasons = installed().kernels.get(name).refusals(PagedAttendProblem(**GPU | given))
     assert [reason.partition(":")[0] for reason in reasons] == named
 
 
@@ -189,9 +191,9 @@ def test_attention_and_recurrences_of_a_cpu_are_refused_before_anything_is_launc
     calls = {
         "triton_attend": lambda kernel: kernel.run(spec, AttentionInputs(query=rows, key=rows, value=rows)),
         "triton_fp8": lambda kernel: kernel.run(spec, AttentionInputs(query=rows, key=rows, value=rows)),
-        "triton_paged": lambda kernel: kernel.run_paged(spec, paged),
-        "triton_chunked": lambda kernel: kernel.run_steps(Steps(rows, rows, rows), None, 64),
-        "triton_recurrent": lambda kernel: kernel.run_steps(Steps(rows, rows, rows), None, 64),
+        "triton_paged": lambda kernel: kernel.run(spec, paged),
+        "triton_chunked": lambda kernel: kernel.run(Steps(rows, rows, rows), None, 64),
+        "triton_recurrent": lambda kernel: kernel.run(Steps(rows, rows, rows), None, 64),
     }
     for name, call in calls.items():
         with pytest.raises(InvalidValue, match="do not run on a CPU"):

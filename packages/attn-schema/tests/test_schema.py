@@ -12,14 +12,12 @@ from attn_core.errors import InvalidValue, UnknownName
 from attn_schema import (
     ChatMessage,
     EarlyStopping,
-    EngineConfig,
     Prompt,
     SamplingParams,
     StructuredOutput,
     Tensor,
     fields_of,
 )
-from attn_schema.reference import reference
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_new_tokens", {"max_new_tokens": 0}),
@@ -124,12 +122,6 @@ def test_every_field_says_what_it_means() -> None:
         if isinstance(noun, type) and hasattr(noun, "__struct_fields__"):
             for info in fields_of(noun):
                 assert info.description.endswith("."), f"{name}.{info.name}"
-
-
-def test_the_reference_lists_every_field() -> None:
-    page = reference([EngineConfig])
-    assert "| `kv_cache` | str | `shared` |" in page
-    assert page.count("\n| `") == len(fields_of(EngineConfig))
 
 
 def test_nouns_need_neither_protobuf_nor_torch() -> None:

@@ -11,7 +11,7 @@ from attn_core.masks import Prefix
 from attn_core.modifiers import SoftCap
 from attn_core.scores import General, ScaledDot
 from attn_variants.compute import banded, plain
-from attn_variants.kernels.banded import Banded
+from attn_variants.kernels.attend import Banded
 from torch.utils.flop_counter import FlopCounterMode
 
 HEADS = Heads(query=2, key_value=1, key_size=4, value_size=4)

@@ -13,8 +13,7 @@ from attn_core.kernels.dispatch import choose
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, ScoreFunction, SoftCap
 from attn_core.scores import Additive, ScaledDot
-from attn_variants.kernels.plain import Plain
-from attn_variants.kernels.torch_sdpa import TorchSdpa
+from attn_variants.kernels.attend import Plain, TorchSdpa
 from attn_variants.plan import KernelPlan
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention

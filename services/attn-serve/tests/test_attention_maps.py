@@ -31,7 +31,7 @@ async def test_every_layer_comes_in_order_with_rows_that_sum_to_one_and_look_bac
 
 async def test_only_the_layers_and_heads_asked_for_come(stub: InferenceServiceStub) -> None:
     everything = [message async for message in stub.AttentionMaps(wanted())]
-    (message,) = [message async for message in stub.AttentionMaps(wanted(num_layers=[1], num_heads=[2]))]
+    (message,) = [message async for message in stub.AttentionMaps(wanted(layers=[1], heads=[2]))]
     assert (message.layer, list(message.heads)) == (1, [2])
     side = len(TEXT)
     whole = np.frombuffer(everything[1].attention_weights.data, "<f4").reshape(4, side, side)
@@ -40,9 +40,9 @@ async def test_only_the_layers_and_heads_asked_for_come(stub: InferenceServiceSt
 
 async def test_a_layer_or_head_that_does_not_exist_is_named(stub: InferenceServiceStub) -> None:
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "layers", "2", "0 to 1"):
-        [message async for message in stub.AttentionMaps(wanted(num_layers=[2]))]
+        [message async for message in stub.AttentionMaps(wanted(layers=[2]))]
     async with refused(grpc.StatusCode.INVALID_ARGUMENT, "heads", "-1", "0 to 3"):
-        [message async for message in stub.AttentionMaps(wanted(num_heads=[-1]))]
+        [message async for message in stub.AttentionMaps(wanted(heads=[-1]))]
 
 
 async def test_maps_of_a_prompt_beyond_the_context_are_refused_with_the_numbers(stub: InferenceServiceStub) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 from attn_core import AttentionSpec, Capability, Mechanism, MechanismConfig, Shape, installed, state_bytes
 from attn_core.computation import Computation, WholeCall
 from attn_core.errors import InvalidValue
+from attn_core.kernels.attend import paged_problem
 from attn_core.kernels.base import Problem
 from attn_core.kernels.dispatch import explain
-from attn_core.kernels.paged import paged_problem
 from attn_core.kernels.rowwise import ROW_FORMS, row_problem
 from attn_core.options import option_fields
 
 CACHE_FORMS = ("plain", "int8", "int4", "latent")
-"""How caches keep rows; see `attn_core.kernels.paged.paged_problem`."""
+"""How caches keep rows; see `attn_core.kernels.attend.paged_problem`."""
 
 
 def describe(mechanism: Mechanism) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class ModelHost:
 
     def attention_maps(self, request: AttentionMapsRequest) -> list[AttentionMap]:
         """The attention weights of a prompt, one map a layer."""
-        raise Incompatible(self.REFUSAL, num_layers=request.layers)
+        raise Incompatible(self.REFUSAL, layers=request.layers)
 
     def stats(self) -> EngineStats:
         """How busy the model is."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attn_core import Kernel, hookimpl
 
 
 @hookimpl
-def attn_kernels() -> list[Kernel]:
+def attn_kernels() -> list[Kernel[Any]]:
     """The kernels for GPUs."""
     from attn_kernels_triton.backends.attend import TritonAttend
     from attn_kernels_triton.backends.fp8 import TritonFp8
@@ -14,6 +16,6 @@ def attn_kernels() -> list[Kernel]:
     from attn_kernels_triton.backends.recurrence import TritonChunked, TritonRecurrent
     from attn_kernels_triton.backends.rowwise import TritonCrossEntropy, TritonGate, TritonRmsNorm, TritonRotary
 
-    attention = [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent()]
-    rowwise = [TritonRmsNorm(), TritonRotary(), TritonGate(), TritonCrossEntropy()]
+    attention: list[Kernel[Any]] = [TritonAttend(), TritonFp8(), TritonPaged(), TritonLatent()]
+    rowwise: list[Kernel[Any]] = [TritonRmsNorm(), TritonRotary(), TritonGate(), TritonCrossEntropy()]
     return [*attention, TritonChunked(), TritonRecurrent(), *rowwise]

@@ -6,7 +6,7 @@ import torch
 from attn_core import AttentionSpec, Causal, Heads, Mask, RaggedBatch
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Softmax
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 from attn_kernels_triton.launch import Launch
 from attn_kernels_triton.paged.attend import launches
 

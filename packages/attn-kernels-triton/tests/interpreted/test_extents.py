@@ -9,7 +9,7 @@ import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Heads, RaggedBatch, Window
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.kernels.recurrence import Steps
 from attn_kernels_triton.attention.attend import attend
 from attn_kernels_triton.fp8 import attend as attend_codes

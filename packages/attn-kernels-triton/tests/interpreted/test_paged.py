@@ -9,7 +9,7 @@ from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask,
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import Distribution, Softmax, SoftmaxOne, SoftmaxWithSink
 from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.paged import PagedAttentionInputs, paged_problem
+from attn_core.kernels.attend import PagedAttentionInputs, paged_problem
 from attn_core.masks import Prefix
 from attn_core.modifiers import Alibi, Modifier, RelativeBias, SoftCap, T5Bias
 from attn_core.scores import ScaledDot

@@ -6,8 +6,7 @@ import pytest
 import torch
 from attn_core import configure, installed
 from attn_core.errors import InvalidValue
-from attn_core.kernels.plans import RecurrencePlan
-from attn_core.kernels.recurrence import Steps
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_kernels_triton.backends.recurrence import TritonChunked
 from attn_kernels_triton.recurrence import tiles
 from attn_kernels_triton.recurrence.compute import by_chunks, by_token
@@ -227,7 +226,7 @@ def handed(monkeypatch):
         seen.append((steps.value.dtype, wide))
         return by_chunks(steps, before)
 
-    monkeypatch.setattr(TritonChunked, "run_steps", run)
+    monkeypatch.setattr(TritonChunked, "run", run)
     return seen
 
 
@@ -238,7 +237,7 @@ def test_layers_in_bfloat16_hand_it_on_and_stay_as_close_to_float64_as_those_tha
     layer = mechanism.build(configure(mechanism, width=32, heads=2)).bfloat16()
     rows = torch.randn(1, tokens, 32, generator=torch.Generator().manual_seed(1)).bfloat16()
     plain, exact = copy.deepcopy(layer), copy.deepcopy(layer).double()
-    plain.plan = exact.plan = RecurrencePlan("plain_chunked")
+    plain.plan = exact.plan = RecurrenceDispatcher(installed().kernels, "plain_chunked")
     found, usual, truth = (learned(one, rows.to(one.query.weight.dtype)) for one in (layer, plain, exact))
     assert handed[0][0] == torch.bfloat16
     assert handed[0][1] <= {torch.float32}
@@ -281,7 +280,7 @@ def test_layers_take_these_kernels_and_compute_the_same(name):
     key_padding_mask = torch.arange(19)[None] < 17
     found = [layer(rows, key_padding_mask=key_padding_mask)]
     assert layer.plan.kernel(layer.read(rows, None, key_padding_mask)[0]).name == "triton_chunked"
-    layer.plan = RecurrencePlan("plain_chunked")
+    layer.plan = RecurrenceDispatcher(installed().kernels, "plain_chunked")
     found.append(layer(rows, key_padding_mask=key_padding_mask))
     torch.testing.assert_close(found[0][:, :17], found[1][:, :17], rtol=1e-4, atol=1e-5)
     gradients = [torch.autograd.grad(out[:, :17].square().sum(), list(layer.parameters())) for out in found]

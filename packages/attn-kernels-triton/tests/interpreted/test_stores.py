@@ -25,13 +25,13 @@ OPTIONS = {
 def met(monkeypatch):
     """The forms of rows that the kernels met, call by call."""
     seen = []
-    run = TritonPaged.run_paged
+    run = TritonPaged.run
 
     def counted(self, spec, operands):
         seen.append((self.name, operands.rows.form))
         return run(self, spec, operands)
 
-    monkeypatch.setattr(TritonPaged, "run_paged", counted)
+    monkeypatch.setattr(TritonPaged, "run", counted)
     return seen
 
 

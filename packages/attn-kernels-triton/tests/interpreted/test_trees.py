@@ -9,7 +9,7 @@ import torch
 from attn_core import RaggedBatch, Window
 from attn_core.batch import RowsInPlace
 from attn_core.distributions import SoftmaxWithSink
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.modifiers import Alibi, T5Bias
 from attn_kernels_triton.paged.attend import attend_rows
 from attn_kernels_triton.paged.schedule import grove_of

@@ -14,7 +14,6 @@ from attn_core import (
     Capability,
     DeclaredMechanism,
     Heads,
-    Kernel,
     Mechanism,
     Window,
     configure,
@@ -22,8 +21,8 @@ from attn_core import (
 )
 from attn_core.dropout import Dropout
 from attn_core.errors import Incompatible, MissingPackage, UserError
-from attn_core.kernels.attend import attend_problem
-from attn_core.kernels.dispatch import choose
+from attn_core.kernels.attend import AttendKernel, attend_problem
+from attn_core.kernels.dispatch import KernelTable
 from attn_core.modifiers import SoftCap
 from attn_core.scores import ScaledDot
 from torch import Tensor
@@ -139,7 +138,7 @@ def drawn_dropout(probability: float) -> Dropout | None:
 
 
 @lru_cache(256)
-def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[bool, bool]) -> Kernel:
+def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[bool, bool]) -> AttendKernel:
     problem = attend_problem(
         spec,
         dtype=str(dtype).removeprefix("torch."),
@@ -152,7 +151,7 @@ def _kernel(spec: AttentionSpec, dtype: torch.dtype, device: str, flags: tuple[b
         queries=0,
         keys=0,
     )
-    return choose(installed().kernels, problem, None)
+    return KernelTable(installed().kernels, AttendKernel, lambda: problem).require()
 
 
 def materialised_mask(*arguments: Any, **words: Any) -> Tensor:

@@ -13,8 +13,8 @@ POLL_SECONDS = 0.05
 
 
 @contextmanager
-def exclusive(path: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold the lock file `path`, waiting for at most `wait` seconds.
+def exclusive(path: Path, wait: float | None = 0.0) -> Iterator[None]:
+    """Hold the lock file `path`, waiting for at most `wait` seconds; None waits for as long as it takes.
 
     Two threads of one process exclude each other as two processes do. Raises `Unavailable` if somebody else still holds
     the lock.
@@ -22,7 +22,7 @@ def exclusive(path: Path, wait: float = 0.0) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, mode=0o600, thread_local=False)
     try:
-        lock.acquire(timeout=wait, poll_interval=POLL_SECONDS)
+        lock.acquire(timeout=-1 if wait is None else wait, poll_interval=POLL_SECONDS)
     except Timeout:
         raise Unavailable(f"{path} is held by another process of this machine", path=path) from None
     try:

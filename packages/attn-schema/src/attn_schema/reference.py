@@ -1,14 +1,43 @@
-"""The reference page of all nouns, as Markdown."""
+"""The reference page of options, as Markdown: `python -m attn_schema.reference > docs/options.md`."""
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args, get_origin
 
 import msgspec
 
-from attn_schema.schema import FieldInfo, fields_of, is_enum
+from attn_schema.schema import Checked, FieldInfo, fields_of, is_enum
+
+HEAD = """# Options
+
+What callers write: each noun of [attn-schema](../packages/attn-schema), as a flag (`--max-new-tokens`), in a file for
+`--config` (below), as a field of the protobuf message of the same name, and in Python.
+
+```toml
+# attn generate --config options.toml --model smollm2-135m-instruct "Once"
+[sampling]
+max_new_tokens = 40
+temperature = 0.7
+
+[engine]
+quantization = "int8"
+```
+
+This page is generated from the declarations: `python -m attn_schema.reference > docs/options.md`.
+
+"""
+
+
+def page() -> str:
+    """The page of every noun that callers write."""
+    import attn_schema
+
+    nouns = [getattr(attn_schema, name) for name in sorted(attn_schema.__all__)]
+    written = [noun for noun in nouns if isinstance(noun, type) and issubclass(noun, Checked) and noun is not Checked]
+    return HEAD + reference(written)
 
 
 def reference(nouns: Iterable[type[msgspec.Struct]]) -> str:
@@ -52,3 +81,7 @@ def _type(kind: Any) -> str:
 
 def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

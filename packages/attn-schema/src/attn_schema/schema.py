@@ -56,6 +56,8 @@ class FieldInfo:
         start = f"above {_short(low)}" if "gt" in self.bounds else _short(low)
         if high is None:
             return start if "gt" in self.bounds else f"at least {start}"
+        if "lt" in self.bounds:
+            return f"{start}, below {_short(high)}"
         return f"{start}{', at most ' if 'gt' in self.bounds else ' to '}{_short(high)}"
 
 

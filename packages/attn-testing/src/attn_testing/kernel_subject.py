@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from attn_core import Kernel, installed
-from attn_core.kernels.attend import reach_of
-from attn_core.kernels.base import DEFAULTS, Problem
+from attn_core import installed
+from attn_core.errors import InvalidValue
+from attn_core.kernels.attend import AttendKernel, AttendProblem, reach_of
 
 from attn_testing import oracle
 from attn_testing.problems import HEAD_MASKS, LENGTH_MASKS, MASK_KINDS, MASKS
@@ -65,8 +65,8 @@ RANDOM_PROBLEMS = 12
 class KernelCase:
     """A kernel and one problem that it accepts."""
 
-    kernel: Kernel
-    problem: Problem
+    kernel: AttendKernel
+    problem: AttendProblem
     label: str
 
     @property
@@ -79,25 +79,28 @@ class KernelCase:
 class KernelSubject:
     """A kernel by name or as an object."""
 
-    given: str | Kernel
+    given: str | AttendKernel
 
     @cached_property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> AttendKernel:
         """The kernel itself; raises `UnknownName` where no plugin offers it."""
-        return installed().kernels.get(self.given) if isinstance(self.given, str) else self.given
+        found = installed().kernels.get(self.given) if isinstance(self.given, str) else self.given
+        if not isinstance(found, AttendKernel):
+            raise InvalidValue.of("kernel", found.name, "a kernel of the operation attend")
+        return found
 
     @cached_property
-    def base(self) -> Problem:
+    def base(self) -> AttendProblem:
         """The plainest problem that the kernel accepts."""
         devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
         for device in devices:
             for dtype in VALUES["dtype"]:
                 for size, mask in itertools.product((16, 64, 128), VALUES["mask"]):
-                    plain = Problem(key_size=size, value_size=size, dtype=dtype, device=device)
+                    plain = AttendProblem(key_size=size, value_size=size, dtype=dtype, device=device)
                     plain = with_field(plain, "mask", mask)
                     if not self.kernel.refusals(plain):
                         return plain
-        return Problem(key_size=16, value_size=16)
+        return AttendProblem(key_size=16, value_size=16)
 
     @cached_property
     def cases(self) -> list[KernelCase]:
@@ -105,7 +108,7 @@ class KernelSubject:
         problems = dict.fromkeys(p for p in self._tried() if not self.kernel.refusals(p))
         return [KernelCase(self.kernel, problem, label_of(problem)) for problem in problems]
 
-    def _tried(self) -> Iterator[Problem]:
+    def _tried(self) -> Iterator[AttendProblem]:
         yield self.base
         for field, values in VALUES.items():
             yield from (with_field(self.base, field, value) for value in values)
@@ -125,7 +128,7 @@ class KernelSubject:
                 return
 
 
-def with_field(problem: Problem, field: str, value: Any) -> Problem:
+def with_field(problem: AttendProblem, field: str, value: Any) -> AttendProblem:
     """The problem with another value of one field, and those others without which there is no such problem."""
     changed = dataclasses.replace(problem, **{field: value})
     if field in MASK_WITH and value != (changed.mask in MASKS_WITH[field]):
@@ -139,9 +142,9 @@ def with_field(problem: Problem, field: str, value: Any) -> Problem:
     return changed
 
 
-def label_of(problem: Problem) -> str:
+def label_of(problem: AttendProblem) -> str:
     """What distinguishes the problem, such as `causal-float32-h4/2-padded`."""
     words = [problem.score, *problem.modifiers, problem.mask, problem.distribution, problem.dtype]
     words += [f"h{problem.query_heads}/{problem.key_value_heads}", f"d{problem.key_size}/{problem.value_size}"]
     words += [name for name in FLAGS if getattr(problem, name)]
-    return "-".join(word for word in words if word not in {DEFAULTS["score"], DEFAULTS["distribution"]})
+    return "-".join(word for word in words if word not in {AttendProblem.score, AttendProblem.distribution})

@@ -21,7 +21,7 @@ from attn_core.distributions import (
     Sparsemax,
     StickBreaking,
 )
-from attn_core.kernels.base import Problem
+from attn_core.kernels.attend import AttendProblem
 from attn_core.masks import (
     BigBird,
     BlockSparse,
@@ -116,7 +116,7 @@ DISTRIBUTIONS: Mapping[str, Distribution] = {
 BATCH = 2
 
 
-def spec_of(problem: Problem) -> AttentionSpec:
+def spec_of(problem: AttendProblem) -> AttentionSpec:
     """A spec that has the problem's words."""
     groups = (0,) + (1,) * (problem.query_heads - 1) if problem.irregular_groups else None
     return AttentionSpec(
@@ -134,7 +134,7 @@ def spec_of(problem: Problem) -> AttentionSpec:
     )
 
 
-def mask_of(problem: Problem) -> Mask:
+def mask_of(problem: AttendProblem) -> Mask:
     """A mask of the problem's kind, for its heads."""
     if problem.mask == "per_head":
         return PerHead(tuple(Window(left=1 + head, dilation=1 + head % 2) for head in range(problem.query_heads)))
@@ -143,7 +143,7 @@ def mask_of(problem: Problem) -> Mask:
     return MASKS[problem.mask]
 
 
-def operands_of(problem: Problem) -> dict[str, AttentionInputs]:
+def operands_of(problem: AttendProblem) -> dict[str, AttentionInputs]:
     """AttentionInputs by name of their layout: as many queries as keys, fewer, many, and where accepted padded and
     placed.
     """
@@ -165,7 +165,7 @@ def operands_of(problem: Problem) -> dict[str, AttentionInputs]:
     return found
 
 
-def draw(problem: Problem, queries: int, keys: int, **located: Tensor) -> AttentionInputs:
+def draw(problem: AttendProblem, queries: int, keys: int, **located: Tensor) -> AttentionInputs:
     """Random operands, N(0, 1), in the problem's type; the same for the same sizes."""
     generator = torch.Generator().manual_seed(queries * 100 + keys)
     dtype: torch.dtype = getattr(torch, problem.dtype)

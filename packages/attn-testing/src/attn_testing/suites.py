@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
-from attn_core import CacheFamily, Kernel, Mechanism, ModelFamily
+from attn_core import CacheFamily, Mechanism, ModelFamily
+from attn_core.kernels.attend import AttendKernel
 
 from attn_testing import laws
 from attn_testing.cache_subject import CacheSubject
@@ -215,7 +216,7 @@ class ModelLaws(
 class KernelSuite(Suite):
     """What a test class says of the kernel it tests: `kernel`, a name or an object, of the operation `attend`."""
 
-    kernel: ClassVar[str | Kernel]
+    kernel: ClassVar[str | AttendKernel]
 
     @classmethod
     def make_subject(cls) -> KernelSubject:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from attn_core import AttentionSpec, RaggedBatch, installed
 from attn_core.batch import RowsInPlace
-from attn_core.kernels.dispatch import explain
-from attn_core.kernels.paged import LATENT, PagedAttentionInputs, PagedKernel, paged_problem
+from attn_core.kernels.attend import (
+    LATENT,
+    PagedAttendKernel,
+    PagedAttendProblem,
+    PagedAttentionInputs,
+    paged_problem,
+)
+from attn_core.kernels.dispatch import KernelTable
 from torch import Tensor
 
 PLAIN, CODED = ("plain",), ("int8", "int4")
@@ -22,7 +29,7 @@ class Reached:
     """Rows of a cache in place, and the kernel that reads them."""
 
     spec: AttentionSpec
-    kernel: PagedKernel
+    kernel: PagedAttendKernel
     rows: RowsInPlace
 
     def attend(
@@ -35,7 +42,7 @@ class Reached:
         operands = PagedAttentionInputs(
             query=query, batch=batch, rows=self.rows, requests=tuple(requests), parameters=parameters
         )
-        return self.kernel.run_paged(self.spec, operands)
+        return self.kernel.run(self.spec, operands)
 
 
 class PagedPlan:
@@ -47,7 +54,7 @@ class PagedPlan:
     def __init__(self, spec: AttentionSpec, *, latent: bool = False) -> None:
         self.spec = spec
         self._forms: Mapping[str, str] = {"plain": LATENT} if latent else {form: form for form in (*PLAIN, *CODED)}
-        self._chosen: dict[tuple[torch.dtype, str, str], PagedKernel | None] = {}
+        self._table = KernelTable(installed().kernels, PagedAttendKernel, partial(_problem, spec))
 
     def reach(self, query: Tensor, view: Any) -> Reached | None:
         """The rows of a view for queries of this type and device; None where no kernel reads them in place."""
@@ -63,19 +70,12 @@ class PagedPlan:
                 return Reached(spec=self.spec, kernel=kernel, rows=rows)
         return None
 
-    def kernel(self, query: Tensor, form: str) -> PagedKernel | None:
+    def kernel(self, query: Tensor, form: str) -> PagedAttendKernel | None:
         """The kernel for queries of this type and device over rows of this form, or None."""
-        key = query.dtype, query.device.type, form
-        if key not in self._chosen:
-            self._chosen[key] = self._choose(*key)
-        return self._chosen[key]
-
-    def _choose(self, dtype: torch.dtype, device: str, form: str) -> PagedKernel | None:
-        kernels = [kernel for kernel in installed().kernels if isinstance(kernel, PagedKernel)]
-        if not kernels or form not in self._forms:
+        if form not in self._forms or not self._table.kernels:
             return None
-        problem = paged_problem(
-            self.spec, dtype=str(dtype).removeprefix("torch."), device=device, rows=self._forms[form]
-        )
-        best = explain(kernels, problem)[0]
-        return best.kernel if best.accepted and isinstance(best.kernel, PagedKernel) else None
+        return self._table.find(query.dtype, query.device.type, self._forms[form])
+
+
+def _problem(spec: AttentionSpec, dtype: torch.dtype, device: str, rows: str) -> PagedAttendProblem:
+    return paged_problem(spec, dtype=str(dtype).removeprefix("torch."), device=device, rows=rows)

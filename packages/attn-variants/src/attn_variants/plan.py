@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from attn_core import AttentionInputs, AttentionSpec, Kernel, installed
-from attn_core.kernels.attend import attend_problem, texts
-from attn_core.kernels.base import Problem
-from attn_core.kernels.dispatch import choose, explain
+from attn_core import AttentionInputs, AttentionSpec, installed
+from attn_core.kernels.attend import AttendKernel, AttendProblem, attend_problem, texts
+from attn_core.kernels.dispatch import KernelTable
 from torch import Tensor
 
-from attn_variants.kernels.block_sparse import BlockSparse
+from attn_variants.kernels.attend import BlockSparse
 
 ALL_SEEN = frozenset({"full", "causal"})
 """Masks under which the choice of a kernel does not depend on the lengths."""
 
 COMPILED = 4096
 """Number of queries and keys for which the kernel of a compiled graph, made for all lengths, is chosen."""
+
+VARLEN = True
+"""Of the key of a call: rows hold several documents."""
 
 Flags = tuple[bool, bool, bool, bool, bool]
 """Whether gradients are wanted, rows are padded, positions are given, those of keys are, and weights are dropped."""
@@ -30,12 +34,10 @@ class KernelPlan:
     def __init__(self, spec: AttentionSpec, name: str | None = None) -> None:
         self.spec = spec
         self.name = name
-        self._kernels: tuple[Kernel, ...] = tuple(installed().kernels)
-        self._chosen: dict[tuple[torch.dtype, str, Flags, Lengths], int] = {}
-        self._packed: dict[tuple[torch.dtype, str, bool, bool, bool], Kernel | None] = {}
+        self._table = KernelTable(installed().kernels, AttendKernel, partial(_problem, spec), name)
 
     def __deepcopy__(self, _memo: object) -> KernelPlan:
-        """A fresh plan: kernels are compared by identity and are not copied."""
+        """A new plan of the same spec."""
         return KernelPlan(self.spec, self.name)
 
     def run(self, operands: AttentionInputs, spec: AttentionSpec | None = None) -> Tensor:
@@ -46,9 +48,9 @@ class KernelPlan:
         """
         spec = spec or self.spec
         if operands.varlen is not None:
-            kernel = self.packed_kernel(operands)
-            if kernel is not None:
-                return kernel.run(spec, operands)  # type: ignore[no-any-return]
+            together = self.varlen_kernel(operands)
+            if together is not None:
+                return together.run(spec, operands)
             return torch.cat([operands.query.new_empty(no_rows(operands)), *map(self.run, texts(operands))], dim=1)
         query = operands.query
         kv_unordered = operands.key_positions is not None
@@ -61,26 +63,21 @@ class KernelPlan:
             lengths = (COMPILED, COMPILED)
         else:
             lengths = (rounded(query.shape[1]), rounded(operands.key.shape[1]))
-        index: int = self.index(query.dtype, query.device.type, flags, lengths)
-        if torch.compiler.is_compiling() and self._kernels[index].name == BlockSparse.name:
+        kernel = self._table.require(query.dtype, query.device.type, flags, lengths)
+        if torch.compiler.is_compiling() and kernel.name == BlockSparse.name:
             names = self.masks()
-            # Its custom operators load dynamo, which only compiling processes need.
+            # Its operators are made by a part of torch that only a process which compiles need load.
             from attn_variants.compute.block_sparse.compiled import attend
 
             return attend(spec, names, operands)
-        return self._kernels[index].run(spec, operands)  # type: ignore[no-any-return]
+        return kernel.run(spec, operands)
 
-    def packed_kernel(self, operands: AttentionInputs) -> Kernel | None:
-        """The cheapest kernel, or the one of this plan's name, that takes packed texts together, if any does."""
+    def varlen_kernel(self, operands: AttentionInputs) -> AttendKernel | None:
+        """The cheapest kernel, or the one of this plan's name, that takes all documents in one call, if any does."""
         query = operands.query
-        said = operands.key_padding_mask is not None, operands.dropout is not None
-        kind = query.dtype, query.device.type, torch.is_grad_enabled(), *said
-        if kind not in self._packed:
-            dtype, device, gradients, padded, drops = kind
-            problem = self._problem(dtype, device, (gradients, padded, False, False, drops), varlen=True)
-            best = explain([k for k in self._kernels if self.name in {None, k.name}], problem)[:1]
-            self._packed[kind] = best[0].kernel if best and best[0].accepted else None
-        return self._packed[kind]
+        padded, drops = operands.key_padding_mask is not None, operands.dropout is not None
+        flags = torch.is_grad_enabled(), padded, False, False, drops
+        return self._table.find(query.dtype, query.device.type, flags, (0, 0), VARLEN)
 
     def masks(self) -> str:
         """The names of the masks in a compiled graph."""
@@ -88,27 +85,29 @@ class KernelPlan:
 
         return named(self.spec.mask)
 
-    def index(self, dtype: torch.dtype, device: str, flags: Flags, lengths: Lengths) -> int:
-        """The index of the chosen kernel among the installed ones."""
-        key = dtype, device, flags, lengths
-        if key not in self._chosen:
-            problem = self._problem(dtype, device, flags, queries=lengths[0], keys=lengths[1])
-            self._chosen[key] = self._kernels.index(choose(installed().kernels, problem, self.name))
-        return self._chosen[key]
 
-    def _problem(self, dtype: torch.dtype, device: str, flags: Flags, **known: bool | int) -> Problem:
-        gradients, padded, has_positions, kv_unordered, drops = flags
-        return attend_problem(
-            self.spec,
-            dtype=str(dtype).removeprefix("torch."),
-            device=device,
-            gradients=gradients,
-            padded=padded,
-            has_positions=has_positions,
-            kv_unordered=kv_unordered,
-            dropout=drops,
-            **known,
-        )
+def _problem(
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    device: str,
+    flags: Flags,
+    lengths: Lengths,
+    varlen: bool = False,  # noqa: FBT001, FBT002 -- part of a key
+) -> AttendProblem:
+    gradients, padded, has_positions, kv_unordered, drops = flags
+    return attend_problem(
+        spec,
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        gradients=gradients,
+        padded=padded,
+        has_positions=has_positions,
+        kv_unordered=kv_unordered,
+        dropout=drops,
+        varlen=varlen,
+        queries=lengths[0],
+        keys=lengths[1],
+    )
 
 
 def no_rows(operands: AttentionInputs) -> tuple[int, ...]:
@@ -121,7 +120,5 @@ def rounded(length: int) -> int:
     return 1 << (length - 1).bit_length() if length else 0
 
 
-# torch.compile calls these while tracing and keeps number and names; a kernel object could not be kept so. This is all
-# that torch.compiler.assume_constant_result does, which would import the compiler, two seconds, into every process.
-KernelPlan.index._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001
+# torch.compile calls this while tracing and keeps the names, as of `KernelTable.index`.
 KernelPlan.masks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # noqa: SLF001

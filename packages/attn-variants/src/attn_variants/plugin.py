@@ -17,14 +17,11 @@ def attn_mechanisms() -> list[Mechanism]:
 
 
 @hookimpl
-def attn_kernels() -> list[Kernel]:
+def attn_kernels() -> list[Kernel[Any]]:
     """The kernels for `attend`, for chosen blocks and for linear recurrences."""
-    from attn_variants.kernels.banded import Banded
-    from attn_variants.kernels.block_sparse import BlockSparse
-    from attn_variants.kernels.chosen import SelectedBlocksTiled, SelectedBlocksWhole
-    from attn_variants.kernels.plain import Plain
+    from attn_variants.kernels.attend import Banded, BlockSparse, Plain, TorchSdpa
     from attn_variants.kernels.recurrence import PlainChunked, PlainRecurrent
-    from attn_variants.kernels.torch_sdpa import TorchSdpa
+    from attn_variants.kernels.selected import SelectedBlocksTiled, SelectedBlocksWhole
 
     attention = [Plain(), TorchSdpa(), BlockSparse(), Banded()]
     return [*attention, SelectedBlocksTiled(), SelectedBlocksWhole(), PlainChunked(), PlainRecurrent()]

@@ -6,8 +6,7 @@ import importlib.util
 import pytest
 import torch
 from attn_core import configure, installed
-from attn_core.kernels.plans import RecurrencePlan
-from attn_core.kernels.recurrence import Steps
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_variants.mechanisms import linear_layers as favor
 from attn_variants.mechanisms.recurrence_scan import chunked, effective_weights
 
@@ -136,7 +135,9 @@ def test_performer_softmax_features_with_the_same_directions(agrees, epsilon):
     oracle.gradients(
         *(torch.autograd.grad(out.square().sum(), leaves, retain_graph=True) for out in (full, expected)), 1e-6
     )
-    causal = favor.quotient(favor.causal_sums(parts, None, plan=RecurrencePlan(), chunk=16, epsilon=epsilon)[0])
+    causal = favor.quotient(
+        favor.causal_sums(parts, None, plan=RecurrenceDispatcher(installed().kernels), chunk=16, epsilon=epsilon)[0]
+    )
     expected = by_head(causal_linear_attention_noncuda(*theirs, by_head(value), eps=epsilon))
     oracle.outputs(causal, expected, 1e-6)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from attn_core import LayerState, RaggedBatch
+from attn_core import LayerState, RaggedBatch, installed
 from attn_core.errors import InvalidValue
-from attn_core.kernels.plans import RecurrencePlan
-from attn_core.kernels.recurrence import Steps
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu, softplus
@@ -29,7 +28,7 @@ class GatedDeltaLayer(nn.Module):
     def __init__(self, sizes: Sizes, *, hidden_size: int, bias: bool, taps: int, chunk: int, eps: float) -> None:
         super().__init__()
         self.sizes, self.chunk, self.eps = sizes, chunk, eps
-        self.plan = RecurrencePlan()
+        self.plan = RecurrenceDispatcher(installed().kernels)
         self.query = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.key = nn.Linear(hidden_size, sizes.into, bias=bias)
         self.value = nn.Linear(hidden_size, sizes.out, bias=bias)
@@ -86,7 +85,7 @@ class GatedDeltaLayer(nn.Module):
             kernel, steps = self.plan.handed(steps, memory, multiplied_in(rows), below=1.0)
         if kernel is None:
             return by_chunks(rule, memory, self.chunk)
-        out, memory = kernel.run_steps(steps, memory, self.chunk)
+        out, memory = kernel.run(steps, memory, self.chunk)
         return out.transpose(1, 2).to(rule.value.dtype), memory
 
     def _rule(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention
-from attn_core.kernels.plans import SelectedBlocksPlan
-from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
+from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention, installed
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import counted, positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -42,7 +41,7 @@ class BlockMixture(InnerAttention, nn.Module):
         self.spec = spec
         self.block = block
         self.top = top
-        self.plan = SelectedBlocksPlan(spec.heads)
+        self.plan = SelectedBlocksDispatcher(installed().kernels, spec.heads)
 
     def forward(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:
         """Outputs [batch, query, heads, value_size]."""
@@ -53,7 +52,7 @@ class BlockMixture(InnerAttention, nn.Module):
         key, value = (self._of_heads(rows).transpose(1, 2).contiguous() for rows in (operands.key, operands.value))
         blocks = KeyBlocks(key, value, self._blocks(self._keep(operands)))
         choices = SelectedBlocks(query.transpose(1, 2)[:, :, :, None], chosen.transpose(1, 2), places)
-        found = self.plan.read(choices, blocks, operands)
+        found = self.plan.run(choices, blocks, operands)
         return found[:, :, :, 0].transpose(1, 2).to(operands.value.dtype)
 
     def weights(self, rows: Tensor, operands: AttentionInputs, attend: Attend) -> Tensor:  # noqa: ARG002 -- computed here

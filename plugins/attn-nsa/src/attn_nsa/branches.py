@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention
-from attn_core.kernels.plans import SelectedBlocksPlan
-from attn_core.kernels.selected import KeyBlocks, SelectedBlocks
+from attn_core import Attend, AttentionInputs, AttentionSpec, InnerAttention, installed
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksDispatcher
 from attn_core.masking import positions, shares, wide
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -86,7 +85,7 @@ class Branches(InnerAttention, nn.Module):
         super().__init__()
         heads, length, stride = spec.heads, options.compress, options.stride
         self.options = options
-        self.plan = SelectedBlocksPlan(heads)
+        self.plan = SelectedBlocksDispatcher(installed().kernels, heads)
         self.groups = heads.key_value
         self.scale: float = heads.key_size**-0.5
         self.compress_key = Compression(heads.key_size, length=length, stride=stride)
@@ -140,4 +139,4 @@ class Branches(InnerAttention, nn.Module):
         key, value, real = (windows(rows, size, size) for rows in (operands.key, operands.value, key_padding_mask))
         chosen = select(weights.sum(3), places // size, key.shape[1], self.options)
         key, value = (wide(rows).permute(0, 3, 1, 2, 4).contiguous() for rows in (key, value))
-        return self.plan.read(SelectedBlocks(query, chosen, places), KeyBlocks(key, value, real), operands)
+        return self.plan.run(SelectedBlocks(query, chosen, places), KeyBlocks(key, value, real), operands)

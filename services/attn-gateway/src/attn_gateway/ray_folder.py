@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+
+from attn_core.errors import Unavailable
+from attn_schema.locks import exclusive
 
 PREFIX = "attn-ray-"
 LOCK = "owner.lock"
@@ -16,21 +19,21 @@ LOCK = "owner.lock"
 class RayFolder:
     """A new folder below the system's temporary one, short enough for the paths of Ray's sockets.
 
-    Its owner holds a lock in it that the kernel frees when the owner dies, by SIGKILL too.
+    Its owner holds a lock in it that the operating system frees when the owner dies, by SIGKILL too.
     """
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._lock = ExitStack()
         unlocked = self.path / "unlocked"
-        self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._lock.enter_context(exclusive(unlocked))
         # Under its name it is never seen unlocked while its owner lives.
         unlocked.rename(self.path / LOCK)
 
     def remove(self) -> None:
         """Delete it with all that Ray wrote; called once."""
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._descriptor)
+        self._lock.close()
 
 
 def remove_abandoned() -> None:
@@ -43,10 +46,7 @@ def remove_abandoned() -> None:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    # Without its lock a folder is just being made: opening does not create it.
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+    # Without its lock a folder is just being made.
+    if (path / LOCK).is_file():
+        with contextlib.suppress(Unavailable), exclusive(path / LOCK):
+            shutil.rmtree(path, ignore_errors=True)

@@ -118,18 +118,18 @@ def parse_lengths(text: str) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`batch` sequences of `seq` tokens in element type `dtype`, their states kept as `cache` keeps them."""
+    """`batch` sequences of `seq` tokens in element type `dtype`, their states kept as `kv_cache` keeps them."""
 
     batch: int
     seq: int
     dtype: str
-    cache: str | None
+    kv_cache: str | None
 
     def state_bytes(self, states: StateSpecs) -> int:
         """Bytes of the states of one layer and one sequence; without a cache's name as they are."""
-        if self.cache is None:
+        if self.kv_cache is None:
             return state_bytes(states, tokens=self.seq, source=self.seq, dtype=self.dtype)
-        family = installed().caches.get(self.cache)
+        family = installed().caches.get(self.kv_cache)
         return family.bytes({"layer": states}, tokens=self.seq, source=self.seq, dtype=self.dtype)
 
 
@@ -147,7 +147,9 @@ def cost_command(
     dtype: Dtype = "bfloat16",
     num_kv_heads: NumKvHeads = None,
     attention: Annotated[str | None, typer.Option(help="Another mechanism than the model's own.")] = None,
-    cache: Annotated[str | None, typer.Option(help="How states are kept; see `attn list caches`.")] = None,
+    kv_cache: Annotated[
+        str | None, typer.Option(help="The cache that keeps the states; `attn list caches` names them.")
+    ] = None,
     option: Options = None,
     kv_sharing: Annotated[
         str, typer.Option(help="Layers that share keys and values: cla:N, N neighbours; yoco, the upper half.")
@@ -157,11 +159,11 @@ def cost_command(
     """Price attention at the size of a known model: cache, FLOPs and weights, before anything runs.
 
     Example: `attn cost llama-3-70b --batch 8 --seq 1000 --dtype bf16` says that its cache weighs 2.62 GB; with
-    `--num-kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--cache int8`, 1.33 GB; with `--kv-sharing
-    cla:2`, 1.31 GB.
+    `--num-kv-heads 64`, as if it had no grouped heads, 20.97 GB; with `--kv-cache int8`, 1.33 GB; with
+    `--kv-sharing cla:2`, 1.31 GB.
     """
     model = installed().shapes.get(shape)
-    work = Workload(batch=batch, seq=seq, dtype=dtype_name(dtype), cache=cache)
+    work = Workload(batch=batch, seq=seq, dtype=dtype_name(dtype), kv_cache=kv_cache)
     shared = checked_kv_sharing(kv_sharing or (), model.num_layers)
     facts = attention_costs(model, work, num_kv_heads, Attention(attention, parse_options(option)), shared)
     if json:
@@ -228,4 +230,4 @@ def attention_costs(
     if attention.name is None and num_kv_heads is None and model.parameters is not None and not kv_sharing:
         facts["model_parameters"] = model.parameters
         facts["active_parameters"] = model.active_parameters or model.parameters
-    return facts if work.cache is None else {"cache": work.cache, **facts}
+    return facts if work.kv_cache is None else {"kv_cache": work.kv_cache, **facts}

@@ -1,17 +1,20 @@
-"""Attention over whole sequences: inputs, varlen layout and problem."""
+"""Attention of queries to keys, over whole sequences and over a paged cache: problems, inputs and kernels."""
 
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
+from attn_core.batch import RaggedBatch, RowsInPlace
 from attn_core.checks import require_whole
 from attn_core.dropout import Dropout
 from attn_core.errors import InvalidValue
-from attn_core.kernels.base import Problem
+from attn_core.kernels.base import Kernel, Problem
+from attn_core.masks.bands import band_of
 from attn_core.masks.base import Mask
 from attn_core.masks.layout import density
 from attn_core.spec import AttentionSpec
@@ -89,12 +92,55 @@ def check_varlen(operands: AttentionInputs) -> None:
 
 
 TILE = 64
-"""Queries that a kernel which skips keys takes together, for `Problem.density`."""
+"""Queries that a kernel which skips keys takes together, for `AttendProblem.density`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttendProblem(Problem):
+    """Attention over whole sequences.
+
+    `score`, `modifiers`, `mask` and `distribution` are the kinds of the parts of an `AttentionSpec`. `irregular_groups`
+    says that key/value heads are shared by unequal numbers of query heads, `head_masks` that heads have masks of their
+    own, `length_bound` that the mask depends on the number of keys. `padded` says that a padding mask or explicit
+    positions are given, `has_positions` that positions are, `kv_unordered` that those of keys are: they may stand in
+    any order. `varlen` says that rows hold several documents, see `Varlen`; where no kernel takes that, documents are
+    computed one by one. `dropout` says that attention weights are dropped at random, `weights` that they are returned.
+
+    For prices: `queries` and `keys` are lengths, 0 where unknown. `density` is the share of all pairs that is left to a
+    kernel which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number
+    of neighbouring positions that hold all that a query can see, 0 where there is no bound.
+    """
+
+    operation: ClassVar[str] = "attend"
+    priced: ClassVar[frozenset[str]] = frozenset({"queries", "keys", "density", "reach"})
+
+    score: str = "scaled_dot"
+    modifiers: tuple[str, ...] = ()
+    mask: str = "full"
+    distribution: str = "softmax"
+    key_size: int = 0
+    value_size: int = 0
+    query_heads: int = 1
+    key_value_heads: int = 1
+    irregular_groups: bool = False
+    head_masks: bool = False
+    length_bound: bool = False
+    padded: bool = False
+    has_positions: bool = False
+    kv_unordered: bool = False
+    varlen: bool = False
+    dropout: bool = False
+    weights: bool = False
+    gradients: bool = False
+    queries: int = 0
+    keys: int = 0
+    density: float = 1.0
+    reach: int = 0
 
 
 def attend_problem(
     spec: AttentionSpec, *, dtype: str, device: str, gradients: bool, padded: bool, **known: bool | int
-) -> Problem:
+) -> AttendProblem:
     """The problem of computing `spec` over given tensors.
 
     `padded` says that a key mask or explicit positions are given. Known may be: `has_positions`, that positions are
@@ -102,7 +148,7 @@ def attend_problem(
     weights are dropped; `weights`, that they are wanted too; `queries` and `keys`, the lengths.
     """
     heads, queries, keys = spec.heads, int(known.get("queries", 0)), int(known.get("keys", 0))
-    return Problem(
+    return AttendProblem(
         score=spec.score.kind,
         modifiers=tuple(modifier.kind for modifier in spec.modifiers),
         mask=spec.mask.kind,
@@ -161,3 +207,93 @@ class AttentionInputs:
     fields: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
     varlen: Varlen | None = None
     dropout: Dropout | None = None
+
+
+class AttendKernel(Kernel[AttendProblem]):
+    """Computes attention over whole sequences."""
+
+    problem: ClassVar[type[Problem]] = AttendProblem
+
+    @abstractmethod
+    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
+        """The output [batch, query, heads, value_size]."""
+
+
+BAND = "band"
+"""The mask, in a paged problem, of a query that sees itself and all, or the last so many, before it."""
+LATENT = "latent"
+"""The rows, in a paged problem, of latent attention: see `PagedAttentionInputs`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PagedAttendProblem(Problem):
+    """Attention of new rows to remembered ones where a cache keeps them; fields as of `AttendProblem`.
+
+    `mask` is `BAND` for every causal band. `rows` says how the cache keeps rows: `RowsInPlace.form`, or `LATENT`.
+    """
+
+    operation: ClassVar[str] = "attend_paged"
+
+    score: str = "scaled_dot"
+    modifiers: tuple[str, ...] = ()
+    mask: str = "full"
+    distribution: str = "softmax"
+    key_size: int = 0
+    value_size: int = 0
+    query_heads: int = 1
+    key_value_heads: int = 1
+    irregular_groups: bool = False
+    head_masks: bool = False
+    length_bound: bool = False
+    rows: str = "plain"
+
+
+def paged_problem(spec: AttentionSpec, *, dtype: str, device: str, rows: str = "plain") -> PagedAttendProblem:
+    """The problem of attending to remembered rows; `rows` is `RowsInPlace.form`, or `LATENT`."""
+    band, heads = band_of(spec.mask), spec.heads
+    return PagedAttendProblem(
+        score=spec.score.kind,
+        modifiers=tuple(modifier.kind for modifier in spec.modifiers),
+        mask=BAND if band is not None and band.right == 0 else spec.mask.kind,
+        distribution=spec.distribution.kind,
+        key_size=heads.key_size,
+        value_size=heads.value_size,
+        query_heads=heads.query,
+        key_value_heads=heads.key_value,
+        irregular_groups=heads.per_group is None,
+        head_masks=spec.mask.heads is not None,
+        length_bound=spec.mask.by_length,
+        dtype=dtype,
+        device=device,
+        rows=rows,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PagedAttentionInputs:
+    """The tensors of one call of a `PagedAttendKernel`.
+
+    `query` [tokens, heads, key_size] are the new rows of the batch, in its order; those of `requests` are wanted, what
+    comes out for others means nothing. `rows` are what they meet, this step's included: fields "key" [rows,
+    key_value_heads, key_size] and "value"; or of latent attention "latent" [rows, value_size], which is both the value
+    and the first part of the key, and "rotary_key" [rows, rest], the other part. `parameters` as in `AttentionInputs`.
+    """
+
+    query: Tensor
+    batch: RaggedBatch
+    rows: RowsInPlace
+    requests: tuple[int, ...]
+    parameters: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class PagedAttendKernel(Kernel[PagedAttendProblem]):
+    """Computes attention to rows where a cache keeps them.
+
+    Where no kernel accepts, rows are gathered and an `AttendKernel` computes the same.
+    """
+
+    problem: ClassVar[type[Problem]] = PagedAttendProblem
+
+    @abstractmethod
+    def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
+        """The output [tokens, heads, value_size]."""

@@ -1,4 +1,9 @@
-"""Kernels, the problems they are asked, and the conditions under which they accept."""
+"""Kernels, the problems they are asked, and the conditions under which they accept.
+
+An operation is a subclass of `Problem`, which says as data what is to be computed, and a subclass of `Kernel`, whose
+`run` says by its types what kernels of the operation are given and return. A plugin declares one of its own in the
+same way: nothing here or in `dispatch` knows which operations there are.
+"""
 
 from __future__ import annotations
 
@@ -6,70 +11,37 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import cache
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from attn_core.errors import InvalidValue
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One operation to compute. Every default is the plainest case; a kernel that does not mention a field
-    accepts its default only, so what is added here later is refused until a kernel says otherwise.
+    """One call of an operation, as data. Subclasses name the operation and add fields, each with a default.
 
-    `queries`, `keys`, `density` and `reach` are the exception: they change what a call costs, never what it means, so a
-    kernel that does not mention them accepts them all. `density` is the share of all pairs that is left to a kernel
-    which skips, for every `TILE` neighbouring queries, the keys that none of them may see. `reach` is the number of
-    neighbouring positions that hold all that a query can see. Unknown, they are 0, 0, 1 and 0.
-
-    `has_positions` says that positions are given, `kv_unordered` that those of the keys are: they may stand in any
-    order.
-
-    `varlen` says that rows hold several texts, see `Varlen`; whoever finds no kernel for that computes text by text.
-    `dropout` says that weights are dropped at random, see `Dropout`.
-
-    Of `attend_paged`, see `paged_problem`, `rows` says how a cache keeps the rows that are met. Of `chosen`, see
-    `selected_blocks_problem`, sizes say what there is to know. Of `recurrence`, see `recurrence_problem`, `decay` says
-    what fades, `delta_rule` that keys write by the delta rule. Of operations on rows, see `row_problem`, `width` is the
-    number of elements, `form` which of its forms.
+    Every default is the plainest case; a kernel that does not mention a field accepts its default only, so a field that
+    is added later is refused until a kernel says otherwise. Fields in `priced` are the exception: they change what a
+    call costs, never what it means, so a kernel that does not mention them accepts them all.
     """
 
-    operation: str = "attend"
-    score: str = "scaled_dot"
-    modifiers: tuple[str, ...] = ()
-    mask: str = "full"
-    distribution: str = "softmax"
-    key_size: int = 0
-    value_size: int = 0
-    query_heads: int = 1
-    key_value_heads: int = 1
-    irregular_groups: bool = False
-    head_masks: bool = False
-    length_bound: bool = False
-    padded: bool = False
-    has_positions: bool = False
-    kv_unordered: bool = False
-    varlen: bool = False
-    dropout: bool = False
-    weights: bool = False
-    gradients: bool = False
+    operation: ClassVar[str]
+    priced: ClassVar[frozenset[str]] = frozenset()
+
     dtype: str = "float32"
     device: str = "cpu"
-    rows: str = "plain"
-    decay: str = "none"
-    delta_rule: bool = False
-    width: int = 0
-    form: str = "plain"
-    queries: int = 0
-    keys: int = 0
-    density: float = 1.0
-    reach: int = 0
+
+    @classmethod
+    def defaults(cls) -> Mapping[str, Any]:
+        """The default of each field by name."""
+        return _defaults(cls)  # type: ignore[arg-type]  # classes can be hashed
 
 
-PRICED = frozenset({"queries", "keys", "density", "reach"})
-"""Fields that only inform prices."""
+@cache
+def _defaults(kind: type[Problem]) -> Mapping[str, Any]:
+    return MappingProxyType({field.name: field.default for field in dataclasses.fields(kind)})
 
 
 class Condition(Protocol):
@@ -134,50 +106,64 @@ class Anything:
         return None
 
 
-class Kernel(ABC):
-    """One way to compute an operation. `accepts` maps fields of `Problem` to conditions.
+P = TypeVar("P", bound=Problem)
 
-    `alters` says how results differ from what is defined by more than the rounding of their type; a kernel that says so
-    runs only where it is asked for by name.
+
+class Kernel(ABC, Generic[P]):
+    """One way to compute an operation. `accepts` maps fields of its problems to conditions.
+
+    The kernel class of an operation sets `problem` and adds an abstract method, `run` where there is one way to call
+    it. `alters` says how results differ from what is defined by more than the rounding of their type; a kernel that
+    says so runs only where it is asked for by name.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    operation: ClassVar[str] = "attend"
+    problem: ClassVar[type[Problem]]
     accepts: ClassVar[Mapping[str, Condition]]
     alters: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        unknown = set(getattr(cls, "accepts", ())) - DEFAULTS.keys()
-        if unknown:
-            raise InvalidValue.of(f"{cls.__qualname__}.accepts", sorted(unknown), ", ".join(DEFAULTS))
+        accepts = getattr(cls, "accepts", None)
+        if accepts is not None:
+            known = cls.problem.defaults()
+            unknown = set(accepts) - known.keys()
+            if unknown:
+                raise InvalidValue.of(f"{cls.__qualname__}.accepts", sorted(unknown), ", ".join(known))
+
+    @property
+    def operation(self) -> str:
+        """The name of the operation."""
+        return self.problem.operation
 
     def available(self) -> str | None:
         """Why the kernel cannot run on this machine at all, or None if it can."""
         return None
 
-    def refusals(self, problem: Problem) -> list[str]:
+    def refusals(self, problem: P) -> list[str]:
         """Every reason why this problem is not accepted; empty if it is."""
-        if problem.operation != self.operation:
-            return [f"operation: computes {self.operation}, not {problem.operation}"]
+        if type(problem) is not self.problem:
+            other = problem.operation
+            if other == self.operation:
+                other = f"what more a {type(problem).__name__} says than a {self.problem.__name__}"
+            return [f"operation: computes {self.operation}, not {other}"]
         reasons = []
-        for field, default in DEFAULTS.items():
-            value = getattr(problem, field)
-            plainest = Anything() if field in PRICED else OneOf(*default if isinstance(default, tuple) else (default,))
-            condition = self.accepts.get(field) or plainest
-            why = condition.refuses(value)
+        for field, default in problem.defaults().items():
+            condition = self.accepts.get(field)
+            if condition is None:
+                if field in problem.priced:
+                    continue
+                condition = OneOf(*default if isinstance(default, tuple) else (default,))
+            why = condition.refuses(getattr(problem, field))
             if why:
                 reasons.append(f"{field}: {why}")
-        return reasons
+        return reasons + self.further_refusals(problem)
+
+    def further_refusals(self, problem: P) -> list[str]:
+        """Reasons that no condition on one field can say, each with a field in front."""
+        return []
 
     @abstractmethod
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: P) -> float:
         """Predicted time as a share of the plain computation's; the least wins."""
-
-    @abstractmethod
-    def run(self, spec: Any, operands: Any) -> Any:
-        """The output [batch, query, heads, value_size]."""
-
-
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(Problem) if field.name != "operation"}

@@ -1,24 +1,22 @@
-"""Linear recurrences: what kernels of the operation `recurrence` are asked and given."""
+"""Linear recurrences: problem, inputs and kernels, and which kernel computes a layer."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from attn_core.errors import KernelRefused
 from attn_core.heads import Heads
-from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel, Problem
+from attn_core.kernels.dispatch import KernelTable
+from attn_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attn_core.spec import AttentionSpec
 else:
     Tensor = Any
-
-RECURRENCE = "recurrence"
 
 Decay = Literal["none", "head", "channel"]
 """What of a memory fades at a rate of its own: nothing, each head, each channel of the keys."""
@@ -85,35 +83,31 @@ class RecurrenceSpec:
     delta_rule: bool = False
 
 
-class RecurrenceKernel(Kernel):
-    """Computes what linear recurrences read and remember; has `run_steps` in place of `run`.
+@dataclass(frozen=True, kw_only=True)
+class RecurrenceProblem(Problem):
+    """A linear recurrence. `decay` says what is forgotten, `delta_rule` that keys write by the delta rule.
 
-    One that `mixes` takes queries, keys and values of 16 bits beside decays, strengths and memories of float32, and
-    sums in float32; it is handed them so where the model computes in 16 bits. All others are handed float32.
+    `tokens` of each sequence, for prices: 0 where unknown.
     """
 
-    operation: ClassVar[str] = RECURRENCE
-    mixes: ClassVar[bool] = False
+    operation: ClassVar[str] = "recurrence"
+    priced: ClassVar[frozenset[str]] = frozenset({"tokens"})
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """Raise `KernelRefused`: this is another operation."""
-        raise KernelRefused(f"kernel {self.name!r} computes {RECURRENCE}, not attend", kernel=self.name)
-
-    @abstractmethod
-    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
-        """Outputs [batch, tokens, heads, value_size] and the memory [batch, heads, key_size, value_size] after them.
-
-        `before` is the memory at the start, None for an empty one. `chunk` tokens may meet pair by pair, which
-        changes the speed only; kernels may take another number. Gradients flow to steps and `before`.
-        """
+    decay: str = "none"
+    delta_rule: bool = False
+    key_size: int = 0
+    value_size: int = 0
+    query_heads: int = 1
+    key_value_heads: int = 1
+    gradients: bool = False
+    tokens: int = 0
 
 
 def recurrence_problem(
     spec: RecurrenceSpec, *, dtype: str, device: str, gradients: bool = False, tokens: int = 0
-) -> Problem:
+) -> RecurrenceProblem:
     """The problem of computing a recurrence; `tokens` of a sequence, 0 where they are not known."""
-    return Problem(
-        operation=RECURRENCE,
+    return RecurrenceProblem(
         decay=spec.decay,
         delta_rule=spec.delta_rule,
         key_size=spec.heads.key_size,
@@ -123,5 +117,108 @@ def recurrence_problem(
         gradients=gradients,
         dtype=dtype,
         device=device,
-        queries=tokens,
+        tokens=tokens,
+    )
+
+
+class RecurrenceKernel(Kernel[RecurrenceProblem]):
+    """Computes what linear recurrences read and remember.
+
+    One that `mixes` takes queries, keys and values of 16 bits beside decays, strengths and memories of float32, and
+    sums in float32; it is handed them so where the model computes in 16 bits. All others are handed float32.
+    """
+
+    problem: ClassVar[type[Problem]] = RecurrenceProblem
+    mixes: ClassVar[bool] = False
+
+    @abstractmethod
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+        """Outputs [batch, tokens, heads, value_size] and the memory [batch, heads, key_size, value_size] after them.
+
+        `before` is the memory at the start, None for an empty one. `chunk` tokens may meet pair by pair, which
+        changes the speed only; kernels may take another number. Gradients flow to steps and `before`.
+        """
+
+
+NARROW = 2
+"""Bytes of an element of 16 bits."""
+
+Kind = tuple[int, int, int, Decay, bool]
+"""Heads, their key and value size, what fades, and whether keys write by the delta rule."""
+
+
+class RecurrenceDispatcher:
+    """Chooses the kernels of one layer's recurrence among `kernels`, which `installed().kernels` are.
+
+    `name` asks for one kernel, which then raises where it refuses.
+    """
+
+    def __init__(self, kernels: Registry[Kernel[Any]], name: str | None = None) -> None:
+        self.name = name
+        self.table = KernelTable(kernels, RecurrenceKernel, _problem, name)
+
+    def run(self, steps: Steps, before: Tensor | None, chunk: int, computed: Any = None) -> tuple[Tensor, Tensor]:
+        """Outputs and memory, see `RecurrenceKernel.run`; raises `KernelRefused` where nobody accepts.
+
+        `computed` as of `handed`; outputs are in the type of the steps.
+        """
+        kernel, given = self.handed(steps, before, computed)
+        out, after = (kernel or self.required(steps, before, single=False)).run(given, before, chunk)
+        return out if given is steps else out.to(steps.value.dtype), after
+
+    def decode(self, steps: Steps, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for one token of each sequence."""
+        return self.required(steps, before, single=True).run(steps, before, 1)
+
+    def handed(
+        self, steps: Steps, before: Tensor | None, computed: Any, *, below: float = math.inf
+    ) -> tuple[RecurrenceKernel | None, Steps]:
+        """The kernel for several tokens, as of `kernel`, and the steps that it is given.
+
+        `computed` is the type in which the model multiplies, None for that of the steps: where it has 16 bits and the
+        kernel `mixes`, queries, keys and values are rounded to it.
+        """
+        if computed is not None and computed.itemsize == NARROW:
+            kernel = self.kernel(steps, before, below=below, dtype=computed)
+            if kernel is not None and kernel.mixes:
+                return kernel, steps.narrowed(computed)
+        return self.kernel(steps, before, below=below), steps
+
+    def required(self, steps: Steps, before: Tensor | None, *, single: bool) -> RecurrenceKernel:
+        """The kernel, as of `kernel`; raises `KernelRefused` where nobody accepts."""
+        kernel = self.kernel(steps, before, single=single)
+        if kernel is None:
+            asked = f"kernel {self.name!r} does not compute" if self.name else "no installed kernel computes"
+            raise KernelRefused(f"{asked} this recurrence; attn-variants brings one", kernel=self.name or "")
+        return kernel
+
+    def kernel(
+        self,
+        steps: Steps,
+        before: Tensor | None = None,
+        *,
+        single: bool = False,
+        below: float = math.inf,
+        dtype: Any = None,
+    ) -> RecurrenceKernel | None:
+        """The accepting kernel of least predicted cost, None where all refuse or cost no less than `below`.
+
+        `single` says that each sequence has one token, `dtype` in which type queries, keys and values are handed on,
+        None for their own. A layer with a plain computation of its own asks below 1, which is what that costs.
+        """
+        value = steps.value
+        gradients = any(part is not None and part.requires_grad for part in (*steps, before))
+        kind = value.shape[2], steps.key.shape[3], value.shape[3], steps.fades, steps.strength is not None
+        return self.table.find(kind, dtype or value.dtype, value.device.type, gradients, single, below=below)
+
+
+def _problem(kind: Kind, dtype: Any, device: str, gradients: bool, single: bool) -> RecurrenceProblem:  # noqa: FBT001 -- parts of a key
+    heads, key_size, value_size, decay, delta_rule = kind
+    layout = Heads(query=heads, key_value=heads, key_size=key_size, value_size=value_size)
+    return recurrence_problem(
+        RecurrenceSpec(heads=layout, decay=decay, delta_rule=delta_rule),
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        gradients=gradients,
+        tokens=int(single),
     )

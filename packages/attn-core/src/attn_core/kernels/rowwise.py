@@ -6,21 +6,18 @@ Where nobody accepts, the caller computes with its tensor library, which is the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from attn_core.errors import InvalidValue, KernelRefused
-from attn_core.kernels.attend import AttentionInputs
+from attn_core.errors import InvalidValue
 from attn_core.kernels.base import Kernel, Problem
-from attn_core.kernels.dispatch import explain
+from attn_core.kernels.dispatch import KernelTable
 from attn_core.plugins.catalog import installed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attn_core.spec import AttentionSpec
 
 RMS_NORM, ROTARY, GATE, CROSS_ENTROPY = "rms_norm", "rotary", "gate", "cross_entropy"
 
@@ -52,18 +49,53 @@ class Targets:
             raise InvalidValue.of("cap", self.cap, "a number above 0, or None")
 
 
-class RowKernel(Kernel):
-    """A kernel of one of these operations; has a method of its own in place of `run`."""
+@dataclass(frozen=True, kw_only=True)
+class RowProblem(Problem):
+    """An operation on rows of `row_size` elements: a row to be normed, a head, a gate, logits over a vocabulary.
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """Raise `KernelRefused`: this is another operation."""
-        raise KernelRefused(f"kernel {self.name!r} computes {self.operation}, not attend", kernel=self.name)
+    `form` is one of the operation's in `ROW_FORMS`.
+    """
+
+    row_size: int = 0
+    form: str = "plain"
+    gradients: bool = False
 
 
-class NormKernel(RowKernel):
-    """x / √(mean(x²) + eps) · gain over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+class NormProblem(RowProblem):
+    """RMSNorm, alone or of a sum."""
 
     operation: ClassVar[str] = RMS_NORM
+
+
+class RotaryProblem(RowProblem):
+    """Rotary positions, of which halves or neighbours are pairs."""
+
+    operation: ClassVar[str] = ROTARY
+
+
+class GateProblem(RowProblem):
+    """A gate, by its activation."""
+
+    operation: ClassVar[str] = GATE
+
+
+class CrossEntropyProblem(RowProblem):
+    """Losses of logits."""
+
+    operation: ClassVar[str] = CROSS_ENTROPY
+
+
+P = TypeVar("P", bound=RowProblem)
+
+
+class RowKernel(Kernel[P]):
+    """A kernel of one of these operations."""
+
+
+class NormKernel(RowKernel[NormProblem]):
+    """x / √(mean(x²) + eps) · gain over the last axis (Zhang and Sennrich 2019, arXiv 1910.07467)."""
+
+    problem: ClassVar[type[Problem]] = NormProblem
 
     @abstractmethod
     def norm(self, rows: Tensor, gain: Tensor | None, eps: float) -> Tensor:
@@ -74,10 +106,10 @@ class NormKernel(RowKernel):
         """`rows` + `added`, and that normed, both [..., width] in their type."""
 
 
-class RotaryKernel(RowKernel):
+class RotaryKernel(RowKernel[RotaryProblem]):
     """CosSin pairs of elements by an angle for each position (Su et al. 2021, arXiv 2104.09864)."""
 
-    operation: ClassVar[str] = ROTARY
+    problem: ClassVar[type[Problem]] = RotaryProblem
 
     @abstractmethod
     def rotate(self, rows: Tensor, cosines: Tensor, sines: Tensor, *, interleaved: bool) -> Tensor:
@@ -88,20 +120,20 @@ class RotaryKernel(RowKernel):
         """
 
 
-class GateKernel(RowKernel):
+class GateKernel(RowKernel[GateProblem]):
     """f(gate) ⊙ up (Shazeer 2020, arXiv 2002.05202), f computed again for the gradients."""
 
-    operation: ClassVar[str] = GATE
+    problem: ClassVar[type[Problem]] = GateProblem
 
     @abstractmethod
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Rows [..., width] of gates and of what they let through, of one type."""
 
 
-class CrossEntropyKernel(RowKernel):
+class CrossEntropyKernel(RowKernel[CrossEntropyProblem]):
     """Losses of logits, and their gradients in the same memory."""
 
-    operation: ClassVar[str] = CROSS_ENTROPY
+    problem: ClassVar[type[Problem]] = CrossEntropyProblem
 
     @abstractmethod
     def losses(self, logits: Tensor, ids: Tensor, targets: Targets, *, gradients: bool) -> Tensor:
@@ -112,11 +144,15 @@ class CrossEntropyKernel(RowKernel):
         """
 
 
-Row = TypeVar("Row", bound=RowKernel)
+PROBLEMS: Mapping[str, type[RowProblem]] = {
+    kind.operation: kind for kind in (NormProblem, RotaryProblem, GateProblem, CrossEntropyProblem)
+}
 
 
-def row_problem(operation: str, width: int, *, form: str, dtype: str, device: str, gradients: bool = False) -> Problem:
-    """The problem of rows of `width` elements: those of a norm, of a head that turns, of a gate, of a vocabulary.
+def row_problem(
+    operation: str, row_size: int, *, form: str, dtype: str, device: str, gradients: bool = False
+) -> RowProblem:
+    """The problem of rows of `row_size` elements: those of a norm, of a rotated head, of a gate, of a vocabulary.
 
     Raises `InvalidValue` for an operation or form that does not exist.
     """
@@ -124,32 +160,33 @@ def row_problem(operation: str, width: int, *, form: str, dtype: str, device: st
         raise InvalidValue.of("operation", operation, ", ".join(ROW_FORMS))
     if form not in ROW_FORMS[operation]:
         raise InvalidValue.of("form", form, ", ".join(ROW_FORMS[operation]))
-    return Problem(operation=operation, width=width, form=form, dtype=dtype, device=device, gradients=gradients)
+    return PROBLEMS[operation](row_size=row_size, form=form, dtype=dtype, device=device, gradients=gradients)
+
+
+Row = TypeVar("Row", bound=RowKernel[Any])
 
 
 def row_kernel(kind: Callable[..., Row], form: str, rows: Tensor, *others: Tensor | None) -> Row | None:
-    """The kernel for rows [..., width]; None where the plain computation is as good, and on machines without any.
+    """The kernel for rows [..., row_size]; None where the plain computation is as good, and where there is none.
 
     `kind` is a class of this module, `others` are the other tensors that gradients may flow to. Not to be called while
     torch.compile traces, which joins such operations by itself.
     """
-    if not able(kind) or rows.stride(-1) != 1:
+    table = row_table(kind)
+    if table is None or rows.stride(-1) != 1:
         return None
     gradients = any(part is not None and part.requires_grad for part in (rows, *others))
-    known = str(rows.dtype).removeprefix("torch."), rows.device.type
-    found: Row | None = chosen(kind, rows.shape[-1], form, *known, gradients)
+    found: Row | None = table.find(form, rows.shape[-1], rows.dtype, rows.device.type, gradients, below=1)
     return found
 
 
 @cache
-def able(kind: Any) -> tuple[RowKernel, ...]:
-    """The kernels of this kind that can run on this machine."""
-    return tuple(kernel for kernel in installed().kernels if isinstance(kernel, kind) and kernel.available() is None)
+def row_table(kind: Any) -> KernelTable[Any] | None:
+    """The kernels of this kind; None where none can run on this machine."""
+    table = KernelTable(installed().kernels, kind, partial(_problem, kind.problem.operation))
+    return table if any(kernel.available() is None for kernel in table.kernels) else None
 
 
-@cache
-def chosen(kind: Any, width: int, form: str, dtype: str, device: str, gradients: bool) -> Any:  # noqa: FBT001 -- part of a key
-    """The accepting kernel of least predicted cost, if that is less than the plain computation's."""
-    problem = row_problem(kind.operation, width, form=form, dtype=dtype, device=device, gradients=gradients)
-    best = explain(able(kind), problem)[0]
-    return best.kernel if best.cost is not None and best.cost < 1 else None
+def _problem(operation: str, form: str, row_size: int, dtype: Any, device: str, gradients: bool) -> RowProblem:  # noqa: FBT001 -- part of a key
+    kind = str(dtype).removeprefix("torch.")
+    return row_problem(operation, row_size, form=form, dtype=kind, device=device, gradients=gradients)

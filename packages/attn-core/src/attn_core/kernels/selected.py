@@ -1,24 +1,22 @@
-"""Attention to blocks of keys chosen query by query: what kernels of the operation `chosen` are asked and given."""
+"""Attention to blocks of keys selected query by query: problem, inputs, kernels, and the choice of a kernel."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from attn_core.errors import KernelRefused
 from attn_core.heads import Heads
 from attn_core.kernels.attend import AttentionInputs
 from attn_core.kernels.base import Kernel, Problem
+from attn_core.kernels.dispatch import KernelTable
+from attn_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from attn_core.spec import AttentionSpec
 else:
     Tensor = Any
-
-CHOSEN = "chosen"
 
 
 class KeyBlocks(NamedTuple):
@@ -50,27 +48,26 @@ class SelectedBlocksSpec:
     heads: Heads
 
 
-class SelectedBlocksKernel(Kernel):
-    """Attends to chosen blocks; has `read` in place of `run`."""
+@dataclass(frozen=True, kw_only=True)
+class SelectedBlocksProblem(Problem):
+    """Attention to selected blocks; `padded` says that a padding mask or explicit positions are given."""
 
-    operation: ClassVar[str] = CHOSEN
+    operation: ClassVar[str] = "selected_blocks"
 
-    def run(self, spec: AttentionSpec, operands: AttentionInputs) -> Tensor:
-        """Raise `KernelRefused`: this is another operation."""
-        raise KernelRefused(f"kernel {self.name!r} computes {CHOSEN}, not attend", kernel=self.name)
-
-    @abstractmethod
-    def read(self, choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
-        """Outputs [batch, groups, query, shared, value_size]; a query that sees nothing gives zeros."""
+    key_size: int = 0
+    value_size: int = 0
+    query_heads: int = 1
+    key_value_heads: int = 1
+    padded: bool = False
+    gradients: bool = False
 
 
 def selected_blocks_problem(
     spec: SelectedBlocksSpec, *, dtype: str, device: str, gradients: bool, padded: bool
-) -> Problem:
-    """The problem of reading chosen blocks; `padded` says that a key mask or explicit positions are given."""
+) -> SelectedBlocksProblem:
+    """The problem of attending to selected blocks; `padded` as of `SelectedBlocksProblem`."""
     heads = spec.heads
-    return Problem(
-        operation=CHOSEN,
+    return SelectedBlocksProblem(
         key_size=heads.key_size,
         value_size=heads.value_size,
         query_heads=heads.query,
@@ -80,3 +77,41 @@ def selected_blocks_problem(
         dtype=dtype,
         device=device,
     )
+
+
+class SelectedBlocksKernel(Kernel[SelectedBlocksProblem]):
+    """Attends to selected blocks."""
+
+    problem: ClassVar[type[Problem]] = SelectedBlocksProblem
+
+    @abstractmethod
+    def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
+        """Outputs [batch, groups, query, shared, value_size]; a query that sees nothing gives zeros."""
+
+
+class SelectedBlocksDispatcher:
+    """Chooses the kernels by which one layer attends to selected blocks, among `installed().kernels`."""
+
+    def __init__(self, kernels: Registry[Kernel[Any]], heads: Heads) -> None:
+        self.table = KernelTable(kernels, SelectedBlocksKernel, partial(_problem, SelectedBlocksSpec(heads=heads)))
+
+    def run(self, selected: SelectedBlocks, blocks: KeyBlocks, operands: AttentionInputs) -> Tensor:
+        """Outputs, see `SelectedBlocksKernel.run`, over the keys of these inputs; raises `KernelRefused`."""
+        query = selected.query
+        gradients = any(rows.requires_grad for rows in (query, blocks.key, blocks.value))
+        given = operands.key_padding_mask, operands.query_positions, operands.key_positions
+        # A bool of its own: a comparison of lengths that a compiler follows is none yet.
+        behind = bool(operands.query.shape[1] != operands.key.shape[1])
+        padded = behind or any(part is not None for part in given)
+        return self.table.require(query.dtype, query.device.type, gradients, padded).run(selected, blocks)
+
+
+def _problem(
+    spec: SelectedBlocksSpec,
+    dtype: Any,
+    device: str,
+    gradients: bool,  # noqa: FBT001 -- part of a key
+    padded: bool,  # noqa: FBT001 -- part of a key
+) -> SelectedBlocksProblem:
+    kind = str(dtype).removeprefix("torch.")
+    return selected_blocks_problem(spec, dtype=kind, device=device, gradients=gradients, padded=padded)

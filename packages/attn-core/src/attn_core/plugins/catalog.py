@@ -41,7 +41,7 @@ class Catalog:
         return self._filled("mechanism", "attn_mechanisms")
 
     @cached_property
-    def kernels(self) -> Registry[Kernel]:
+    def kernels(self) -> Registry[Kernel[Any]]:
         """Kernels."""
         return self._filled("kernel", "attn_kernels")
 

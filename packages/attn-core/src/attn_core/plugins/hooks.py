@@ -44,7 +44,7 @@ def attn_mechanisms() -> list[Mechanism]:  # type: ignore[empty-body]
 
 
 @hookspec
-def attn_kernels() -> list[Kernel]:  # type: ignore[empty-body]
+def attn_kernels() -> list[Kernel[Any]]:  # type: ignore[empty-body]
     """Kernels; must not import a tensor library before one runs."""
 
 

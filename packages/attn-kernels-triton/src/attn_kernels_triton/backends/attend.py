@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import AttentionInputs, Kernel
-from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+from attn_core import AttentionInputs
+from attn_core.kernels.attend import AttendKernel, AttendProblem
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
 from attn_kernels_triton.backends.conditions import MODIFIERS, OnGpu
 from attn_kernels_triton.machine import absence
@@ -27,7 +28,7 @@ BIASED_MASKS = {"full", "causal", "window"}
 """Masks beside which programs have registers for learned biases."""
 
 
-class TritonAttend(Kernel):
+class TritonAttend(AttendKernel):
     """Never holds the scores; skips what nobody sees, and does not ask where everything is seen."""
 
     name = "triton_attend"
@@ -57,15 +58,15 @@ class TritonAttend(Kernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def refusals(self, problem: Problem) -> list[str]:
-        """See `Kernel.refusals`; what leaves too few registers is refused."""
-        reasons = super().refusals(problem)
+    def further_refusals(self, problem: AttendProblem) -> list[str]:
+        """What leaves too few registers is refused."""
+        reasons = []
         if problem.dropout and max(problem.key_size, problem.value_size) > WIDEST_DROPPED:
             reasons.append(f"dropout: for sizes up to {WIDEST_DROPPED}, beyond which its words leave no registers")
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
         return reasons + (biased_refusals(learned, problem) if learned else [])
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: AttendProblem) -> float:
         """What is left of the pairs, at a fifth of the plain computation's time for each.
 
         An estimate: the plain computation writes and reads every score, which on a GPU is all of its time.
@@ -80,7 +81,7 @@ class TritonAttend(Kernel):
         return out
 
 
-def biased_refusals(learned: str, problem: Problem) -> list[str]:
+def biased_refusals(learned: str, problem: AttendProblem) -> list[str]:
     """Why learned biases of these names are refused; their gradients are summed by distances, which rows must give."""
     reasons = []
     if problem.gradients and problem.has_positions:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core import AttentionInputs, Kernel
-from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
+from attn_core import AttentionInputs
+from attn_core.kernels.attend import AttendKernel, AttendProblem
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
 from attn_kernels_triton.backends.conditions import OnGpu
 from attn_kernels_triton.machine import absence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TritonFp8(Kernel):
+class TritonFp8(AttendKernel):
     """Rounds queries and keys, rotated, and values to e4m3, so that the matrix unit takes twice as many at once."""
 
     name = "triton_fp8"
@@ -38,7 +39,7 @@ class TritonFp8(Kernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: AttendProblem) -> float:
         """An estimate: products take half of what they take in 16 bits, all else as long."""
         return 0.015 + 0.13 * problem.density
 

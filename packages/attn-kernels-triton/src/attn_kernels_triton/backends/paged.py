@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
-from attn_core.kernels.paged import BAND, LATENT, PagedAttentionInputs, PagedKernel
+from attn_core.kernels.attend import BAND, LATENT, PagedAttendKernel, PagedAttendProblem, PagedAttentionInputs
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
 
 from attn_kernels_triton.backends.attend import LEARNED, WIDEST_BIASED, wide_biases
 from attn_kernels_triton.backends.conditions import LATENT_MODIFIERS, MODIFIERS, OnGpu
@@ -20,7 +20,7 @@ GROUP = 32
 """Numbers that share a step where a cache keeps four bits of each."""
 
 
-class TritonPaged(PagedKernel):
+class TritonPaged(PagedAttendKernel):
     """Reads rows by their numbers, in codes too; cuts what a request remembers and merges what comes of the parts."""
 
     name = "triton_paged"
@@ -43,23 +43,23 @@ class TritonPaged(PagedKernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def refusals(self, problem: Problem) -> list[str]:
-        """See `Kernel.refusals`; groups of four-bit codes must fill heads, learned biases leave half the registers."""
-        reasons = super().refusals(problem)
+    def further_refusals(self, problem: PagedAttendProblem) -> list[str]:
+        """Groups of four-bit codes must fill heads, learned biases leave half the registers."""
+        reasons = []
         learned = " and ".join(sorted(LEARNED.intersection(problem.modifiers)))
         if learned and max(problem.key_size, problem.value_size) > WIDEST_BIASED:
             reasons.append(wide_biases(learned))
         if problem.rows == "int4":
-            for field in ("key_size", "value_size"):
-                if getattr(problem, field) % GROUP:
-                    reasons.append(f"{field}: {getattr(problem, field)} is not a multiple of {GROUP}, as int4 needs")
+            sizes = {"key_size": problem.key_size, "value_size": problem.value_size}
+            wanted = f"is not a multiple of {GROUP}, as int4 needs"
+            reasons += [f"{field}: {size} {wanted}" for field, size in sizes.items() if size % GROUP]
         return reasons
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: PagedAttendProblem) -> float:
         """What of the plain computation's time remains: rows are read once, and nothing is gathered before."""
         return 0.1 if problem.rows == "plain" else 0.06
 
-    def run_paged(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
+    def run(self, spec: AttentionSpec, operands: PagedAttentionInputs) -> Tensor:
         """The output [tokens, heads, value_size]; see `paged.attend`."""
         from attn_kernels_triton.paged.attend import attend_rows
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core.kernels.base import Anything, AtMost, Condition, OneOf, Problem
-from attn_core.kernels.recurrence import RecurrenceKernel, Steps
+from attn_core.kernels.base import Anything, AtMost, Condition, OneOf
+from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceProblem, Steps
 
 from attn_kernels_triton.backends.conditions import OnGpu
 from attn_kernels_triton.machine import absence
@@ -38,9 +38,9 @@ class OnRegisters(RecurrenceKernel):
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def refusals(self, problem: Problem) -> list[str]:
-        """See `Kernel.refusals`; in float32, or where channels fade apart, half as many channels fit."""
-        reasons = super().refusals(problem)
+    def further_refusals(self, problem: RecurrenceProblem) -> list[str]:
+        """In float32, or where channels fade apart, half as many channels fit."""
+        reasons = []
         if WIDEST_APART < problem.key_size <= WIDEST:
             for field, value in (("dtype", "float32"), ("decay", "channel")):
                 if getattr(problem, field) == value:
@@ -55,11 +55,11 @@ class TritonChunked(OnRegisters):
     summary = "linear recurrences by chunks on a GPU, with gradients"
     accepts: ClassVar[Mapping[str, Condition]] = {**ACCEPTS, "gradients": Anything()}
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: RecurrenceProblem) -> float:
         """An estimate: the plain computation runs some dozens of programs a call, each through all of memory."""
-        return 0.5 if problem.queries == 1 else 0.1
+        return 0.5 if problem.tokens == 1 else 0.1
 
-    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- chunks as fit the chip
         """Outputs and the memory after them, float32; see `scan.compute.by_chunks`."""
         from attn_kernels_triton.recurrence.compute import by_chunks
 
@@ -74,11 +74,11 @@ class TritonRecurrent(OnRegisters):
     summary = "decoding of linear recurrences on a GPU"
     accepts: ClassVar[Mapping[str, Condition]] = ACCEPTS
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: RecurrenceProblem) -> float:
         """An estimate: the plain computation touches what is remembered some four times."""
-        return 0.2 if problem.queries == 1 else 30.0
+        return 0.2 if problem.tokens == 1 else 30.0
 
-    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
         """Outputs and the memory after them, float32; see `scan.compute.by_token`."""
         from attn_kernels_triton.recurrence.compute import by_token
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from attn_core.kernels.base import Anything, AtLeast, AtMost, Condition, OneOf, Problem
+from attn_core.kernels.base import Anything, AtLeast, AtMost, Condition, OneOf
 from attn_core.kernels.rowwise import (
     CROSS_ENTROPY,
     GATE,
@@ -18,6 +18,7 @@ from attn_core.kernels.rowwise import (
     NormKernel,
     RotaryKernel,
     RowKernel,
+    RowProblem,
     Targets,
 )
 
@@ -31,10 +32,10 @@ NORM_WIDEST = 8192
 """Elements of a row up to which one program keeps all of them in registers, both ways."""
 
 
-def accepts(operation: str, width: Condition) -> Mapping[str, Condition]:
+def accepts(operation: str, row_size: Condition) -> Mapping[str, Condition]:
     """What is accepted: all forms of an operation in all types, with gradients."""
     return {
-        "width": width,
+        "row_size": row_size,
         "form": OneOf(*ROW_FORMS[operation]),
         "gradients": Anything(),
         "dtype": OneOf("float32", "bfloat16", "float16"),
@@ -42,14 +43,14 @@ def accepts(operation: str, width: Condition) -> Mapping[str, Condition]:
     }
 
 
-class InOnePass(RowKernel):
+class InOnePass(RowKernel[Any]):
     """What these kernels have in common: they read and write each row once."""
 
     def available(self) -> str | None:
         """Why it cannot run on this machine, or None if it can."""
         return absence()
 
-    def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- rows are rows
+    def cost(self, problem: RowProblem) -> float:  # noqa: ARG002 -- rows are rows
         """An estimate: the plain computation passes through memory some three to six times."""
         return 0.3
 
@@ -77,7 +78,7 @@ class TritonRmsNorm(InOnePass, NormKernel):
 
 
 class TritonRotary(InOnePass, RotaryKernel):
-    """CosSin halves or neighbours, all of a head or a part of it; the gradient is turned back."""
+    """Rotates halves or neighbours, all of a head or a part of it; the gradient is turned back."""
 
     name = "triton_rotary"
     summary = "rotary positions on a GPU, with gradients"

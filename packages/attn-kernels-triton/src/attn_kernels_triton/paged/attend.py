@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from attn_core import AttentionSpec
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 from attn_core.masks import band_of
 from torch import Tensor
 

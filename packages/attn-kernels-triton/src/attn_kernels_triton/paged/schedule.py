@@ -12,7 +12,7 @@ import torch
 from attn_core import RaggedBatch
 from attn_core.batch import RowsInPlace
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 from torch import Tensor
 
 from attn_kernels_triton.launch import integers

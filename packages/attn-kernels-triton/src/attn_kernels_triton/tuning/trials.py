@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from attn_core import AttentionInputs, AttentionSpec, Causal, Full, Heads, Mask, RaggedBatch
 from attn_core.batch import RowsInPlace
-from attn_core.kernels.paged import PagedAttentionInputs
+from attn_core.kernels.attend import PagedAttentionInputs
 
 from attn_kernels_triton.attention.backward import Backwards, dense_launches
 from attn_kernels_triton.attention.forward import Inputs, empty, forward_launch, launch_of

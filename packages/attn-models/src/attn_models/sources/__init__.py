@@ -9,7 +9,6 @@ from attn_models.sources.convert import convert
 from attn_models.sources.known import Archive, Source, known_sources, source_named
 from attn_models.sources.progress import Report, Step, shown_progress, silent
 from attn_models.sources.store import (
-    attn_home,
     is_complete,
     model_folder,
     pull,
@@ -23,7 +22,6 @@ __all__ = [
     "Report",
     "Source",
     "Step",
-    "attn_home",
     "convert",
     "is_complete",
     "known_sources",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_core.errors import CheckpointInvalid, CheckpointWriteFailed, UnknownName, UserError
-from attn_core.home import home_folder, models_folder
-from filelock import FileLock
+from attn_schema.home import home_folder, models_folder
+from attn_schema.locks import exclusive
 
 from attn_models.sources.convert import convert
 from attn_models.sources.download import copy_member, copy_members, download, read_members, write_text_file
@@ -17,8 +17,6 @@ from attn_models.sources.known import SHAKESPEARE, Source, known_sources, source
 from attn_models.sources.progress import Report, silent
 from attn_models.tokenizers.settings import read_settings
 from attn_models.weights.manifest import read_manifest, verify_manifest
-
-attn_home = home_folder
 
 
 def model_folder(name: str, home: Path) -> Path:
@@ -96,13 +94,13 @@ def pull(name: str, home: str | Path | None = None, report: Report = silent) -> 
 def pull_source(source: Source, home: str | Path | None = None, report: Report = silent) -> Path:
     """`pull` for a source that need not be in the table; raises like it, but for the name."""
     name = source.name
-    place = attn_home() if home is None else Path(home)
+    place = home_folder() if home is None else Path(home)
     target = model_folder(name, place) if source.kind != "text" else text_file(name, place)
     if is_complete(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.parent / f".{name}.lock"):
+        with exclusive(target.parent / f".{name}.lock", wait=None):
             if not is_complete(target):
                 _remove_leftovers(source, target)
                 _fetch(source, target, report)

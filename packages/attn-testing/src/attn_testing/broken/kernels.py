@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import ClassVar
 
-from attn_core import AttentionInputs, AttentionSpec, Full, Kernel
-from attn_core.kernels.base import Anything, Condition, OneOf, Problem
+from attn_core import AttentionInputs, AttentionSpec, Full
+from attn_core.kernels.attend import AttendKernel, AttendProblem
+from attn_core.kernels.base import Anything, Condition, OneOf
 from torch import Tensor
 
 from attn_testing import oracle
@@ -15,7 +16,7 @@ from attn_testing.law import Law
 from attn_testing.laws import kernel
 
 
-class SoundKernel(Kernel):
+class SoundKernel(AttendKernel):
     """The kit's own definition of attention as a kernel."""
 
     name = "sound"
@@ -31,7 +32,7 @@ class SoundKernel(Kernel):
         "dtype": OneOf("float32", "float64"),
     }
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: AttendProblem) -> float:
         """Twice the plain computation's."""
         return 2.0
 
@@ -51,12 +52,12 @@ class ForgetsTheWindow(SoundKernel):
 class TakesAnything(SoundKernel):
     """Breaks refusal: says what it accepts, and then takes everything."""
 
-    def refusals(self, problem: Problem) -> list[str]:
+    def refusals(self, problem: AttendProblem) -> list[str]:
         """None, but for what it would fail at."""
         return [reason for reason in super().refusals(problem) if reason.partition(":")[0] != "mask"]
 
 
-BROKEN_KERNELS: Mapping[type[Law], Kernel] = {
+BROKEN_KERNELS: Mapping[type[Law], AttendKernel] = {
     kernel.AgreesWithOracle: ForgetsTheWindow(),
     kernel.RefusesTheRest: TakesAnything(),
 }

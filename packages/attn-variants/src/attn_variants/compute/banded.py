@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from attn_variants.compute import plain
-from attn_variants.kernels.banded import tile_of
+from attn_variants.kernels.attend import tile_of
 
 
 def attend(spec: AttentionSpec, operands: AttentionInputs) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core.kernels.base import DEFAULTS, Anything, Condition, Problem
-from attn_core.kernels.recurrence import RecurrenceKernel, Steps
+from attn_core.kernels.base import Anything, Condition
+from attn_core.kernels.recurrence import RecurrenceKernel, RecurrenceProblem, Steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,13 +20,13 @@ class PlainChunked(RecurrenceKernel):
 
     name = "plain_chunked"
     summary = "linear recurrences by chunks in torch; accepts everything"
-    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: RecurrenceProblem) -> float:
         """The unit of all costs, but for one token, which costs more so."""
-        return 2.0 if problem.queries == 1 else 1.0
+        return 2.0 if problem.tokens == 1 else 1.0
 
-    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:
         """Outputs and memory; see `recurrences.chunked`."""
         from attn_variants.mechanisms.recurrence_scan import chunked
 
@@ -38,13 +38,13 @@ class PlainRecurrent(RecurrenceKernel):
 
     name = "plain_recurrent"
     summary = "linear recurrences token by token in torch; accepts everything"
-    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in RecurrenceProblem.defaults()}
 
-    def cost(self, problem: Problem) -> float:
+    def cost(self, problem: RecurrenceProblem) -> float:
         """The unit of all costs for one token, far more for others."""
-        return 1.0 if problem.queries == 1 else FAR
+        return 1.0 if problem.tokens == 1 else FAR
 
-    def run_steps(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
+    def run(self, steps: Steps, before: Tensor | None, chunk: int) -> tuple[Tensor, Tensor]:  # noqa: ARG002 -- no chunks here
         """Outputs and memory; see `recurrences.recurrent`."""
         from attn_variants.mechanisms.recurrence_scan import recurrent
 

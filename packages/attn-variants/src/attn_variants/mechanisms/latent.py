@@ -21,7 +21,7 @@ from attn_core import (
 )
 from attn_core.checks import require_number, require_whole
 from attn_core.errors import InvalidValue
-from attn_core.kernels.paged import LATENT
+from attn_core.kernels.attend import LATENT
 
 from attn_variants.mechanisms.common import SELF, multi_heads, self_mask
 from attn_variants.mechanisms.latent_sizes import LatentShape, LatentSizes

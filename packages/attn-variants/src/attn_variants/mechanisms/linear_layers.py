@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from attn_core import Heads, LayerState, RaggedBatch
 from attn_core.errors import WrongState
-from attn_core.kernels.plans import RecurrencePlan
-from attn_core.kernels.recurrence import Steps
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.masking import wide
 from torch import Generator, Tensor, nn
 from torch.nn.functional import pad, relu
@@ -195,7 +194,7 @@ def causal_sums(
     parts: tuple[Tensor, Tensor, Tensor],
     before: Memory | None,
     *,
-    plan: RecurrencePlan,
+    plan: RecurrenceDispatcher,
     chunk: int,
     epsilon: float,
 ) -> tuple[Tensor, Memory]:

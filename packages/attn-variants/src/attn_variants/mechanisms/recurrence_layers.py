@@ -7,9 +7,8 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
-from attn_core import Heads, LayerState, RaggedBatch, Rotary
-from attn_core.kernels.plans import RecurrencePlan
-from attn_core.kernels.recurrence import Steps
+from attn_core import Heads, LayerState, RaggedBatch, Rotary, installed
+from attn_core.kernels.recurrence import RecurrenceDispatcher, Steps
 from attn_core.masking import wide
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, pad, silu, softplus
@@ -73,7 +72,7 @@ class RecurrenceLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.chunk = chunk
-        self.plan = RecurrencePlan()
+        self.plan = RecurrenceDispatcher(installed().kernels)
         into, out = heads.query * heads.key_size, heads.query * heads.value_size
         self.query = fresh_linear(hidden_size, into, bias=bias)
         self.key = fresh_linear(hidden_size, into, bias=bias)
@@ -100,7 +99,9 @@ class RecurrenceLayer(nn.Module):
         return self.finish(self.attend(steps, multiplied_in(query)), query)
 
     def attend(self, steps: Steps, computed: torch.dtype) -> Tensor:
-        """What whole sequences read, [batch, tokens, heads, value_size]; `computed` as of `RecurrencePlan.handed`."""
+        """What whole sequences read, [batch, tokens, heads, value_size]; `computed` as of
+        `RecurrenceDispatcher.handed`.
+        """
         return self.plan.run(steps, None, self.chunk, computed)[0]
 
     def weights(self, query: Tensor, source: Tensor | None = None, *, key_padding_mask: Tensor | None = None) -> Tensor:

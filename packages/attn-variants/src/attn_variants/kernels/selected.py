@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from attn_core.kernels.base import DEFAULTS, Anything, Condition, OneOf, Problem
-from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksKernel
+from attn_core.kernels.base import Anything, Condition, OneOf
+from attn_core.kernels.selected import KeyBlocks, SelectedBlocks, SelectedBlocksKernel, SelectedBlocksProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,17 +17,17 @@ class SelectedBlocksTiled(SelectedBlocksKernel):
 
     name = "selected_blocks_tiled"
     summary = "blocks chosen query by query, met by tiles of queries, in torch; accepts everything"
-    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in DEFAULTS}
+    accepts: ClassVar[Mapping[str, Condition]] = {field: Anything() for field in SelectedBlocksProblem.defaults()}
 
-    def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
+    def cost(self, problem: SelectedBlocksProblem) -> float:  # noqa: ARG002 -- the unit is the same for every problem
         """The unit of all costs."""
         return 1.0
 
-    def read(self, choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
+    def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
         """Outputs; see `compute.chosen.pieces`."""
         from attn_variants.compute.chosen.pieces import attend_in_pieces
 
-        return attend_in_pieces(choices, blocks)
+        return attend_in_pieces(selected, blocks)
 
 
 class SelectedBlocksWhole(SelectedBlocksKernel):
@@ -40,15 +40,15 @@ class SelectedBlocksWhole(SelectedBlocksKernel):
         "dtype": OneOf("float32", "float64", "bfloat16", "float16"),
     }
 
-    def cost(self, problem: Problem) -> float:  # noqa: ARG002 -- the share is about the same for every problem
+    def cost(self, problem: SelectedBlocksProblem) -> float:  # noqa: ARG002 -- the share is about the same for every problem
         """A third, as measured at 4096 tokens on a CPU."""
         return 0.3
 
-    def read(self, choices: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
+    def run(self, selected: SelectedBlocks, blocks: KeyBlocks) -> Tensor:
         """Outputs; see `compute.chosen.whole`. A compiled graph, which cannot count who chose a block, reads tiles."""
         import torch
 
         from attn_variants.compute.chosen.pieces import attend_in_pieces
         from attn_variants.compute.chosen.whole import attend_whole
 
-        return (attend_in_pieces if torch.compiler.is_compiling() else attend_whole)(choices, blocks)
+        return (attend_in_pieces if torch.compiler.is_compiling() else attend_whole)(selected, blocks)
