@@ -125,7 +125,7 @@ def test_beams_and_completions_of_a_sick_request_end_and_others_go_on(kind):
         assert_empty(engine)
 
 
-def test_guesses_are_taken_back_with_the_step_that_failed():
+def test_draft_tokens_are_rolled_back_with_the_step_that_failed():
     sound = small_model("hybrid")
     sound.place.weight.data.zero_()
     words = (5, 9, 3) * 4

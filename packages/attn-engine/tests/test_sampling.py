@@ -191,7 +191,7 @@ def test_chance_is_even():
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_greedy_choice_is_the_first_of_the_likeliest(size, dtype):
+def test_the_greedy_token_is_the_first_of_the_most_likely(size, dtype):
     # Few different values, so that most rows have ties.
     logits = torch.randint(-2, 2, (30, size), generator=torch.Generator().manual_seed(size)).to(dtype)
     expected = [row.index(max(row)) for row in logits.tolist()]

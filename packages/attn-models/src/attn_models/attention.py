@@ -1,4 +1,4 @@
-"""The mechanism of a layer, found by name and checked against what its place in the model needs."""
+"""The attention of a layer: a mechanism by name, with its config, checked against what the layer needs."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class LayerAttention:
     config: MechanismConfig
 
     @property
-    def lends(self) -> StateSpecs:
-        """What a layer of this kind remembers where it does not borrow: what it needs of one that lends to it."""
+    def shared_states(self) -> StateSpecs:
+        """The states of the layer if it did not share keys and values: those it reads from the layer that it shares."""
         return self.mechanism.state(dataclasses.replace(self.config, shares_kv=False))
 
     @property
     def states(self) -> StateSpecs:
-        """What the layer must remember between steps."""
+        """The states of the layer between steps."""
         return self.mechanism.state(self.config)
 
 
 def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     """The attention of every layer, in order.
 
-    Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
-    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions where these are asked for
-    (a layer whose options say `rotary` None turns nothing),
-    that needs one key/value head per query head where fewer are asked for, that cannot borrow from its lender, or that
-    has no weights to drop.
+    Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value, and
+    `Incompatible` for a mechanism that cannot be causal, that has no rotary positions although the config asks for them
+    (the option `rotary` None leaves them out of a layer), that needs one key/value head per query head although the
+    config has fewer, that cannot use the keys and values of the layer it shares them with, or that has no attention
+    weights to drop.
     """
     registry = installed().mechanisms
     attentions: list[LayerAttention] = []
@@ -47,12 +47,12 @@ def layer_attentions(config: DecoderConfig) -> list[LayerAttention]:
     known: list[tuple[AttentionChoice, bool, LayerAttention]] = []
     for layer in range(config.num_layers):
         choice, lender = config.choice(layer), config.lender(layer)
-        found = next((said for seen, borrows, said in known if (seen, borrows) == (choice, lender < layer)), None)
+        found = next((made for seen, borrows, made in known if (seen, borrows) == (choice, lender < layer)), None)
         if found is None:
             found = _layer_attention(config, choice, registry, borrows=lender < layer)
             known.append((choice, lender < layer, found))
         if lender < layer:
-            require_loan(layer, found, lender, attentions[lender])
+            require_shareable(layer, found, lender, attentions[lender])
         attentions.append(found)
     return attentions
 
@@ -84,7 +84,7 @@ def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, s
     if config.positions == "rotary" and choice.has_rotary:
         needs[Capability.ROTARY] = (
             "takes no rotary positions (positions can also be learned, sinusoidal or none; "
-            "a layer whose options say rotary=null turns nothing)"
+            "the option rotary=null leaves them out of a layer)"
         )
     shared = choice.options.get("num_kv_heads", config.num_kv_heads)
     if shared not in (None, config.num_heads):
@@ -95,7 +95,7 @@ def _needs(config: DecoderConfig, choice: AttentionChoice) -> dict[Capability, s
 def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Iterable[Mechanism]) -> None:
     complaints = [complaint for capability, complaint in needs.items() if not mechanism.can(capability)]
     if mechanism.can(Capability.CROSS):
-        complaints.append("attends to a source, which a decoder has not")
+        complaints.append("is cross-attention, and a decoder has no encoder")
     if not complaints:
         return
     able = sorted(item.name for item in registry if item.can(*needs) and not item.can(Capability.CROSS))
@@ -105,13 +105,13 @@ def _require(mechanism: Mechanism, needs: dict[Capability, str], registry: Itera
     )
 
 
-def require_loan(layer: int, borrower: LayerAttention, lender: int, lending: LayerAttention) -> None:
-    """Raises `Incompatible` where a layer would not find in its lender's state what its own would hold."""
+def require_shareable(layer: int, borrower: LayerAttention, lender: int, lending: LayerAttention) -> None:
+    """Raise `Incompatible` unless the state of the layer `lender` holds what the state of `layer` would."""
     mine, theirs = borrower.mechanism, lending.mechanism
-    who = f"layer {layer}, {mine.name!r}, cannot borrow from layer {lender}, {theirs.name!r}"
+    who = f"layer {layer}, {mine.name!r}, cannot share keys and values of layer {lender}, {theirs.name!r}"
     if not theirs.can(Capability.BORROWS):
-        raise Incompatible(f"{who}, which does not lend", mechanism=theirs.name)
-    needed, lent = borrower.lends, lending.lends
+        raise Incompatible(f"{who}, which cannot share them", mechanism=theirs.name)
+    needed, lent = borrower.shared_states, lending.shared_states
     if {name: dict(spec.fields) for name, spec in needed.items()} != {n: dict(s.fields) for n, s in lent.items()}:
         raise Incompatible(f"{who}: their keys and values differ in shape", mechanism=mine.name)
     for name, spec in needed.items():
@@ -120,7 +120,7 @@ def require_loan(layer: int, borrower: LayerAttention, lender: int, lending: Lay
             reach = "all tokens" if own is None else f"{own} tokens"
             raise Incompatible(f"{who}, which remembers {other} tokens: it looks back at {reach}", mechanism=mine.name)
     if _rotary(borrower) != _rotary(lending):
-        raise Incompatible(f"{who}: their positions turn differently", mechanism=mine.name)
+        raise Incompatible(f"{who}: their rotary positions differ", mechanism=mine.name)
 
 
 def _rotary(attention: LayerAttention) -> Rotary | None:
@@ -129,31 +129,31 @@ def _rotary(attention: LayerAttention) -> Rotary | None:
 
 
 def cross_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """An attention to the source that can be computed token by token.
+    """A cross-attention that can be computed token by token.
 
     Raises `UnknownName` for a mechanism or option that does not exist, `InvalidValue` for an option's bad value,
-    `Incompatible` for a mechanism that does not attend to a source or remembers more than the source.
+    `Incompatible` for a mechanism that is no cross-attention or has states besides those of the encoder.
     """
-    found = _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "attention to a source", shared)
+    found = _chosen(name, options, {Capability.CROSS, Capability.INCREMENTAL}, "cross-attention", shared)
     if not all(isinstance(spec, Source) for spec in found.states.values()):
-        raise Incompatible(f"mechanism {name!r} remembers more than the source", mechanism=name)
+        raise Incompatible(f"mechanism {name!r} has states besides those of the encoder", mechanism=name)
     return found
 
 
 def stepped_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """The same where it is only ever computed token by token, in training too, so that no weights are dropped.
+    """A cross-attention that is computed token by token in training too, where no attention weights are dropped.
 
-    Raises as `cross_attention`, and `Incompatible` for options that would drop some.
+    Raises as `cross_attention`, and `Incompatible` for a dropout.
     """
     found = cross_attention(name, options, **shared)
     if found.config.dropout:
-        message = f"mechanism {name!r} attends here step by step, where no weights are dropped"
+        message = f"mechanism {name!r} is computed step by step here, where no attention weights are dropped"
         raise Incompatible(f"{message}: its dropout must be 0, not {found.config.dropout}", mechanism=name)
     return found
 
 
 def encoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> LayerAttention:
-    """A self-attention that sees both ways; raises as `cross_attention`."""
+    """A bidirectional self-attention; raises as `cross_attention`."""
     return _own(name, options, {Capability.BIDIRECTIONAL, Capability.PADDING}, shared | {"causal": False})
 
 
@@ -165,7 +165,7 @@ def decoder_attention(name: str, options: Mapping[str, Any], **shared: Any) -> L
 def _own(name: str, options: Mapping[str, Any], needs: set[Capability], shared: Mapping[str, Any]) -> LayerAttention:
     found = _chosen(name, options, needs, "self-attention here", shared)
     if found.mechanism.can(Capability.CROSS):
-        raise Incompatible(f"mechanism {name!r} attends to a source, not to its own sequence", mechanism=name)
+        raise Incompatible(f"mechanism {name!r} is cross-attention, not self-attention", mechanism=name)
     return found
 
 

@@ -12,8 +12,7 @@ from attn_models.adapters.gpt2 import Gpt2Adapter
 from attn_models.adapters.llama import LlamaAdapter
 from attn_models.decoder.decoder import Decoder
 from attn_models.encoder.config import EncoderConfig, VisionConfig
-from attn_models.encoder.encoder import Encoder
-from attn_models.encoder.vit import VisionTransformer
+from attn_models.encoder.encoder import Encoder, VisionTransformer
 from torch.utils.checkpoint import checkpoint
 
 BLOCKS = {"hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 12}
@@ -97,7 +96,7 @@ def test_layers_without_weights_and_attention_step_by_step_refuse():
     with pytest.raises(Incompatible, match="mechanism 'linear' computes without attention weights"):
         decoder(attention_dropout=0.1, pattern=["mha", "linear"])
     values = READS | {"hidden_size": 8, "embedding": 6}
-    with pytest.raises(Incompatible, match="mechanism 'luong' attends here step by step"):
+    with pytest.raises(Incompatible, match="mechanism 'luong' is computed step by step"):
         family("luong", options={"dropout": 0.1}, **values)
 
 

@@ -20,7 +20,7 @@ from attn_models.adapters.base import (
 )
 from attn_models.decoder.config import AttentionChoice
 from attn_models.encoder.config import ReformerConfig, attention_of
-from attn_models.encoder.reformer import Reformer
+from attn_models.encoder.encoder import Reformer
 
 HASHED, LOCAL = "lsh", "chunk_ring"
 SIZES = {

@@ -25,7 +25,7 @@ from attn_models.decoder.mixture_of_experts import MixtureOfExperts
 
 
 def require_same_shape(given: Tensor, like: Tensor) -> Tensor:
-    """`given`, if its shape is that of `like`; one that is not could be broadcast and be wrong in silence.
+    """`given`, if its shape is that of `like`; another could be broadcast without an error.
 
     Raises `InternalError` with both shapes.
     """
@@ -40,10 +40,11 @@ FIELD = "x"
 
 
 def replay_step(layer: AttentionLayer, inputs: Tensor, batch: RaggedBatch, state: LayerState) -> Tensor:
-    """What a step of `layer` gives for the new rows `inputs` [tokens, width], as [tokens, width].
+    """A step of a layer without one: all inputs of each request so far are run again, the last rows returned.
 
-    `state` holds the `Paged` state "inputs" with the field "x" [width]. Requests are run one by one: padding
-    could change the answer of a mechanism whose computation depends on the length.
+    `inputs` [tokens, width] are the new rows of all requests; the result is [tokens, width]. `state` holds the `Paged`
+    state "inputs" with the field "x" [width]. Requests are run one by one: padding could change the result of a
+    mechanism that depends on the length.
     """
     view = state[STATE]
     view.append({FIELD: inputs})
@@ -81,11 +82,13 @@ class Block(nn.Module):
         self.joined: BlockStep | None = None
 
     def forward(self, hidden: Tensor, borrowed: Fields | None = None) -> Tensor:
-        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `borrowed` is what a block lent."""
+        """Whole sequences, [batch, tokens, width] to [batch, tokens, width]; `borrowed` are another block's keys and
+        values.
+        """
         return self._around(hidden, self.attention(self.entering(hidden), **given(borrowed)))
 
     def lend(self, hidden: Tensor) -> Fields:
-        """What other blocks may attend to, field [batch, tokens, ...], of whole sequences [batch, tokens, width]."""
+        """Keys and values for other blocks, fields [batch, tokens, ...], of whole sequences [batch, tokens, width]."""
         lent: Fields = self.attention.lend(self.entering(hidden))
         return lent
 
@@ -103,7 +106,7 @@ class Block(nn.Module):
         return self._around(hidden, require_same_shape(attended, hidden))
 
     def parts(self) -> BlockParts | None:
-        """What a packed block is made of; None where a kernel of whole blocks has no words for it."""
+        """The parts of a prepacked block for a kernel of whole blocks; None if no kernel supports its architecture."""
         attention = self.attention.parts() if hasattr(self.attention, "parts") else None
         gated = self.feed_forward.parts() if isinstance(self.feed_forward, GatedFeedForward) else None
         norms = self.attention_norm, self.feed_forward_norm
@@ -129,7 +132,7 @@ class Block(nn.Module):
         return weights
 
     def entering(self, hidden: Tensor) -> Tensor:
-        """What the attention is given for `hidden`."""
+        """The input of the attention: `hidden`, normalised in a pre-norm block."""
         normed: Tensor = self.attention_norm(hidden) if self.pre_norm else hidden
         return normed
 
@@ -145,12 +148,12 @@ class Block(nn.Module):
 
 
 def given(borrowed: Fields | None) -> dict[str, Fields]:
-    """The argument of an attention that borrows; none for others, which do not know it."""
+    """The argument `borrowed` of attention that uses another layer's keys and values; none for others."""
     return {} if borrowed is None else {"borrowed": borrowed}
 
 
 class SharedKeyValues:
-    """Keys and values of the blocks that others borrow from, made once; `kv_sharing` has one entry a block."""
+    """Keys and values that blocks share, computed once; `kv_sharing[i]` is the block whose own block i uses."""
 
     def __init__(self, kv_sharing: Sequence[int]) -> None:
         self._kv_sharing = kv_sharing
@@ -158,7 +161,9 @@ class SharedKeyValues:
         self._lent: dict[int, Fields] = {}
 
     def of(self, layer: int, block: Block, hidden: Tensor) -> Fields | None:
-        """What the block, which is about to be given `hidden`, borrows, if only from itself; None where from nobody."""
+        """The shared keys and values of block `layer` with input `hidden`; None if it uses its own and nobody else
+        does.
+        """
         if layer in self._wanted:
             self._lent[layer] = block.lend(hidden)
         return self._lent.get(self._kv_sharing[layer])

@@ -29,7 +29,7 @@ class PredictionModule(nn.Module):
     """h'ᵢ = TRM(M [norm(Emb(tᵢ₊ₖ)); norm(hᵢ)]), from which tᵢ₊ₖ₊₁ is predicted (DeepSeek-V3, arXiv 2412.19437, 2.2).
 
     M's input begins with the embedding, as in the published weights; the paper writes it second. TRM is a block like
-    the decoder's last, which borrows from nobody. `norm` stands before the unembedding, which is the decoder's own.
+    the decoder's last, with keys and values of its own. `norm` precedes the unembedding, which is the decoder's.
     """
 
     def __init__(self, config: DecoderConfig, last: LayerAttention) -> None:
@@ -42,8 +42,8 @@ class PredictionModule(nn.Module):
         initialise(self.join)
 
     def forward(self, hidden: Tensor, embedded: Tensor) -> Tensor:
-        """Rows [batch, tokens, width] of a depth less and embeddings [batch, tokens, width] of the tokens that are k
-        places later, to rows [batch, tokens, width]."""
+        """Hidden rows of depth k - 1 and embeddings of the tokens k positions later to hidden rows of depth k, all
+        [batch, tokens, width]."""
         joined = self.join(torch.cat([self.token_norm(embedded), self.hidden_norm(hidden)], dim=-1))
         normed: Tensor = self.norm(self.block(joined))
         return normed
@@ -52,8 +52,8 @@ class PredictionModule(nn.Module):
 class Decoder(nn.Module):
     """Embeddings, blocks, a last norm unless blocks are post-norm, and the unembedding.
 
-    It is what the engine, the trainer and the tools know as `LanguageModel`. Tokens are int64. Where the
-    weights are packed for serving, `weights` is their format and `head` unembeds.
+    Implements `attn_core.models.LanguageModel`. Tokens are int64. After `quantize_model`, `weights` is the storage of
+    the weights and `head` the unembedding.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -88,7 +88,7 @@ class Decoder(nn.Module):
             if module is not None:
                 initialise(module)
         if config.positions == "sinusoidal" or config.scale_embedding:
-            # Multiplied by √width they then stand beside waves of their own size.
+            # Multiplied by √width they have the scale of the sinusoids that are added.
             initialise(self.embedding, config.hidden_size**-0.5)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ class Decoder(nn.Module):
         return normed
 
     def next_token_loss(self, tokens: Tensor, targets: Tensor, ignored: int = -100) -> Tensor:
-        """Mean cross-entropy, in nats a token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
-        tokens], over those that are not `ignored`; large logits are never held all at once."""
+        """Mean cross-entropy, in nats per token, of the next tokens `targets` [batch, tokens] after `tokens` [batch,
+        tokens], over those that are not `ignored`; computed in chunks if there are many logits."""
         return self._loss(self.hidden(tokens), targets, ignored)
 
     def training_loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The same, and `nextn_predict_loss_weight` times the mean of the losses of the tokens after those."""
+        """`next_token_loss`, and `nextn_predict_loss_weight` times the mean loss of multi-token prediction."""
         hidden, length = self.hidden(tokens), tokens.shape[1]
         loss, later = self._loss(hidden, targets), hidden.new_zeros(())
         for depth, predictor in enumerate(self.predictors[: length - 1], start=1):
@@ -145,13 +145,13 @@ class Decoder(nn.Module):
         return None
 
     def take_apart(self) -> None:
-        """Let each part of each block be computed for itself, whatever kernel joins them."""
+        """Compute each part of each block by itself, without the fused kernels of whole blocks."""
         self.stack = None
         for block in self._blocks():
             block.joined = None
 
     def state_specs(self) -> ModelSpecs:
-        """What every layer must remember, by layer name."""
+        """The states of every layer, by layer name."""
         return self._specs
 
     def layer_mechanisms(self) -> Mapping[str, str]:
@@ -159,8 +159,8 @@ class Decoder(nn.Module):
         return self._mechanisms
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
-        """Always raises `Incompatible`: a decoder attends to its own sequence only."""
-        raise Incompatible(f"a decoder reads no source; {len(source)} source tokens were given")
+        """Always raises `Incompatible`: a decoder has no encoder."""
+        raise Incompatible(f"a decoder has no encoder; {len(source)} encoder tokens were given")
 
     def attention_maps(self, tokens: Tensor, layers: Sequence[int]) -> dict[int, Tensor]:
         """Attention weights [heads, query, key] by layer of one sequence [tokens].

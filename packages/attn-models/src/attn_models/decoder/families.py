@@ -21,10 +21,10 @@ class DecoderFamily(ModelFamily):
     """Language models of causal attention blocks."""
 
     name = "decoder"
-    summary = "A causal language model over any mechanism: GPT-2 and Llama shapes, and what lies between."
+    summary = "A causal language model over any mechanism, with the blocks of GPT-2, Llama and others."
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The config of plain values (fields of `DecoderConfig`), asked of the mechanisms it names too."""
+        """The config of plain values (fields of `DecoderConfig`); raises what its mechanisms raise, too."""
         config = DecoderConfig.from_plain(values)
         layer_attentions(config)
         return config
@@ -41,13 +41,14 @@ PATTERN = ("mechanism", "options", "pattern", "num_kv_heads")
 
 
 class NamedDecoder(DecoderFamily):
-    """`usual` are the paper's fields, which may be changed; `own` are the family's, with their defaults."""
+    """A decoder of a paper: `usual` are its fields of `DecoderConfig`, which may be overridden, `own` options of the
+    family with their defaults."""
 
     usual: ClassVar[Mapping[str, Any]]
     own: ClassVar[Mapping[str, Any]]
 
     def configure(self, values: Mapping[str, Any]) -> DecoderConfig:
-        """The decoder of plain values; raises `InvalidValue` for a field that names mechanisms: the paper does."""
+        """The decoder of plain values; raises `InvalidValue` for fields that choose mechanisms."""
         for name in PATTERN:
             if name in values:
                 raise InvalidValue.of(name, values[name], f"nothing: {self.name} has its own; family 'decoder' has any")
@@ -57,15 +58,15 @@ class NamedDecoder(DecoderFamily):
 
     @abstractmethod
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The mechanisms that the layers have in turn."""
+        """The mechanisms of the repeating pattern of layers."""
 
 
 class Gpt3Family(NamedDecoder):
-    """GPT-2's blocks, every other one with a band in place of all that came before (Brown et al. 2020,
-    arXiv 2005.14165, section 2.1). How wide the band was is not published: `band` counts the query's own token."""
+    """GPT-2's blocks, every other one with banded (sliding-window) attention (Brown et al. 2020,
+    arXiv 2005.14165, section 2.1). Its width is not published: `band` is in tokens, the query's own included."""
 
     name = "gpt3"
-    summary = "GPT-3: layers that see everything and layers that see a band, in turn (Brown et al. 2020)."
+    summary = "GPT-3: alternating dense and banded attention (Brown et al. 2020)."
     usual = GPT
     own: ClassVar[Mapping[str, Any]] = {"band": 256}
 
@@ -76,17 +77,17 @@ class Gpt3Family(NamedDecoder):
 
 
 class SparseTransformerFamily(NamedDecoder):
-    """Blocks whose patterns come in turn, so that two of them reach every earlier token (Child et al. 2019,
-    arXiv 1904.10509, section 4). `kind` "strided" is for what has a period, such as rows of pixels of the length
-    `stride`; "fixed" for text: blocks of `stride` tokens, of which all later ones see the last `summaries`."""
+    """Alternating sparse patterns, two of which together reach every earlier token (Child et al. 2019,
+    arXiv 1904.10509, section 4). `kind` "strided" is for periodic data, such as images with rows of `stride`
+    pixels; "fixed" for text: blocks of `stride` tokens, the last `summaries` of which all later tokens attend to."""
 
     name = "sparse_transformer"
-    summary = "The Sparse Transformer: strided or fixed patterns in turn, n √n pairs (Child et al. 2019)."
+    summary = "The Sparse Transformer: alternating strided or fixed patterns, n √n pairs (Child et al. 2019)."
     usual = GPT | {"feed_forward": "gelu"}
     own: ClassVar[Mapping[str, Any]] = {"kind": "fixed", "stride": 128, "summaries": 8}
 
     def layers(self, own: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """What is near, then what connects."""
+        """The local pattern, then the strided or fixed one."""
         if own["kind"] not in ("strided", "fixed"):
             raise InvalidValue.of("kind", own["kind"], "'strided' or 'fixed'")
         fixed = {"block": own["stride"], "summaries": own["summaries"]}
@@ -95,11 +96,11 @@ class SparseTransformerFamily(NamedDecoder):
 
 
 class RetNetFamily(NamedDecoder):
-    """Retention in the place of attention, values twice as wide as keys and feed-forwards twice as wide as the model:
-    12 width² weights a block (Sun et al. 2023, arXiv 2307.08621, section 2.1). `scale_base` is of xPos, or None."""
+    """Retention in place of attention, values twice as wide as keys and feed-forwards twice as wide as the model: 12
+    width² parameters per block (Sun et al. 2023, arXiv 2307.08621, section 2.1). `scale_base` is of xPos, or None."""
 
     name = "retnet_lm"
-    summary = "RetNet: retention, whose memory of a text has a fixed size (Sun et al. 2023)."
+    summary = "RetNet: retention, whose state has a fixed size (Sun et al. 2023)."
     usual: ClassVar[Mapping[str, Any]] = {
         "norm": "layer",
         "norm_place": "pre",
@@ -119,5 +120,5 @@ class RetNetFamily(NamedDecoder):
 
 
 def named_decoders() -> list[ModelFamily]:
-    """One of each."""
+    """One instance of each."""
     return [Gpt3Family(), SparseTransformerFamily(), RetNetFamily()]

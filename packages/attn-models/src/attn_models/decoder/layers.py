@@ -19,7 +19,7 @@ from attn_models.decoder.config import DecoderConfig
 
 
 class MixedPrecisionRMSNorm(nn.RMSNorm):
-    """RMSNorm whose gain may be of a wider type than its rows, as Gemma's is; then it is computed in that type."""
+    """RMSNorm whose gain may have a wider dtype than its input, as Gemma's; it is then computed in that dtype."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to [..., width], in the rows' type."""
@@ -31,7 +31,7 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
         return super().forward(rows.to(self.weight.dtype)).to(rows.dtype)
 
     def of_sum(self, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """`rows` + `added`, [..., width] both, and that normed: in one pass where a kernel can."""
+        """`rows` + `added`, both [..., width], and its norm, by a fused kernel if there is one."""
         kernel = self._kernel("added", rows, added) if rows.dtype == added.dtype else None
         if kernel is not None:
             return kernel.norm_sum(rows, added, self.weight, self.eps or 0.0)
@@ -45,7 +45,7 @@ class MixedPrecisionRMSNorm(nn.RMSNorm):
 
 
 def normed_sum(norm: nn.Module, rows: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` + `added`, and that through a norm."""
+    """`rows` + `added`, and the norm of this sum."""
     if isinstance(norm, MixedPrecisionRMSNorm):
         return norm.of_sum(rows, added)
     total = rows + added
@@ -60,7 +60,7 @@ def build_norm(config: DecoderConfig) -> nn.LayerNorm | nn.RMSNorm:
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """Rows [..., width] of what is let through, by a kernel where one accepts."""
+    """activation(gate) * up, [..., width] each, by a fused kernel if there is one."""
     kernel = None
     if gate.dtype == up.dtype and not torch.compiler.is_compiling():
         kernel = row_kernel(GateKernel, activation, gate, up)
@@ -93,7 +93,7 @@ class FeedForward(nn.Module):
         return mixed
 
     def pack(self, pack: Pack) -> None:
-        """Pack both matrices for serving."""
+        """Prepack or quantize both matrices for inference."""
         self.up, self.down = pack([cast("nn.Linear", self.up)]), pack([cast("nn.Linear", self.down)])
 
 
@@ -115,12 +115,12 @@ class GatedFeedForward(nn.Module):
         return mixed
 
     def pack(self, pack: Pack) -> None:
-        """Pack the matrices for serving, gate and up as one."""
+        """Prepack or quantize the matrices for inference, gate and up as one."""
         self.both, self.down = pack([self.gate, self.up]), pack([cast("nn.Linear", self.down)])
         self.gate = self.up = None
 
     def parts(self) -> GatedParts | None:
-        """What the layer is made of once it is packed."""
+        """The prepacked matrices, for a kernel of whole blocks; None before they are prepacked."""
         return None if self.both is None else GatedParts(both=self.both, down=self.down)
 
 
@@ -143,9 +143,9 @@ INTO_RESIDUAL = re.compile(r"attention\.output|feed_forward(\.experts\.\d+|\.sha
 
 
 def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -> None:
-    """As `initialise`, what writes into the residual stream scaled by 1/√(2 layers) (section 2.3 there).
+    """`initialise` a block, with output projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
 
-    A mechanism that computes its own way keeps the weights that its maker gave it.
+    A mechanism without an `AttentionSpec` keeps its own initialisation.
     """
     own = attention.mechanism.spec(attention.config) is None
     for name, module in block.named_modules():
@@ -154,7 +154,7 @@ def initialise_block(block: nn.Module, attention: LayerAttention, layers: int) -
 
 
 def initialise(module: nn.Module, deviation: float = STANDARD) -> None:
-    """Normal weights of a linear layer or embedding, zero biases, as GPT-2 (Radford et al. 2019); others are left."""
+    """Normal weights and zero biases of a linear layer or embedding, as GPT-2 (Radford et al. 2019)."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=deviation)
     if isinstance(module, nn.Linear) and module.bias is not None:

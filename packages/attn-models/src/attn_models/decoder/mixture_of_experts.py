@@ -17,10 +17,10 @@ from attn_models.decoder.layers import FeedForward, GatedFeedForward
 
 
 class Router(nn.Module):
-    """Sends each token to the experts with its highest scores W x; of equal scores the first experts are taken.
+    """Routes each token to the experts with the highest scores W x; of equal scores the first.
 
-    It looks at each token alone, and no expert is ever full. In training it also keeps how evenly the last tokens
-    were spread, where the config asks for `router_aux_loss_coef`.
+    Tokens are routed independently, without a capacity limit. In training it also keeps the load imbalance of the last
+    batch if the config has a weight for it.
     """
 
     def __init__(self, width: int, experts: Experts) -> None:
@@ -31,7 +31,9 @@ class Router(nn.Module):
         self.imbalance: Tensor | None = None
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts [rows, chosen] (int64) of rows [rows, width], best first, and their weights, as `rows`' type."""
+        """The experts [rows, chosen] (int64) of rows [rows, width], best first, and their weights, in the dtype of
+        `rows`.
+        """
         scores: Tensor = self.score(rows)
         # Near scores must not become equal by the rounding of 16-bit exponentials.
         scores = scores if scores.dtype == torch.float64 else scores.float()
@@ -45,16 +47,16 @@ class Router(nn.Module):
         return best(scores, self.chosen)
 
     def note(self, scores: Tensor, chosen: Tensor) -> None:
-        """Keep how evenly the tokens of this training pass are spread."""
+        """Keep the load imbalance of this training batch."""
         if self.balance > 0:
             self.imbalance = imbalance(self.affinity(scores), chosen)
 
     def affinity(self, scores: Tensor) -> Tensor:
-        """How much of each token every expert wants, [rows, experts], of scores [rows, experts]; rows sum to one."""
+        """Routing probabilities [rows, experts] of scores [rows, experts]; rows sum to one."""
         return scores.softmax(dim=-1)
 
     def take_imbalance(self) -> Tensor | None:
-        """What the last training pass left, once: it holds on to the graph of that pass."""
+        """The imbalance of the last training batch, once: it keeps the autograd graph of that batch alive."""
         taken, self.imbalance = self.imbalance, None
         return taken
 
@@ -67,48 +69,47 @@ class MixtralRouter(Router):
     """Weights are a softmax over the scores of the chosen alone, so they sum to one (arXiv 2401.04088, section 2.1)."""
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Softmax of what was chosen."""
+        """Softmax of the chosen scores."""
         return scores.gather(-1, chosen).softmax(dim=-1)
 
 
 class SwitchRouter(Router):
-    """Weights are the chosen's part of a softmax over all scores (Fedus et al. 2021, arXiv 2101.03961, equation 2).
+    """Weights are those of a softmax over all scores (Fedus et al. 2021, arXiv 2101.03961, equation 2).
 
-    So the router learns from the model's loss even where a token uses a single expert.
+    So the router has gradients of the model's loss even if a token uses a single expert.
     """
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """What was chosen of the softmax."""
+        """Softmax of all scores, gathered at the chosen."""
         return scores.softmax(dim=-1).gather(-1, chosen)
 
 
 def best(scores: Tensor, number: int) -> Tensor:
-    """The places [..., number] of the highest scores [..., scores], highest first; of equal ones the first."""
+    """The indices [..., number] of the highest scores [..., scores], highest first; of equal ones the first."""
     # Sorted stably: topk does not say which of two equal scores it takes.
     return scores.argsort(dim=-1, descending=True, stable=True)[..., :number]
 
 
 def imbalance(affinity: Tensor, chosen: Tensor) -> Tensor:
-    """E Σᵢ fᵢ Pᵢ of rows [rows, E] that sum to one and choices [rows, chosen]: 1 where tokens spread evenly, E where
-    all go to one.
+    """E Σᵢ fᵢ Pᵢ of probabilities [rows, E] and choices [rows, chosen]: 1 for a uniform load, E if all tokens go to one
+    expert.
 
-    fᵢ is the fraction of choices that fell on expert i, Pᵢ the mean of what it wants (arXiv 2101.03961, equations 4 to
+    fᵢ is the fraction of choices of expert i, Pᵢ the mean of its probability (arXiv 2101.03961, equations 4 to
     6, whose tokens choose one). Gradients flow through P alone.
     """
     return affinity.shape[-1] * (fractions(chosen, affinity) * affinity.mean(dim=0)).sum()
 
 
 def fractions(chosen: Tensor, like: Tensor) -> Tensor:
-    """The part of the choices [rows, chosen] that fell on each expert of `like` [rows, experts], as its type."""
+    """The fraction of the choices [rows, chosen] of each expert, [experts], in the dtype of `like` [rows, experts]."""
     counts = torch.bincount(chosen.flatten(), minlength=like.shape[-1])
     return counts.to(like.dtype) / max(chosen.numel(), 1)
 
 
 def router_aux_loss(model: nn.Module) -> Tensor | float:
-    """The sum of `router_aux_loss_coef` times the imbalance of every router in the last training pass; 0 where there is
-    none.
+    """The sum of `router_aux_loss_coef` times the imbalance of every router in the last training batch; 0 without one.
 
-    To be added to the loss of that pass, before its gradients are taken, once.
+    To be added once to the loss of that batch, before its backward pass.
     """
     routers = [module for module in model.modules() if isinstance(module, Router)]
     taken = [(router.balance, router.take_imbalance()) for router in routers]
@@ -129,45 +130,47 @@ class GroupedRouter(Router):
 
     def choose(self, scores: Tensor) -> Tensor:
         """The best experts of the best groups."""
-        wanted = self.preference(scores)
+        wanted = self.selection_scores(scores)
         if self.groups_chosen < self.groups:
             grouped = wanted.reshape(*wanted.shape[:-1], self.groups, -1)
-            groups = best(self.of_groups(grouped), self.groups_chosen)
+            groups = best(self.group_scores(grouped), self.groups_chosen)
             outside = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, groups, value=False)
             wanted = grouped.masked_fill(outside[..., None], -math.inf).flatten(-2)
         return best(wanted, self.chosen)
 
     @abstractmethod
-    def preference(self, scores: Tensor) -> Tensor:
-        """By what experts are chosen, [rows, experts], of scores [rows, experts]."""
+    def selection_scores(self, scores: Tensor) -> Tensor:
+        """The scores [rows, experts] by which experts are selected, of router scores [rows, experts]."""
 
     @abstractmethod
-    def of_groups(self, grouped: Tensor) -> Tensor:
-        """By what groups are chosen, [rows, groups], of preferences [rows, groups, experts of one]."""
+    def group_scores(self, grouped: Tensor) -> Tensor:
+        """The scores [rows, groups] by which groups are selected, of selection scores [rows, groups, experts per
+        group].
+        """
 
 
 class DeepseekV2Router(GroupedRouter):
-    """A softmax over all; a group is as good as its best expert. Weights are not made to sum to one."""
+    """Softmax over all experts; a group's score is that of its best expert. Weights are not normalised."""
 
-    def preference(self, scores: Tensor) -> Tensor:
-        """The scores themselves, whose order a softmax keeps."""
+    def selection_scores(self, scores: Tensor) -> Tensor:
+        """The router scores: a softmax keeps their order."""
         return scores
 
-    def of_groups(self, grouped: Tensor) -> Tensor:
-        """The best of each."""
+    def group_scores(self, grouped: Tensor) -> Tensor:
+        """The highest score of each group."""
         return grouped.amax(dim=-1)
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """What was chosen of the softmax, times the scale."""
+        """Softmax of all scores, gathered at the chosen, times the scale."""
         return scores.softmax(dim=-1).gather(-1, chosen) * self.scale
 
 
 class DeepseekV3Router(GroupedRouter):
     """Sigmoids s; experts are chosen by s + b, and weighed by s alone (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
 
-    No loss moves the biases b, float32: `level` lowers those of experts that had more than the mean to do since it was
-    last called, and raises the others', by one `rate` each (Wang et al. 2024, arXiv 2408.15664). So tokens spread
-    without a gradient that disturbs what the model learns.
+    The biases b, float32, have no gradient: `update_biases` lowers those of experts with more than the mean load since
+    its last call and raises the others, by `rate` each (auxiliary-loss-free load balancing, Wang et al. 2024,
+    arXiv 2408.15664).
     """
 
     correction: Tensor
@@ -178,33 +181,33 @@ class DeepseekV3Router(GroupedRouter):
         self.rate = experts.rate
         self.load: Tensor | None = None
 
-    def preference(self, scores: Tensor) -> Tensor:
-        """Sigmoids, and the biases that spread tokens."""
+    def selection_scores(self, scores: Tensor) -> Tensor:
+        """Sigmoids plus the load-balancing biases."""
         return scores.sigmoid() + self.correction
 
-    def of_groups(self, grouped: Tensor) -> Tensor:
-        """The sum of the best two of each."""
+    def group_scores(self, grouped: Tensor) -> Tensor:
+        """The sum of the two highest scores of each group."""
         return grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
 
     def weigh(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """Sigmoids of the chosen, made to sum to the scale."""
+        """Sigmoids of the chosen, normalised to sum to the scale."""
         parts = scores.sigmoid().gather(-1, chosen)
         return parts / (parts.sum(dim=-1, keepdim=True) + SMALL) * self.scale
 
     def affinity(self, scores: Tensor) -> Tensor:
-        """Sigmoids made to sum to one (section 2.1.2, equation 18)."""
+        """Sigmoids normalised to sum to one (section 2.1.2, equation 18)."""
         parts = scores.sigmoid()
         return parts / (parts.sum(dim=-1, keepdim=True) + SMALL)
 
     def note(self, scores: Tensor, chosen: Tensor) -> None:
-        """Count the tokens of every expert, too."""
+        """Also count the tokens of every expert."""
         super().note(scores, chosen)
         if self.rate:
             counts = torch.bincount(chosen.flatten(), minlength=self.experts)
             self.load = counts if self.load is None else self.load + counts
 
-    def level(self) -> None:
-        """Move every bias by one rate towards an even load, by what was counted since the last call."""
+    def update_biases(self) -> None:
+        """Move every bias by `rate` towards a uniform load, by the counts since the last call."""
         taken, self.load = self.load, None
         if taken is not None:
             load = taken.to(self.correction.dtype)
@@ -212,10 +215,12 @@ class DeepseekV3Router(GroupedRouter):
 
 
 def update_router_biases(model: nn.Module) -> None:
-    """After an update of the weights: move the biases of every router that has some (`DeepseekV3Router.level`)."""
+    """To be called after an optimizer step: move the biases of every router with load-balancing biases
+    (`DeepseekV3Router.update_biases`).
+    """
     for module in model.modules():
         if isinstance(module, DeepseekV3Router):
-            module.level()
+            module.update_biases()
 
 
 ROUTERS: dict[str, type[Router]] = {
@@ -227,11 +232,11 @@ ROUTERS: dict[str, type[Router]] = {
 
 
 class MixtureOfExperts(nn.Module):
-    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1), and
-    what the shared experts say to every token (arXiv 2401.06066, section 3.2), times σ(w·x) where they are gated.
+    """Σᵢ gᵢ(x) FFNᵢ(x) over the experts that the router chooses for the token x (arXiv 2401.04088, section 2.1), plus
+    the output of the shared experts (arXiv 2401.06066, section 3.2), multiplied by σ(w·x) if they are gated.
 
-    Every token reaches all the experts it chose, whatever its neighbours chose: there is no capacity to overflow. The
-    shared experts are one feed-forward of all their inner elements, which is their sum.
+    There is no capacity limit: a token's output does not depend on other tokens. The shared experts are one
+    feed-forward of their summed inner size, which computes the sum of their outputs.
     """
 
     def __init__(
@@ -251,7 +256,7 @@ class MixtureOfExperts(nn.Module):
         self.shared_expert_gate = nn.Linear(config.hidden_size, 1, bias=False) if experts.gated else None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to [..., width]; an expert that nobody chose is not run."""
+        """[..., width] to [..., width]; experts without tokens are not run."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         chosen, weights = self.router(rows)
         mixed = torch.zeros_like(rows)
@@ -267,8 +272,8 @@ class MixtureOfExperts(nn.Module):
         return mixed.view_as(hidden)
 
     def pack(self, pack: Pack) -> None:
-        """Pack the matrices of every expert for serving; the router stays exact, as near scores decide the path,
-        and so does the gate, which is small."""
+        """Prepack or quantize the matrices of every expert; not those of the router, whose near scores decide the
+        route, and of the gate, which is small."""
         for expert in self._each():
             expert.pack(pack)
         if self.shared is not None:
@@ -284,6 +289,6 @@ class MixtureOfExperts(nn.Module):
 
 
 def active_parameters(model: nn.Module) -> int:
-    """Parameters that one token uses, of a model whose weights are not packed: all but those of idle experts."""
+    """The number of parameters that one token uses, of a model that is not quantized: all but those of idle experts."""
     idle = sum(module.idle_parameters() for module in model.modules() if isinstance(module, MixtureOfExperts))
     return sum(parameter.numel() for parameter in model.parameters()) - idle

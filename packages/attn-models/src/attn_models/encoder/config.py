@@ -20,12 +20,12 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderShape(ABC):
-    """Blocks of attention both ways and feed-forward.
+    """What encoders have in common: blocks of bidirectional attention and feed-forward layers.
 
-    `mechanism` and its `options` are used by every layer, or layer i uses `pattern[i % len(pattern)]` where a pattern
-    is given. `head_dim` defaults to `hidden_size / num_heads`. `attention_dropout` acts in training on attention
-    weights. `noun` calls it by name with its article, and `pairs` are fields of two numbers. Raises `InvalidValue` for
-    a field outside its range.
+    `mechanism` with its `options` is that of every layer, or layer i has `pattern[i % len(pattern)]`. `head_dim`
+    defaults to `hidden_size / num_heads`; `intermediate_size` is the inner size of the feed-forwards.
+    `attention_dropout` drops attention weights in training. Subclasses set `noun`, their name with its article for
+    errors, and `pairs`, the fields of two numbers. Raises `InvalidValue` for a field outside its range.
     """
 
     hidden_size: int
@@ -69,12 +69,12 @@ class EncoderShape(ABC):
     @property
     @abstractmethod
     def kinds(self) -> int:
-        """How many different tokens it reads, or classes it tells apart."""
+        """The size of the vocabulary, or the number of classes."""
 
     @property
     @abstractmethod
     def places(self) -> int:
-        """The rows of the longest sequence that its blocks see."""
+        """The length of the longest sequence in its blocks."""
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -89,7 +89,7 @@ class EncoderShape(ABC):
 
     @property
     def block(self) -> DecoderConfig:
-        """The sizes of norms and feed-forwards, which are those of any Transformer."""
+        """The config of norms and feed-forwards, which are those of a decoder."""
         return DecoderConfig(
             vocab_size=self.kinds,
             max_seq_len=self.places,
@@ -110,9 +110,10 @@ class EncoderShape(ABC):
 class EncoderConfig(EncoderShape):
     """Blocks over token, position and segment embeddings (BERT's shape).
 
-    `type_vocab_size` is the number of token types (segments) of an input. `positions` "every" numbers all places of a
-    sequence from 0 (BERT), "real" only real tokens, from `first_position` (RoBERTa), "depth" fuses places with depths
-    in a tree, which must then be given with the tokens. Raises `InvalidValue` for a field outside its range.
+    `type_vocab_size` is the number of token types (segments) of an input. `positions` "every" numbers all tokens of a
+    sequence from 0 (BERT), "real" only real tokens, from `first_position` (RoBERTa), "depth" combines positions with
+    depths in a dependency tree, which are then an argument of the model. Raises `InvalidValue` for a field outside its
+    range.
     """
 
     vocab_size: int
@@ -134,18 +135,18 @@ class EncoderConfig(EncoderShape):
 
     @property
     def kinds(self) -> int:
-        """Its tokens."""
+        """The size of the vocabulary."""
         return self.vocab_size
 
     @property
     def places(self) -> int:
-        """Its context."""
+        """The longest sequence, in tokens."""
         return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaggerConfig:
-    """An encoder and how many `classes` of tags there are; raises `InvalidValue` for none."""
+    """A token classifier: its encoder and the number of `classes`; raises `InvalidValue` for none."""
 
     encoder: EncoderConfig
     classes: int
@@ -197,12 +198,12 @@ class ReformerConfig(EncoderShape):
 
     @property
     def kinds(self) -> int:
-        """Its tokens."""
+        """The size of the vocabulary."""
         return self.vocab_size
 
     @property
     def places(self) -> int:
-        """Its context."""
+        """The longest sequence, in tokens."""
         return self.max_seq_len
 
 
@@ -210,8 +211,8 @@ class ReformerConfig(EncoderShape):
 class VisionConfig(EncoderShape):
     """Square images of `image` pixels a side and `channels` numbers a pixel, cut into patches of `patch` pixels a side.
 
-    `classes` are told apart. Raises `InvalidValue` for a field outside its range, and for patches that do not cover an
-    image exactly.
+    `classes` is the number of labels. Raises `InvalidValue` for a field outside its range, and for patches that do not
+    divide the image.
     """
 
     image: int
@@ -235,12 +236,12 @@ class VisionConfig(EncoderShape):
 
     @property
     def kinds(self) -> int:
-        """Its classes."""
+        """The number of classes."""
         return self.classes
 
     @property
     def places(self) -> int:
-        """Its patches, and the row that is asked for the class."""
+        """The patches and the class token."""
         return self.patches + 1
 
 

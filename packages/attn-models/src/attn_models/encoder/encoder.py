@@ -1,4 +1,4 @@
-"""Bidirectional encoders of text, with heads for masked language modelling and token classification."""
+"""Bidirectional encoders: BERT's with its heads, the Reformer, and the vision Transformer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from attn_core.rotary import sinusoidal
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from attn_models.decoder.layers import ACTIVATIONS, build_feed_forward, build_norm, initialise
-from attn_models.encoder.config import EncoderConfig, EncoderShape, TaggerConfig, attention_of
+from attn_models.decoder.layers import ACTIVATIONS, STANDARD, build_feed_forward, build_norm, initialise
+from attn_models.encoder.config import (
+    EncoderConfig,
+    EncoderShape,
+    ReformerConfig,
+    TaggerConfig,
+    VisionConfig,
+    attention_of,
+)
 
 
 class EveryPosition(nn.Embedding):
-    """A row for each place of a sequence, padding included (Devlin et al. 2019)."""
+    """Learned positions of all tokens of a sequence, padding included (Devlin et al. 2019)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.max_seq_len, config.hidden_size)
@@ -28,8 +35,8 @@ class EveryPosition(nn.Embedding):
 
 
 class RealPosition(nn.Embedding):
-    """A row for each real token by its number among them, wherever padding stands (RoBERTa, Liu et al. 2019,
-    arXiv 1907.11692, as its authors' code has it: real tokens begin at `first`, padding has the row before)."""
+    """Learned positions of real tokens, counted without padding (RoBERTa, Liu et al. 2019, arXiv 1907.11692; as in its
+    authors' code, real tokens begin at `first`, and padding has the row before)."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config.first_position + config.max_seq_len, config.hidden_size)
@@ -45,7 +52,7 @@ class RealPosition(nn.Embedding):
 
 
 class DepthPosition(nn.Module):
-    """tanh(U PE(i) + W PE(δ_i)) for token i, δ_i steps below the root of its sentence's tree, PE sinusoids (Wang et al.
+    """tanh(U PE(i) + W PE(δ_i)) for token i at depth δ_i of its dependency tree, PE sinusoids (Wang et al.
     2019, arXiv 1909.00383, section 3.1). Learned: `sequential` U and `structural` W."""
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -56,7 +63,7 @@ class DepthPosition(nn.Module):
     def rows(self, tokens: Tensor, key_padding_mask: Tensor | None, depths: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Rows [batch, tokens, width] for token ids and `depths` [batch, tokens], int64 from 0.
 
-        Raises `InvalidValue` without depths, or for those of other tokens.
+        Raises `InvalidValue` without depths, or for another shape.
         """
         if depths is None or depths.shape != tokens.shape:
             given = "none" if depths is None else f"the shape {list(depths.shape)}"
@@ -73,7 +80,7 @@ POSITIONS: Mapping[str, type[Position]] = {"every": EveryPosition, "real": RealP
 
 
 class EncoderBlock(nn.Module):
-    """Attention that sees both ways, a feed-forward, and a norm for each."""
+    """Bidirectional attention, a feed-forward, and a norm for each."""
 
     def __init__(self, config: EncoderShape, layer: int) -> None:
         super().__init__()
@@ -100,8 +107,8 @@ class PostNormBlock(EncoderBlock):
 class ReversibleBlock(EncoderBlock):
     """y_1 = x_1 + attention(norm(x_2)), then y_2 = x_2 + feed-forward(norm(y_1)) (Kitaev et al. 2020, equation 9).
 
-    What came in follows from what goes out, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here remembers it
-    all the same.
+    The inputs can be recomputed from the outputs, x_2 = y_2 - feed-forward(norm(y_1)) and so on; training here keeps
+    the activations all the same.
     """
 
     def forward(self, one: Tensor, two: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -179,10 +186,10 @@ class MaskedLanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of token ids [batch, tokens]; `key_padding_mask` as `Encoder.forward`."""
-        return self.guess(self.encoder(tokens, key_padding_mask))
+        return self.logits(self.encoder(tokens, key_padding_mask))
 
-    def guess(self, rows: Tensor) -> Tensor:
-        """Logits [..., vocabulary] of an encoder's rows [..., size]."""
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of the encoder's hidden states [..., size]."""
         shaped = self.norm(self.activation(self.transform(rows)))
         return linear(shaped, self.encoder.embedding.weight, self.bias)
 
@@ -200,4 +207,85 @@ class Tagger(nn.Module):
     def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None, depths: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, classes]; arguments as of `Encoder.forward`."""
         scores: Tensor = self.classifier(self.encoder(tokens, key_padding_mask, depths=depths))
+        return scores
+
+
+class AxialPositions(nn.Module):
+    """Axial position embeddings: a vector for each row of a grid concatenated with one for each column."""
+
+    def __init__(self, axes: tuple[int, int], widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.row = nn.Parameter(torch.empty(axes[0], 1, widths[0]))
+        self.column = nn.Parameter(torch.empty(1, axes[1], widths[1]))
+        for table in (self.row, self.column):
+            nn.init.normal_(table, std=STANDARD)
+
+    def forward(self, places: Tensor) -> Tensor:
+        """Vectors [tokens, width] of positions [tokens], int64."""
+        columns = self.column.shape[1]
+        return torch.cat([self.row[places // columns, 0], self.column[0, places % columns]], dim=-1)
+
+
+class Reformer(nn.Module):
+    """Reversible blocks over two streams, both begun with the embeddings, and a norm of their concatenation."""
+
+    def __init__(self, config: ReformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.max_seq_len = config.max_seq_len
+        self.size = 2 * config.hidden_size
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions: nn.Module = nn.Embedding(config.max_seq_len, config.hidden_size)
+        if config.axial_pos_shape is not None and config.axial_pos_embds_dim is not None:
+            self.positions = AxialPositions(config.axial_pos_shape, config.axial_pos_embds_dim)
+        self.blocks = nn.ModuleList(ReversibleBlock(config, layer) for layer in range(config.num_layers))
+        self.norm = nn.LayerNorm(self.size, eps=config.norm_eps)
+        for module in (self.embedding, self.positions):
+            initialise(module)
+
+    def forward(self, tokens: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+        """Rows [batch, tokens, 2 width] of token ids [batch, tokens], int64.
+
+        `key_padding_mask` [batch, tokens], bool, is True where a token is real. Raises `InvalidValue` for more tokens
+        than the context.
+        """
+        length = tokens.shape[1]
+        if length > self.max_seq_len:
+            raise InvalidValue.of("tokens", f"{length} tokens", f"at most the context of {self.max_seq_len} tokens")
+        one = two = self.embedding(tokens) + self.positions(torch.arange(length, device=tokens.device))
+        for block in self.blocks:
+            one, two = block(one, two, key_padding_mask)
+        rows: Tensor = self.norm(torch.cat([one, two], dim=-1))
+        return rows
+
+
+class VisionTransformer(nn.Module):
+    """z_0 = [x_class; x_1 E; ...; x_N E] + E_pos; blocks; y = LN(z_L^0) W."""
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.patches = nn.Conv2d(config.channels, config.hidden_size, config.patch, stride=config.patch)
+        self.begin = nn.Parameter(torch.empty(1, 1, config.hidden_size))
+        self.positions = nn.Parameter(torch.empty(1, config.places, config.hidden_size))
+        self.blocks = nn.ModuleList(PreNormBlock(config, layer) for layer in range(config.num_layers))
+        self.norm = build_norm(config.block)
+        self.classifier = nn.Linear(config.hidden_size, config.classes)
+        for weight in (self.begin, self.positions):
+            nn.init.normal_(weight, std=STANDARD)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [batch, classes] of images [batch, channels, side, side], floating point.
+
+        Raises `InvalidValue` for images of another shape than the model's.
+        """
+        side, channels = self.config.image, self.config.channels
+        if images.dim() != 4 or images.shape[1:] != (channels, side, side):
+            allowed = f"[batch, {channels}, {side}, {side}]"
+            raise InvalidValue.of("images", f"the shape {list(images.shape)}", allowed)
+        words = self.patches(images).flatten(2).transpose(1, 2)
+        hidden = torch.cat([self.begin.expand(len(words), -1, -1), words], dim=1) + self.positions
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores: Tensor = self.classifier(self.norm(hidden[:, 0]))
         return scores

@@ -15,14 +15,14 @@ class MaskedFamily(ModelFamily):
     """BERT's encoder and head."""
 
     name = "masked_lm"
-    summary = "An encoder over any mechanism that sees both ways; it guesses masked tokens (Devlin et al. 2019)."
+    summary = "A masked language model over any bidirectional mechanism (BERT, Devlin et al. 2019)."
     learns: ClassVar[str] = "masked"
 
     def configure(self, values: Mapping[str, Any]) -> EncoderConfig:
-        """The encoder of plain values, asked of the mechanisms that it names too."""
+        """The encoder of plain values; raises what its mechanisms raise, too."""
         config = checked(EncoderConfig.from_plain(values))
         if config.positions == "depth":
-            raise InvalidValue.of("positions", config.positions, "'every' or 'real': a text has no tree")
+            raise InvalidValue.of("positions", config.positions, "'every' or 'real': a text has no dependency tree")
         return config
 
     def build(self, config: EncoderConfig) -> Any:
@@ -36,11 +36,11 @@ class ReformerFamily(ModelFamily):
     """Reversible blocks and BERT's head."""
 
     name = "reformer_lm"
-    summary = "The Reformer's reversible blocks over hashed attention; it guesses masked tokens (Kitaev et al. 2020)."
+    summary = "A masked language model of the Reformer's reversible blocks over LSH attention (Kitaev et al. 2020)."
     learns: ClassVar[str] = "masked"
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """The Reformer of plain values; raises `Incompatible` for one that its checkpoints cannot say."""
+        """The Reformer of plain values; raises `Incompatible` for one that its checkpoints cannot express."""
         from attn_models.adapters.registry import encoder_adapter_for
 
         config = ReformerConfig.from_plain(values)
@@ -49,52 +49,53 @@ class ReformerFamily(ModelFamily):
 
     def build(self, config: Any) -> Any:
         """A fresh model with random weights."""
-        from attn_models.encoder.encoder import MaskedLanguageModel
-        from attn_models.encoder.reformer import Reformer
+        from attn_models.encoder.encoder import MaskedLanguageModel, Reformer
 
         return MaskedLanguageModel(Reformer(config))
 
 
 class TaggerFamily(ModelFamily):
-    """An encoder and a tag for each word."""
+    """An encoder with a token classification head."""
 
     name = "tagger"
-    summary = "An encoder over any mechanism that sees both ways; it names the tag of each word (Devlin et al. 2019)."
+    summary = "A token classifier over any bidirectional mechanism (BERT, Devlin et al. 2019)."
     learns: ClassVar[str] = "tags"
 
     def configure(self, values: Mapping[str, Any]) -> Any:
-        """The tagger of an encoder's plain values and `classes`."""
+        """The token classifier of an encoder's plain values and `classes`."""
         encoder = {name: value for name, value in values.items() if name != "classes"}
         return TaggerConfig(encoder=checked(EncoderConfig.from_plain(encoder)), classes=values.get("classes", 0))
 
     def build(self, config: Any) -> Any:
-        """A fresh tagger with random weights."""
+        """A fresh model with random weights."""
         from attn_models.encoder.encoder import Tagger
 
         return Tagger(config)
 
 
 def checked(config: EncoderConfig) -> EncoderConfig:
-    """The encoder; raises what its mechanisms do where they do not fit."""
+    """The config, after a check of its mechanisms; raises what they raise."""
     for layer in range(config.num_layers):
         attention_of(config, layer)
     return config
 
 
 def encoder_families() -> list[ModelFamily]:
-    """One of each."""
+    """One instance of each."""
     return [MaskedFamily(), ReformerFamily(), TaggerFamily()]
 
 
 class VitFamily(ModelFamily):
-    """Patches as words."""
+    """Vision Transformers."""
 
     name = "vit"
-    summary = "A vision Transformer over any mechanism that sees both ways; it names images (Dosovitskiy et al. 2021)."
+    summary = (
+        "A vision Transformer for image classification over any bidirectional mechanism (Dosovitskiy et al. 2021)."
+    )
     learns: ClassVar[str] = "images"
 
     def configure(self, values: Mapping[str, Any]) -> VisionConfig:
-        """The model of plain values, asked of the mechanisms that it names too."""
+        """The model of plain values; raises what its mechanisms raise, too."""
         config = VisionConfig.from_plain(values)
         for layer in range(config.num_layers):
             attention_of(config, layer)
@@ -102,6 +103,6 @@ class VitFamily(ModelFamily):
 
     def build(self, config: VisionConfig) -> Any:
         """A fresh model with random weights."""
-        from attn_models.encoder.vit import VisionTransformer
+        from attn_models.encoder.encoder import VisionTransformer
 
         return VisionTransformer(config)

@@ -14,10 +14,11 @@ from attn_models.plain_config import PlainConfig, require_choice, require_word
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(PlainConfig):
-    """What all of them have: one vocabulary for source and target, and the longest of each in tokens.
+    """Fields of all encoder-decoder models: one vocabulary for encoder and decoder, and the longest sequences of each.
 
-    `hidden_size` is the size of the decoder's state or residual stream; `dropout` acts in training. Raises
-    `InvalidValue` for a field outside its range.
+    `max_seq_len` is that of the decoder and `max_encoder_len` that of the encoder, in tokens. `hidden_size` is the size
+    of the decoder's state or residual stream; `dropout` acts in training. Raises `InvalidValue` for a field outside its
+    range.
     """
 
     vocab_size: int
@@ -31,7 +32,7 @@ class EncoderDecoderConfig(PlainConfig):
 class BottleneckConfig(EncoderDecoderConfig):
     """Two stacks of `num_layers` LSTMs (Sutskever et al. 2014); `embedding` is the size of a token's vector.
 
-    `reverse_source` reads the source from its end.
+    `reverse_source` reverses the encoder's input.
     """
 
     embedding: int
@@ -41,10 +42,10 @@ class BottleneckConfig(EncoderDecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RnnsearchConfig(EncoderDecoderConfig):
-    """RNNsearch (Bahdanau et al. 2015): `hidden_size` n of a state, `embedding` m, `maxout` l units before the
-    vocabulary.
+    """RNNsearch (Bahdanau et al. 2015): state size `hidden_size` n, `embedding` size m, `maxout` l units before the
+    output.
 
-    Annotations have 2 n numbers; `mechanism` attends to them, with `num_heads` heads and its own `options`.
+    Annotations have 2 n elements; `mechanism` attends to them, with `num_heads` heads and its `options`.
     """
 
     embedding: int
@@ -62,7 +63,7 @@ class RnnsearchConfig(EncoderDecoderConfig):
 class LuongConfig(BottleneckConfig):
     """LSTM stacks with an attention after the last (Luong et al. 2015): `mechanism` is luong, local_m or local_p.
 
-    `input_feeding` gives what came out of a step to the next.
+    `input_feeding` adds the attentional vector of a step to the input of the next.
     """
 
     mechanism: str = "luong"
@@ -80,8 +81,8 @@ class ShowAttendTellConfig(EncoderDecoderConfig):
     """Show, Attend and Tell (Xu et al. 2015): an image is a grid of `rows` times `columns` tokens, row after row.
 
     `convolutions` layers make `features` numbers of each cell; `mechanism` attends to the cells, with `num_heads` heads
-    and its own `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word. The longest source
-    is the grid and the token that ends it.
+    and its `options`. `hidden_size` is the size of the LSTM's state, `embedding` that of a word. `max_encoder_len` is
+    the number of cells plus the end token.
     """
 
     rows: int
@@ -112,8 +113,7 @@ NORM_PLACES = ("post", "pre")
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(EncoderDecoderConfig):
-    """`num_layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); one embedding is used
-    thrice.
+    """`num_layers` blocks in the encoder and as many in the decoder (Vaswani et al. 2017); they share one embedding.
 
     `encoder`, `decoder` and `cross` are the mechanisms of the three attentions, each with its `..._options`.
     `intermediate_size` is the inner width of the feed-forward layers. `norm_place` "post" is the paper's, "pre" trains
@@ -142,7 +142,7 @@ class TransformerConfig(EncoderDecoderConfig):
 
     @property
     def block(self) -> DecoderConfig:
-        """The sizes of the parts that are those of any Transformer: norms, feed-forwards and positions."""
+        """The config of norms, feed-forwards and positions, which are those of a decoder."""
         return DecoderConfig(
             vocab_size=self.vocab_size,
             max_seq_len=self.max_seq_len,

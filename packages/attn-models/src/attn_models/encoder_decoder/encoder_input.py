@@ -1,4 +1,4 @@
-"""Sources of many sequences side by side: padded rows, and views of them as the engine's stores give."""
+"""Batches of encoder inputs: lengths, reversal, and encoder states as views like those of the engine's stores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch.nn.utils.rnn import pad_sequence
 def encoder_input_lengths(
     source: Tensor | None, key_padding_mask: Tensor | None, longest: int
 ) -> tuple[Tensor, list[int]]:
-    """The source [batch, source] and its lengths.
+    """The encoder input [batch, source] and its lengths.
 
-    Raises `InvalidValue` where there is none, it is longer than `longest`, a sequence is empty, or padding does not
-    stand at the end.
+    Raises `InvalidValue` without an input, for one longer than `longest`, for an empty sequence, and for padding that
+    is not at the end.
     """
     if source is None:
-        raise InvalidValue.of("source", None, "tokens [batch, source], as the model reads a source")
+        raise InvalidValue.of("source", None, "tokens [batch, source], as the model has an encoder")
     if source.shape[1] > longest:
         raise InvalidValue.of("source", f"{source.shape[1]} tokens", f"at most {longest} tokens")
     counts = torch.full((len(source),), source.shape[1]) if key_padding_mask is None else key_padding_mask.sum(-1)
@@ -38,7 +38,7 @@ def encoder_input_lengths(
 
 
 def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Rows [batch, source, ...] with the real ones of each sequence turned round; padding stays at the end."""
+    """Rows [batch, source, ...] with the real ones of each sequence reversed; padding stays at the end."""
     counts = torch.tensor(lengths, device=rows.device)[:, None]
     places = torch.arange(rows.shape[1], device=rows.device)[None]
     turned = torch.where(places < counts, counts - 1 - places, places)
@@ -47,7 +47,7 @@ def reverse_sequences(rows: Tensor, lengths: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class PaddedEncoderStates:
-    """A `SourceView` of rows that lie in memory already."""
+    """A `SourceView` of padded rows in memory."""
 
     held: Rows
 
@@ -76,7 +76,7 @@ class SelectedRequests:
 
 
 def encode_each(attention: Any, memory: Tensor, lengths: Sequence[int]) -> Mapping[str, PaddedEncoderStates]:
-    """The source states that `attention.encode` gives for each source of memory [batch, source, width]."""
+    """The encoder states that `attention.encode` computes of each sequence of memory [batch, source, width]."""
     each: list[Mapping[str, Fields]] = [
         attention.encode(rows[:length]) for rows, length in zip(memory, lengths, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The families of models with a source, as the catalogue offers them. Imports no torch until a model is built."""
+"""The model families of encoder-decoder models. Imports no torch until a model is built."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from attn_models.encoder_decoder.config import (
 
 
 class EncoderDecoderFamily(ModelFamily):
-    """A family with a `Config`, and the module and class that build it."""
+    """A family with its config class, and the module and name of its model class."""
 
     Config: ClassVar[type[EncoderDecoderConfig]]
     built_by: ClassVar[tuple[str, str]]
 
     def configure(self, values: Mapping[str, Any]) -> EncoderDecoderConfig:
-        """The config of plain values, asked of the mechanisms it names too."""
+        """The config of plain values; raises what its mechanisms raise, too."""
         config = self.Config.from_plain(values)
         self.check(config)
         return config
 
     def check(self, config: Any) -> None:
-        """Raise the error of a mechanism that does not fit; here there is none."""
+        """Raise the error of a mechanism that does not fit; by default there is none."""
 
     def build(self, config: Any) -> Any:
         """A fresh model with random weights."""
@@ -41,7 +41,7 @@ class EncoderDecoderFamily(ModelFamily):
 
 
 class BottleneckFamily(EncoderDecoderFamily):
-    """Two LSTMs and one vector."""
+    """LSTM sequence to sequence."""
 
     name = "bottleneck"
     summary = "Sequence to sequence through the last state of an LSTM, without attention (Sutskever et al. 2014)."
@@ -50,22 +50,22 @@ class BottleneckFamily(EncoderDecoderFamily):
 
 
 class RnnsearchFamily(EncoderDecoderFamily):
-    """Bidirectional encoder and soft search."""
+    """RNNsearch."""
 
     name = "rnnsearch"
-    summary = "Translation that learns to align, over any attention to a source (Bahdanau et al. 2015)."
+    summary = "RNNsearch: recurrent translation over any cross-attention (Bahdanau et al. 2015)."
     Config = RnnsearchConfig
     built_by = ("attn_models.encoder_decoder.translation", "Rnnsearch")
 
     def check(self, config: Any) -> None:
-        """The mechanism, as wide as an annotation."""
+        """Check the mechanism over annotations."""
         stepped_attention(
             config.mechanism, config.options, hidden_size=2 * config.hidden_size, num_heads=config.num_heads
         )
 
 
 class LuongFamily(EncoderDecoderFamily):
-    """LSTMs with global or local attention."""
+    """Luong's LSTM translation."""
 
     name = "luong"
     summary = "LSTM translation with global or local attention and input feeding (Luong et al. 2015)."
@@ -73,20 +73,20 @@ class LuongFamily(EncoderDecoderFamily):
     built_by = ("attn_models.encoder_decoder.translation", "Luong")
 
     def check(self, config: Any) -> None:
-        """The mechanism, as wide as a state."""
+        """Check the mechanism over encoder states."""
         stepped_attention(config.mechanism, config.options, hidden_size=config.hidden_size, num_heads=config.num_heads)
 
 
 class TransformerFamily(EncoderDecoderFamily):
-    """Encoder and decoder blocks."""
+    """The Transformer."""
 
     name = "transformer"
-    summary = "Encoder and decoder of attention blocks, each attention by name (Vaswani et al. 2017)."
+    summary = "The encoder-decoder Transformer over any three mechanisms (Vaswani et al. 2017)."
     Config = TransformerConfig
     built_by = ("attn_models.encoder_decoder.transformer", "Transformer")
 
     def check(self, config: Any) -> None:
-        """The three mechanisms."""
+        """Check the three mechanisms."""
         sizes = {"hidden_size": config.hidden_size, "num_heads": config.num_heads, "dropout": config.attention_dropout}
         encoder_attention(config.encoder, config.encoder_options, **sizes, max_seq_len=config.max_encoder_len)
         decoder_attention(config.decoder, config.decoder_options, **sizes, max_seq_len=config.max_seq_len)
@@ -94,18 +94,18 @@ class TransformerFamily(EncoderDecoderFamily):
 
 
 class ShowAttendTellFamily(EncoderDecoderFamily):
-    """Convolutions and an LSTM that looks at their grid."""
+    """Show, Attend and Tell."""
 
     name = "show_attend_tell"
-    summary = "Captions of grids such as images, over any attention to a source (Xu et al. 2015)."
+    summary = "Show, Attend and Tell: captions of images, over any cross-attention (Xu et al. 2015)."
     Config = ShowAttendTellConfig
     built_by = ("attn_models.encoder_decoder.show_attend_tell", "ShowAttendTell")
 
     def check(self, config: Any) -> None:
-        """The mechanism, as wide as an annotation."""
+        """Check the mechanism over annotations."""
         stepped_attention(config.mechanism, config.options, hidden_size=config.features, num_heads=config.num_heads)
 
 
 def encoder_decoder_families() -> list[ModelFamily]:
-    """One of each."""
+    """One instance of each."""
     return [BottleneckFamily(), RnnsearchFamily(), LuongFamily(), TransformerFamily(), ShowAttendTellFamily()]

@@ -1,4 +1,4 @@
-"""What recurrent models with a source share: one step of a cell, run over whole sequences or over a ragged batch."""
+"""The base of recurrent encoder-decoder models: a step of a cell, run over whole sequences or a ragged batch."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from attn_models.encoder_decoder.encoder_input import SelectedRequests, encode_e
 from attn_models.recurrent.cells import prepack_rnn
 
 WIDE = 400
-"""Units from which packed matrices make up for moments in Python; at 192 torch is a fifth faster, at 500 slower."""
+"""Hidden size from which prepacked matrices outweigh a loop in Python: at 192 torch is faster, at 500 slower."""
 Attend = Callable[[Tensor], Tensor]
-"""What queries [batch, width] of one moment see of their sources, [batch, width]."""
+"""The context vectors [batch, width] of queries [batch, width] of one time step."""
 Held = Mapping[str, Tensor]
 """The recurrent state by name, [batch, ...] each."""
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """What an encoder makes of sources: `memory` [batch, source, width], and the decoder's first state by name."""
+class EncoderOutput:
+    """The output of an encoder: `memory` [batch, source, width], and the decoder's initial state by name."""
 
     memory: Tensor
     start: Held
 
 
 class RecurrentModel(nn.Module):
-    """A `EncoderDecoderModel` whose decoder is a cell. A subclass gives `embedding`, `read`, `advance` and `logits`.
+    """A `EncoderDecoderModel` whose decoder is a recurrent cell. Subclasses define `embedding`, `read`, `advance` and
+    `logits`.
 
-    `fields` are the cell's states; those in `begun` start with what the encoder says, the others with zeros. The state
-    of a request is a `Slot`; where it begins is a `Source` of one row, so that it is computed once at admission.
+    `fields` are the cell's states; those in `begun` are initialised by the encoder, the others with zeros. The state of
+    a request is a `Slot`; its initial value is a `Source` of one row, computed once at admission.
     """
 
     embedding: nn.Embedding
@@ -67,9 +68,9 @@ class RecurrentModel(nn.Module):
             self._specs["attention"] = chosen.states
 
     def pack(self, pack: Pack) -> None:
-        """Pack the linear layers, but for the unembedding, and recurrent stacks that it calls itself for serving.
+        """Prepack or quantize the linear layers, except the unembedding, and the recurrent stacks.
 
-        A narrow stack that reads whole sources stays as it is: torch goes from moment to moment faster.
+        A narrow encoder stays as it is: torch's loop over time steps is faster.
         """
         for name, layer in list(self.named_children()):
             if isinstance(layer, nn.Linear) and name != "unembedding":
@@ -78,12 +79,12 @@ class RecurrentModel(nn.Module):
                 setattr(self, name, prepack_rnn(layer, pack))
 
     @abstractmethod
-    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+    def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
         """Encode sources [batch, source] of these lengths."""
 
     @abstractmethod
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
-        """One moment: hidden rows [batch, hidden] and the new state, from embedded tokens [batch, embedding]."""
+        """One time step: hidden rows [batch, hidden] and the new state, from embedded tokens [batch, embedding]."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -100,23 +101,23 @@ class RecurrentModel(nn.Module):
         return self.logits(self._run(tokens, self.read(source, lengths), lengths, None))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
-        """Source states of tokens [source]."""
-        reading = self.read(source[None], [len(source)])
-        states: dict[str, Mapping[str, Fields]] = {"recurrence": {"start": reading.start}}
+        """Encoder states of tokens [source]."""
+        encoded = self.read(source[None], [len(source)])
+        states: dict[str, Mapping[str, Fields]] = {"recurrence": {"start": encoded.start}}
         if self.chosen is not None:
-            states["attention"] = self.attention.encode(reading.memory[0])
+            states["attention"] = self.attention.encode(encoded.memory[0])
         return states
 
     def state_specs(self) -> ModelSpecs:
-        """What is remembered: the cell's state, where it begins, and what the attention reads."""
+        """The cell's state, its initial value, and the states of the attention."""
         return self._specs
 
     def layer_mechanisms(self) -> Mapping[str, str]:
-        """What attends to the source, if anything does, by layer name."""
+        """The mechanism of the cross-attention by layer name; empty without one."""
         return {} if self.chosen is None else {"attention": self.chosen.mechanism.name}
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
-        """Hidden rows [tokens, hidden] of the new tokens [tokens] of many requests, moment by moment."""
+        """Hidden rows [tokens, hidden] of the new tokens [tokens] of many requests, one time step after the other."""
         own, sources = state["recurrence"], state.get("attention", {})
         held = self._continued(own, batch)
         inputs = self.embedding(tokens)
@@ -151,17 +152,19 @@ class RecurrentModel(nn.Module):
             if layer != 0:
                 raise InvalidValue.of("layers", layer, "0")
         given, lengths = encoder_input_lengths(None if source is None else source[None], None, self.max_encoder_len)
-        reading = self.read(given, lengths)
+        encoded = self.read(given, lengths)
         queries: list[Tensor] = []
-        self._run(tokens[None], reading, lengths, queries)
-        weights = self.attention.weights(torch.stack(queries, dim=1), reading.memory)[0]
+        self._run(tokens[None], encoded, lengths, queries)
+        weights = self.attention.weights(torch.stack(queries, dim=1), encoded.memory)[0]
         return dict.fromkeys(layers, weights)
 
-    def _run(self, tokens: Tensor, reading: Reading, lengths: Sequence[int], asked: list[Tensor] | None) -> Tensor:
+    def _run(
+        self, tokens: Tensor, encoded: EncoderOutput, lengths: Sequence[int], asked: list[Tensor] | None
+    ) -> Tensor:
         """Hidden rows [batch, tokens, hidden] of whole sequences; `asked` collects the queries of the attention."""
         self._require_room(tokens)
-        sources = {} if self.chosen is None else encode_each(self.attention, reading.memory, lengths)
-        held = self._started(reading.start, tokens)
+        sources = {} if self.chosen is None else encode_each(self.attention, encoded.memory, lengths)
+        held = self._started(encoded.start, tokens)
         inputs = self.embedding(tokens)
         rows = []
         for moment in range(tokens.shape[1]):
@@ -184,7 +187,7 @@ class RecurrentModel(nn.Module):
         return attend
 
     def _continued(self, own: Mapping[str, Any], batch: RaggedBatch) -> Held:
-        """Every request's state, or where it begins."""
+        """The state of each request; its initial value at position 0."""
         held = own["state"].read()
         if all(batch.contexts):
             return dict(held)
@@ -198,7 +201,7 @@ class RecurrentModel(nn.Module):
         }
 
     def _started(self, start: Held, tokens: Tensor) -> Held:
-        """The first state of whole sequences: zeros where the encoder says nothing."""
+        """The initial state of whole sequences: zeros for fields that the encoder does not initialise."""
         example = next(iter(start.values()))
         specs = self._specs["recurrence"]["state"].fields
         return {

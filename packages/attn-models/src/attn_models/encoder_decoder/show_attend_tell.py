@@ -1,4 +1,4 @@
-"""Show, Attend and Tell: captions of images by an LSTM that looks at them (Xu et al. 2015, arXiv 1502.03044)."""
+"""Show, Attend and Tell: captions of images by an LSTM with attention (Xu et al. 2015, arXiv 1502.03044)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from torch import Tensor, nn
 
 from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import ShowAttendTellConfig
-from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
+from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel
 from attn_models.recurrent.cells import lstm_fields, lstm_stack, lstm_step
 
 
 class ShowAttendTell(RecurrentModel):
-    """Convolutions make an annotation a_i of every cell; an LSTM writes, and looks among them before each word.
+    """Convolutions compute an annotation a_i of every cell; an LSTM decoder attends to them before each word.
 
-    h_0 and c_0 are layers of the mean annotation; ẑ_t is what h_{t-1} finds among the annotations (gated, by the
-    mechanism `visual_soft`); h_t is the LSTM's of [E y_{t-1}; ẑ_t], and p(y_t) ∝ exp(L_o (E y_{t-1} + L_h h_t +
-    L_z ẑ_t)) (equations 1 to 7 there). Cells are tokens, such as shades of grey. The paper's annotations are those of a
-    network that has seen millions of photographs; here it is a small one that learns with the rest, and as it sees only
-    near cells, annotations begin with a learned vector of their place. The penalty on cells that are never looked at
-    (equation 14) is left out.
+    h_0 and c_0 are layers of the mean annotation; ẑ_t is the attention of h_{t-1} over the annotations (gated, with
+    the mechanism `visual_soft`); h_t is the LSTM's of [E y_{t-1}; ẑ_t], and p(y_t) ∝ exp(L_o (E y_{t-1} + L_h h_t +
+    L_z ẑ_t)) (equations 1 to 7 there). Cells are tokens, such as shades of grey. The paper's annotations are those of
+    a pretrained VGG network; here a small one is trained with the rest, with learned position embeddings. The doubly
+    stochastic penalty (equation 14) is left out.
     """
 
     def __init__(self, config: ShowAttendTellConfig) -> None:
@@ -42,7 +41,7 @@ class ShowAttendTell(RecurrentModel):
         self.shades = nn.Embedding(config.vocab_size, features)
         self.places = nn.Parameter(torch.randn(config.cells, features) * features**-0.5)
         convolutions = [nn.Conv2d(features, features, 3, padding=1) for _ in range(config.convolutions)]
-        for layer in convolutions:  # otherwise each would make what it sees smaller (He et al. 2015)
+        for layer in convolutions:  # keeps the variance of activations (He et al. 2015)
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         self.convolutions = nn.ModuleList(convolutions)
         self.embedding = nn.Embedding(config.vocab_size, config.embedding)
@@ -54,7 +53,7 @@ class ShowAttendTell(RecurrentModel):
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = nn.Linear(config.embedding, config.vocab_size)
 
-    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+    def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
         """The annotations [batch, cells, features] of grids [batch, cells or more], and h_0 and c_0.
 
         Raises `InvalidValue` for a source that is not one grid, with or without the token that ends it.
@@ -71,10 +70,10 @@ class ShowAttendTell(RecurrentModel):
             seen = torch.relu(layer(seen))
         memory = seen.flatten(2).transpose(1, 2)
         mean = memory.mean(1)
-        return Reading(memory, {name: torch.tanh(layer(mean))[:, None] for name, layer in self.begin.items()})
+        return EncoderOutput(memory, {name: torch.tanh(layer(mean))[:, None] for name, layer in self.begin.items()})
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
-        """ẑ_t, h_t, and what the vocabulary is told of them."""
+        """The input of the output layer from ẑ_t and h_t, and the new state."""
         entering = self.dropout(inputs)
         seen = attend(self.ask(held["hidden"][:, 0]))
         hidden, fresh = lstm_step(self.decoder, torch.cat([entering, seen], dim=-1), held)

@@ -42,13 +42,13 @@ class Residual(nn.Module):
         return normed
 
     def entering(self, hidden: Tensor) -> Tensor:
-        """What F is given."""
+        """The input of F."""
         normed: Tensor = self.norm(hidden) if self.pre else hidden
         return normed
 
 
 class EncoderBlock(nn.Module):
-    """Self-attention over the source, then the feed-forward."""
+    """Self-attention, then the feed-forward."""
 
     def __init__(self, config: TransformerConfig, chosen: LayerAttention) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Causal self-attention, attention to the source, then the feed-forward."""
+    """Causal self-attention, cross-attention, then the feed-forward."""
 
     def __init__(self, config: TransformerConfig, own: LayerAttention, cross: LayerAttention) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class DecoderBlock(nn.Module):
         return self._through(hidden, attend, look)
 
     def weights(self, hidden: Tensor, memory: Tensor) -> Tensor:
-        """What the source attention looks at [batch, heads, tokens, source]."""
+        """Weights of the cross-attention [batch, heads, tokens, source]."""
         attended = self.around_attention(hidden, self.attention)
         weights: Tensor = self.cross.weights(self.around_cross.entering(attended), memory)
         return weights
@@ -111,7 +111,7 @@ class DecoderBlock(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Implements `attn_core.models.SourceModel`. Source, target and unembedding share one table (section 3.4)."""
+    """Implements `attn_core.models.SourceModel`. Encoder, decoder and unembedding share one table (section 3.4)."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Transformer(nn.Module):
         self.config = config
         self.vocab_size = config.vocab_size
         self.max_seq_len, self.max_encoder_len = config.max_seq_len, config.max_encoder_len
-        # Any: a StoredEmbedding where weights are packed.
+        # Any: a StoredEmbedding after `quantize_model`.
         self.embedding: Any = nn.Embedding(config.vocab_size, config.hidden_size)
         self.head: Any = None
         self.dropout = nn.Dropout(config.dropout)
@@ -139,7 +139,7 @@ class Transformer(nn.Module):
         pre = config.norm_place == "pre"
         self.encoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
         self.decoder_norm: nn.Module = build_norm(config.block) if pre else nn.Identity()
-        # Multiplied by √width they then stand beside waves of their own size.
+        # Multiplied by √width they have the scale of the sinusoids that are added.
         initialise(self.embedding, config.hidden_size**-0.5)
         self._specs = {f"decoder.{i}": writes.states for i in range(config.num_layers)}
         self._specs |= {f"cross.{i}": self.chosen.states for i in range(config.num_layers)}
@@ -148,28 +148,28 @@ class Transformer(nn.Module):
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """The mechanism of each attention to the source."""
+        """The mechanism of each cross-attention."""
         return (self.chosen.mechanism.name,) * len(self.decoder)
 
     def forward(self, tokens: Tensor, source: Tensor | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Logits [batch, tokens, vocabulary] of tokens [batch, tokens] over sources [batch, source]."""
         memory = self._read(source, key_padding_mask)
-        hidden = self._written(tokens)
+        hidden = self._embed_tokens(tokens)
         for block in self._decoder():
             hidden = block(hidden, memory, key_padding_mask)
         return self.logits(self.decoder_norm(hidden))
 
     def encode(self, source: Tensor) -> Mapping[str, Mapping[str, Fields]]:
-        """What each block's attention reads of the source [source]."""
+        """The encoder states of each block's cross-attention, of tokens [source]."""
         memory = self._read(source[None], None)[0]
         return {f"cross.{i}": block.cross.encode(memory) for i, block in enumerate(self._decoder())}
 
     def state_specs(self) -> ModelSpecs:
-        """What every block must remember of what is written, and of the source."""
+        """The states of every block's self-attention and cross-attention."""
         return self._specs
 
     def layer_mechanisms(self) -> Mapping[str, str]:
-        """What attends to what is written and to the source in each block, by layer name."""
+        """The mechanisms of self-attention and cross-attention of each block, by layer name."""
         return self._mechanisms
 
     def step(self, tokens: Tensor, batch: RaggedBatch, state: ModelState) -> Tensor:
@@ -202,7 +202,7 @@ class Transformer(nn.Module):
         if not self.chosen.mechanism.can(Capability.WEIGHTS):
             raise Incompatible(f"mechanism {self.mechanisms[0]!r} returns no attention weights")
         memory = self._read(None if source is None else source[None], None)
-        hidden, maps = self._written(tokens[None]), {}
+        hidden, maps = self._embed_tokens(tokens[None]), {}
         for index, block in enumerate(self._decoder()):
             if index in layers:
                 maps[index] = block.weights(hidden, memory)[0]
@@ -217,7 +217,7 @@ class Transformer(nn.Module):
         normed: Tensor = self.encoder_norm(hidden)
         return normed
 
-    def _written(self, tokens: Tensor) -> Tensor:
+    def _embed_tokens(self, tokens: Tensor) -> Tensor:
         if tokens.shape[1] > self.max_seq_len:
             raise InvalidValue.of("tokens", f"{tokens.shape[1]} tokens", f"at most the context of {self.max_seq_len}")
         return self._embed(tokens, torch.arange(tokens.shape[1], device=tokens.device))

@@ -1,4 +1,4 @@
-"""Recurrent translation models: without attention, RNNsearch, and Luong's."""
+"""Recurrent encoder-decoder models: LSTMs without attention, RNNsearch, and Luong's."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from attn_models.attention import stepped_attention
 from attn_models.encoder_decoder.config import BottleneckConfig, LuongConfig, RnnsearchConfig
 from attn_models.encoder_decoder.encoder_input import reverse_sequences
-from attn_models.encoder_decoder.recurrent import Attend, Held, Reading, RecurrentModel
+from attn_models.encoder_decoder.recurrent import Attend, EncoderOutput, Held, RecurrentModel
 from attn_models.recurrent.cells import GatedCell, encode_padded, lstm_fields, lstm_stack, lstm_state, lstm_step
 
 
 class Bottleneck(RecurrentModel):
-    """An LSTM stack reads the source; another writes, and begins with the last state of the first: v = (h_T, c_T)."""
+    """An LSTM encoder and an LSTM decoder, whose initial state is the last of the encoder: v = (h_T, c_T)."""
 
     def __init__(self, config: BottleneckConfig) -> None:
         super().__init__(config, lstm_fields(config.hidden_size, config.num_layers), ("hidden", "cell"), None)
@@ -28,20 +28,20 @@ class Bottleneck(RecurrentModel):
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = nn.Linear(config.hidden_size, config.vocab_size)
 
-    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
-        """Encode sources [batch, source], from their end where so configured."""
+    def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
+        """Encode sources [batch, source], reversed if so configured."""
         tokens = reverse_sequences(source, lengths) if self.reverse else source
         rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
-        return Reading(rows, lstm_state(last))
+        return EncoderOutput(rows, lstm_state(last))
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:  # noqa: ARG002 -- none here
-        """One moment of the decoder."""
+        """One time step of the decoder."""
         return lstm_step(self.decoder, self.dropout(inputs), held)
 
-    def _run(self, tokens: Tensor, reading: Reading, *_: object) -> Tensor:
-        """The same for whole sequences at once: nothing a word needs waits for an attention."""
+    def _run(self, tokens: Tensor, encoded: EncoderOutput, *_: object) -> Tensor:
+        """Whole sequences at once, which is possible without attention."""
         self._require_room(tokens)
-        last = tuple(reading.start[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
+        last = tuple(encoded.start[name].transpose(0, 1).contiguous() for name in ("hidden", "cell"))
         hidden: Tensor = self.decoder(self.dropout(self.embedding(tokens)), last)[0]
         return hidden
 
@@ -52,11 +52,12 @@ class Bottleneck(RecurrentModel):
 
 
 class Rnnsearch(RecurrentModel):
-    """A bidirectional encoder writes annotations h_j = [→h_j; ←h_j], among which the decoder looks before each word.
+    """A bidirectional GRU encoder computes annotations h_j = [→h_j; ←h_j], to which the decoder attends before each
+    word.
 
-    c_i is what s_{i-1} finds among the annotations; s_0 = tanh(W ←h_1). A word is predicted from t_i, the maxout of
-    U s_{i-1} + V E y_{i-1} + C c_i in pairs (appendix A.2.2). The encoder's units are those of `torch.nn.GRU`. The
-    mechanism is as wide as an annotation, so `ask` widens s_{i-1} first.
+    c_i is the attention of s_{i-1} over the annotations; s_0 = tanh(W ←h_1). A word is predicted from t_i, the maxout
+    of U s_{i-1} + V E y_{i-1} + C c_i in pairs (appendix A.2.2). The encoder's units are those of `torch.nn.GRU`. The
+    mechanism has the width of an annotation, to which `ask` projects s_{i-1}.
     """
 
     def __init__(self, config: RnnsearchConfig) -> None:
@@ -79,10 +80,10 @@ class Rnnsearch(RecurrentModel):
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = nn.Linear(config.maxout, config.vocab_size, bias=False)
 
-    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+    def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
         """The annotations [batch, source, 2 width] of sources [batch, source], and s_0."""
         rows, _ = encode_padded(self.encoder, self.dropout(self.source_embedding(source)), lengths)
-        return Reading(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.hidden_size :]))})
+        return EncoderOutput(rows, {"state": torch.tanh(self.begin(rows[:, 0, self.config.hidden_size :]))})
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
         """t_i, and s_i from s_{i-1}, y_{i-1} and c_i."""
@@ -98,10 +99,10 @@ class Rnnsearch(RecurrentModel):
 
 
 class Luong(RecurrentModel):
-    """The decoder's state h_t asks the encoder's states h̄_s; h̃_t = tanh(W [c_t; h_t]) predicts (figure 2 there).
+    """The decoder's state h_t attends to the encoder's states h̄_s; h̃_t = tanh(W [c_t; h_t]) predicts (figure 2 there).
 
-    With input feeding the next step also reads h̃_t (figure 4). Where the source is read from its end, its states are
-    put back in order, so that local attention finds word t at position t.
+    With input feeding h̃_t is also an input of the next step (figure 4). The states of a reversed source
+    are put back in order, so that word t is at position t for local attention.
     """
 
     def __init__(self, config: LuongConfig) -> None:
@@ -127,11 +128,11 @@ class Luong(RecurrentModel):
         self.dropout = nn.Dropout(config.dropout)
         self.unembedding = nn.Linear(width, config.vocab_size, bias=False)
 
-    def read(self, source: Tensor, lengths: Sequence[int]) -> Reading:
+    def read(self, source: Tensor, lengths: Sequence[int]) -> EncoderOutput:
         """The states h̄ of sources [batch, source] in the source's order; the decoder begins with the last."""
         tokens = reverse_sequences(source, lengths) if self.reverse else source
         rows, last = encode_padded(self.encoder, self.dropout(self.source_embedding(tokens)), lengths)
-        return Reading(reverse_sequences(rows, lengths) if self.reverse else rows, lstm_state(last))
+        return EncoderOutput(reverse_sequences(rows, lengths) if self.reverse else rows, lstm_state(last))
 
     def advance(self, inputs: Tensor, held: Held, attend: Attend) -> tuple[Tensor, Held]:
         """h_t from y_{t-1} and h̃_{t-1}; then h̃_t."""

@@ -29,8 +29,7 @@ from attn_models.adapters.state_dict import (
 )
 from attn_models.adapters.vit import labels_of
 from attn_models.encoder.config import TaggerConfig
-from attn_models.encoder.encoder import MaskedLanguageModel, Tagger
-from attn_models.encoder.vit import VisionTransformer
+from attn_models.encoder.encoder import MaskedLanguageModel, Tagger, VisionTransformer
 from attn_models.quantization.quantize import require_not_quantized
 from attn_models.tokenizers import Tokenizer
 from attn_models.weights import CheckpointFolder, Verify, read_folder, write_folder

@@ -78,7 +78,7 @@ def test_gpt2_has_as_many_weights_as_its_formula_says():
 
 
 def test_a_source_is_refused(tiny):
-    with pytest.raises(Incompatible, match="7 source tokens"):
+    with pytest.raises(Incompatible, match="7 encoder tokens"):
         Decoder(tiny()).encode(torch.zeros(7, dtype=torch.int64))
 
 
@@ -138,7 +138,7 @@ def test_attention_maps_are_causal_rows_that_sum_to_one(tiny):
 
 def test_attention_maps_name_a_layer_that_does_not_exist_and_a_mechanism_without_weights(tiny):
     tokens = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(InvalidValue, match="num_layers: 2 is not allowed; allowed: 0 to 1"):
+    with pytest.raises(InvalidValue, match="layers: 2 is not allowed; allowed: 0 to 1"):
         Decoder(tiny()).attention_maps(tokens, [2])
     with pytest.raises(Incompatible, match="'running_mean' returns no attention weights"):
         Decoder(tiny(mechanism="running_mean")).attention_maps(tokens, [0])

@@ -102,7 +102,7 @@ def test_a_tree_that_is_not_given_is_asked_for():
 @pytest.mark.parametrize(
     ("family", "fields", "error", "said"),
     [
-        ("masked_lm", {"positions": "depth"}, InvalidValue, "no tree"),
+        ("masked_lm", {"positions": "depth"}, InvalidValue, "no dependency tree"),
         ("masked_lm", {"mechanism": "lstmn"}, Incompatible, "bidirectional"),
         ("masked_lm", {"wdith": 3}, UnknownName, "hidden_size"),
         ("reformer_lm", {"mechanism": "mha"}, Incompatible, "reformer"),

@@ -115,7 +115,7 @@ def test_maps_are_the_weights_that_were_used(kind):
     if "local_p" not in kind:
         reached = maps.sum(-1)
         torch.testing.assert_close(reached, torch.ones_like(reached))
-    with pytest.raises(InvalidValue, match="num_layers"):
+    with pytest.raises(InvalidValue, match="layers"):
         model.attention_maps(tokens, [7], source[0])
 
 
@@ -176,7 +176,7 @@ def test_a_config_that_the_file_cannot_fill_is_refused_before_it_takes_memory(tm
     (folder / "manifest.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     for change, said in (
-        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocabulary 1000000000 is more than"),
+        ({"model": config["model"] | {"vocab_size": 10**9}}, "vocab_size 1000000000 is more than"),
         ({"model": config["model"] | {"maxout": 6}}, "readout.weight"),
         ({"model": 7}, "model"),
     ):

@@ -199,7 +199,7 @@ def test_maps_say_where_each_token_looked(kind):
     assert maps.shape == (model.config.num_heads, 9, 9)
     assert torch.equal(maps, maps.tril())
     torch.testing.assert_close(maps[:, 3:].sum(-1), torch.ones_like(maps[:, 3:, 0]))
-    with pytest.raises(InvalidValue, match="num_layers: 7"):
+    with pytest.raises(InvalidValue, match="layers: 7"):
         model.attention_maps(tokens, [7])
 
 

@@ -1,4 +1,4 @@
-"""Guesses that go on in several ways change the number of steps and nothing else."""
+"""Trees of draft tokens change the number of steps and nothing else."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from attn_core.errors import InvalidValue
 from attn_engine import EngineConfig, Request, SamplingParams
 from attn_engine.draft_tokens import PromptLookup, TokenTree, TokenTreeBuilder
-from drafting import DRAFTS, draft_of, similar
+from draft_models import DRAFTS, draft_of, similar
 from hypothesis import given
 from hypothesis import strategies as st
 from serving import assert_empty, make_engine, run_all
 from small_models import KINDS, VOCABULARY, Softmax, small_model
-from test_guesses import CHI_SQUARE_999_OF_26, exact, ids_of, plainly, repeating, wordy
+from test_speculative_decoding import CHI_SQUARE_999_OF_26, exact, ids_of, plainly, repeating, wordy
 
 BRANCHING = ("paged", "window", "source", "replay")
 
@@ -63,8 +63,8 @@ def test_a_draft_whose_second_choice_is_right_saves_steps_in_a_tree_alone():
     requests = wordy(model, 4, seed=5, num_speculative_tokens=3)
     drafts = [draft_of(similar(model, lambda: (Softmax(),))) for _ in range(2)]
     chain, tree = (
-        make_engine(model, "shared", draft_model=draft, speculative_tree_width=branches)
-        for draft, branches in zip(drafts, (1, 4), strict=True)
+        make_engine(model, "shared", draft_model=draft, speculative_tree_width=tree_width)
+        for draft, tree_width in zip(drafts, (1, 4), strict=True)
     )
     steps = steps_of(chain, requests), steps_of(tree, requests)
     assert steps[1] < steps[0]
@@ -84,7 +84,7 @@ def test_preemption_and_little_room_change_nothing():
 
 
 def test_penalties_logprobs_completions_and_ends_hold_in_trees():
-    """What a token depends on is what was written, not what was guessed beside it."""
+    """What a token depends on is what was written, not what was drafted beside it."""
     model = repeating("paged")
     for options in (
         {"repetition_penalty": 1.1, "frequency_penalty": 0.3},
@@ -98,7 +98,7 @@ def test_penalties_logprobs_completions_and_ends_hold_in_trees():
 
 
 def test_samples_pass_a_chi_square_test_in_trees():
-    """One random number for each position, whatever was guessed there."""
+    """One random number for each position, whatever was drafted there."""
     model = repeating("paged")
     prompt, words = (1, 2, 3, 2, 1, 3, 1, 2), (1, 2, 3)
     only = {token: -100.0 for token in range(VOCABULARY) if token not in words} | dict.fromkeys(words, 50.0)
@@ -122,8 +122,8 @@ def test_samples_pass_a_chi_square_test_in_trees():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in BRANCHING])
-def test_states_of_fixed_size_are_guessed_for_in_chains_and_the_engine_says_so(kind, caplog):
-    """The wish for branches is no error where they cannot be, and not silent either."""
+def test_states_of_fixed_size_get_chains_of_draft_tokens_and_the_engine_says_so(kind, caplog):
+    """A tree width above 1 is no error for such states, and the engine says that it has no effect."""
     model = repeating(kind)
     requests = wordy(model, 3)
     with caplog.at_level(logging.WARNING):
@@ -135,12 +135,12 @@ def test_states_of_fixed_size_are_guessed_for_in_chains_and_the_engine_says_so(k
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 4))
-def test_every_path_of_a_lookup_is_what_followed_the_same_words(tokens, most, branches):
+def test_every_path_of_a_prompt_lookup_is_what_followed_the_same_tokens(tokens, most, tree_width):
     """No path is longer than was asked for, and there are no more of them."""
-    tree = PromptLookup().draft(tokens, most, branches)
+    tree = PromptLookup().draft(tokens, most, tree_width)
     parents = set(tree.parents)
     leaves = [node for node in range(len(tree)) if node not in parents]
-    assert len(leaves) <= branches
+    assert len(leaves) <= tree_width
     for leaf in leaves:
         path = [tree.tokens[node] for node in tree.path(leaf)]
         assert len(path) <= most
@@ -166,7 +166,7 @@ def test_a_tree_grows_where_continuations_part():
 
 
 @pytest.mark.parametrize("value", [0, -1, 9])
-def test_a_number_of_branches_out_of_range_is_refused(value):
-    """One branch is a chain; none is no guess."""
+def test_a_tree_width_out_of_range_is_refused(value):
+    """A width of 1 is a chain; 0 means nothing."""
     with pytest.raises(InvalidValue, match=r"^speculative_tree_width: .*1 to 8"):
         EngineConfig(speculative_tree_width=value)

@@ -1,4 +1,4 @@
-"""A draft model changes the number of steps and nothing else, whatever it says and whatever kind of state it keeps."""
+"""A draft model changes the number of steps and nothing else, whatever it drafts and whatever kind of state it has."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 import torch
 from attn_core.errors import InvalidValue
 from attn_engine import Engine, EngineConfig, Request, SamplingParams, ScoringParams, build_engine
-from drafting import DRAFTS, draft_of, similar
+from draft_models import DRAFTS, draft_of, similar
 from serving import assert_empty, make_engine, run_all, some_requests
 from small_models import LETTERS, VOCABULARY, Linear, Softmax, small_model
-from test_guesses import CHI_SQUARE_999_OF_26, exact, ids_of, plainly
+from test_speculative_decoding import CHI_SQUARE_999_OF_26, exact, ids_of, plainly
 
 
-def guessing(model, count=5, seed=0):
+def with_drafts(model, count=5, seed=0):
     requests = []
     for number, request in enumerate(some_requests(model, count, seed)):
         drawn = {"temperature": 0.6, "seed": number} if number % 2 else {}
@@ -30,7 +30,7 @@ def guessing(model, count=5, seed=0):
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_a_draft_changes_no_token(kind, cache):
     model = small_model("window" if kind == "slot" else "slot")
-    requests = guessing(model)
+    requests = with_drafts(model)
     draft = draft_of(similar(model, DRAFTS[kind]), cache)
     engine = make_engine(model, cache, draft_model=draft, max_num_batched_tokens=60)
     assert ids_of(run_all(engine, requests, every=2)) == plainly(model, requests)
@@ -40,10 +40,10 @@ def test_a_draft_changes_no_token(kind, cache):
 
 
 @pytest.mark.parametrize("kind", ["paged", "slot", "window"])
-def test_a_draft_that_is_the_model_is_always_right_also_where_tokens_are_drawn(kind):
+def test_a_draft_that_is_the_model_is_always_right_also_when_tokens_are_sampled(kind):
     model = small_model(kind)
     engine = make_engine(model, "shared", draft_model=draft_of(model), max_num_batched_tokens=128)
-    requests = guessing(model, 4, seed=1)
+    requests = with_drafts(model, 4, seed=1)
     steps = 0
     for request in requests:
         engine.submit(request)
@@ -56,7 +56,7 @@ def test_a_draft_that_is_the_model_is_always_right_also_where_tokens_are_drawn(k
 
 def test_preemption_and_a_full_draft_change_nothing():
     model = small_model("paged")
-    requests = guessing(model, 8, seed=3)
+    requests = with_drafts(model, 8, seed=3)
     draft = draft_of(similar(model, DRAFTS["slot"]), "paged", tokens=96, requests=3)
     engine = make_engine(model, "paged", tokens=112, max_num_batched_tokens=30, draft_model=draft)
     assert ids_of(run_all(engine, requests)) == plainly(model, requests)
@@ -88,7 +88,7 @@ def test_completions_beams_scores_and_a_short_draft_go_together():
 @pytest.mark.parametrize("broken", ["raises", "gives NaN"])
 def test_a_draft_that_fails_is_left_out(broken):
     model = small_model("paged")
-    requests = guessing(model, 4)
+    requests = with_drafts(model, 4)
     other = similar(model, DRAFTS["paged"])
     if broken == "raises":
         other.step = lambda *given: 1 / 0

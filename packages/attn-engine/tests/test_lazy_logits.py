@@ -1,4 +1,4 @@
-"""Requests that take the likeliest token need no logits where the model finds that token without."""
+"""Greedy requests need no logits if the model finds the most likely token without them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_model_that_cannot_tell_is_asked_for_logits():
     assert found["a"].ids == expected["a"].ids
 
 
-def test_a_row_without_a_likeliest_token_fails_alone():
+def test_a_row_without_a_greedy_token_fails_alone():
     asked = Asked("paged")
     kept = asked.model.greedy_tokens
     asked.model.greedy_tokens = lambda hidden: kept(hidden).where(torch.arange(len(hidden)) != 1, -1)

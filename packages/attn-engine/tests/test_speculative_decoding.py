@@ -1,4 +1,4 @@
-"""Guessing ahead changes the number of steps and nothing else, whatever must be taken back."""
+"""Speculative decoding changes the number of steps and nothing else, whatever must be rolled back."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wordy(model, count: int, seed: int = 0, **sampling) -> list[Request]:
 
 
 def plainly(model, requests, **engine):
-    """The tokens of each request alone, without a guess."""
+    """The tokens of each request alone, without draft tokens."""
     found = {}
     for request in requests:
         task = request.params.replace(num_speculative_tokens=0)
@@ -56,7 +56,7 @@ def ids_of(outcomes):
     ("kind", "cache"),
     [*((kind, "shared") for kind in KINDS), ("hybrid", "contiguous"), ("window", "paged"), ("paged", "contiguous")],
 )
-def test_guesses_change_no_token(kind, cache):
+def test_draft_tokens_change_no_token(kind, cache):
     model = repeating(kind)
     requests = wordy(model, 5)
     engine = make_engine(model, cache, max_num_batched_tokens=40)
@@ -65,15 +65,15 @@ def test_guesses_change_no_token(kind, cache):
     assert_empty(engine)
 
 
-def test_right_guesses_save_steps():
+def test_accepted_draft_tokens_save_steps():
     model = repeating("paged")
     (request,) = wordy(model, 1, seed=2)
     task = SamplingParams(max_new_tokens=60, ignore_eos=True)
     steps = {}
-    for guesses in (0, 4):
+    for draft_tokens in (0, 4):
         engine = make_engine(model)
-        engine.submit(replace(request, params=task.replace(num_speculative_tokens=guesses)))
-        steps[guesses] = sum(1 for _ in iter(lambda e=engine: e.step() if not e.idle else None, None))
+        engine.submit(replace(request, params=task.replace(num_speculative_tokens=draft_tokens)))
+        steps[draft_tokens] = sum(1 for _ in iter(lambda e=engine: e.step() if not e.idle else None, None))
     assert steps[0] == 60
     assert steps[4] < 45
 
@@ -88,7 +88,7 @@ def test_preemption_and_little_room_change_nothing():
     assert_empty(engine)
 
 
-def test_penalties_grammars_logprobs_and_ends_hold_for_guessed_tokens():
+def test_penalties_grammars_logprobs_and_ends_hold_for_draft_tokens():
     model = repeating("hybrid")
     for options in (
         {"repetition_penalty": 1.1, "frequency_penalty": 0.3},
@@ -119,25 +119,25 @@ def test_penalties_grammars_logprobs_and_ends_hold_for_guessed_tokens():
 
 def test_a_crowd_of_every_sort_of_request_gets_what_each_gets_alone():
     model = repeating("hybrid")
-    guessing = wordy(model, 4, seed=4)
-    beams = replace(guessing[0], id="beams", params=SamplingParams(max_new_tokens=6, num_beams=3, ignore_eos=True))
-    score = replace(guessing[1], id="score", params=ScoringParams())
+    drafted = wordy(model, 4, seed=4)
+    beams = replace(drafted[0], id="beams", params=SamplingParams(max_new_tokens=6, num_beams=3, ignore_eos=True))
+    score = replace(drafted[1], id="score", params=ScoringParams())
     alone = {}
-    for request in (*guessing, beams, score):
+    for request in (*drafted, beams, score):
         alone |= ids_of(run_all(make_engine(model), [request]))
     engine = make_engine(model, "shared", max_num_batched_tokens=25)
-    assert ids_of(run_all(engine, [*guessing, beams, score], every=1)) == alone
+    assert ids_of(run_all(engine, [*drafted, beams, score], every=1)) == alone
     assert_empty(engine)
 
 
-def test_a_stop_string_inside_a_guess_ends_the_text():
+def test_a_stop_string_inside_a_draft_ends_the_text():
     model = repeating("paged")
     (request,) = wordy(model, 1, seed=2)
     whole = run_all(make_engine(model), [replace(request, params=SamplingParams(max_new_tokens=30, ignore_eos=True))])
     stop = whole[request.id, 0].text[12:15]
     texts = set()
-    for guesses in (0, 6):
-        task = SamplingParams(max_new_tokens=30, ignore_eos=True, stop=(stop,), num_speculative_tokens=guesses)
+    for draft_tokens in (0, 6):
+        task = SamplingParams(max_new_tokens=30, ignore_eos=True, stop=(stop,), num_speculative_tokens=draft_tokens)
         engine = make_engine(model)
         outcome = run_all(engine, [replace(request, params=task)])[request.id, 0]
         assert outcome.stop_reason == stop
@@ -176,7 +176,7 @@ def exact(model, prompt: tuple[int, ...], words: tuple[int, ...], count: int) ->
 CHI_SQUARE_999_OF_26 = 54.05
 
 
-def test_guessed_samples_pass_a_chi_square_test():
+def test_samples_with_drafts_from_the_text_pass_a_chi_square_test():
     model = repeating("paged")
     prompt, words = (1, 2, 3, 2, 1, 3, 1, 2), (1, 2, 3)
     only = {token: -100.0 for token in range(VOCABULARY) if token not in words} | dict.fromkeys(words, 50.0)
@@ -193,7 +193,7 @@ def test_guessed_samples_pass_a_chi_square_test():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 5))
-def test_a_guess_is_what_followed_the_longest_match(tokens, most):
+def test_a_draft_is_what_followed_the_longest_match(tokens, most):
     grown = PromptLookup()
     for end in range(1, len(tokens) + 1):
         found = grown.draft(tokens[:end], most).tokens
@@ -207,7 +207,7 @@ def test_a_guess_is_what_followed_the_longest_match(tokens, most):
 
 
 @pytest.mark.parametrize("value", [-1, 33, 1.5, True])
-def test_a_number_of_guesses_out_of_range_is_refused(value):
+def test_a_number_of_draft_tokens_out_of_range_is_refused(value):
     with pytest.raises(InvalidValue, match=r"^num_speculative_tokens: "):
         SamplingParams(num_speculative_tokens=value)
     if not isinstance(value, float | bool):

@@ -65,7 +65,7 @@ def test_a_completion_ends_where_the_grammar_allows_nothing_more():
     assert outcome.finish_reason is FinishReason.END_OF_SEQUENCE
 
 
-def test_a_greedy_completion_takes_the_likeliest_token_that_is_allowed():
+def test_a_greedy_completion_takes_the_most_likely_token_that_is_allowed():
     model = small_model("paged")
     free = run(make_engine(model), [Request(id="r", token_ids=(1, 2, 3), params=SamplingParams(max_new_tokens=1))])["r"]
     task = SamplingParams(max_new_tokens=1, structured_output=StructuredOutput(regex="[a-zA-Z0-9 ]"))

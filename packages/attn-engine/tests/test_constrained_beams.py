@@ -1,4 +1,4 @@
-"""Beams end at stop strings and follow grammars as a plain search over whole texts does."""
+"""Beams end at stop strings and follow structured output as a plain search over whole texts does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attn_core.errors import UserError
 from attn_engine import FinishReason, SamplingParams, StructuredOutput
 from serving import assert_empty, make_engine, run_all, some_requests
 from small_models import JSON, LETTERS, VOCABULARY, small_model
-from test_guesses import logits_of
+from test_speculative_decoding import logits_of
 
 END = VOCABULARY - 1
 WIDTH = 3

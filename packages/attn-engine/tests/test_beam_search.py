@@ -117,7 +117,7 @@ def test_searches_that_throw_each_other_out_find_the_same():
 
 
 @pytest.mark.parametrize("steps", range(0, 9, 2))
-def test_cancelling_a_search_frees_all_its_hypotheses(steps):
+def test_cancelling_a_beam_search_frees_all_its_beams(steps):
     model = likely_end("hybrid")
     (request,) = searching(model, "endless")
     engine = make_engine(model, "shared", max_num_batched_tokens=11)

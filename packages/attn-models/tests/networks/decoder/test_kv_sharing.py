@@ -153,7 +153,7 @@ def test_it_is_saved_and_loaded_by_our_own_layout_and_refused_by_others(tiny, tm
             "which remembers 2 tokens: it looks back at all tokens",
         ),
         ({"kv_sharing": "cla:2", "pattern": ["mha", "mqa"]}, Incompatible, "differ in shape"),
-        ({"kv_sharing": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "turn differently"),
+        ({"kv_sharing": "cla:2", "pattern": ["rope", "mha"]}, Incompatible, "rotary positions differ"),
         ({"kv_sharing": [0, 1]}, InvalidValue, "4 entries"),
         ({"kv_sharing": {"0": 1}}, InvalidValue, "'cla:N', 'yoco'"),
     ],

@@ -1,4 +1,4 @@
-"""A request that had to leave may come back with its states, and nobody can tell but by the work that was saved."""
+"""A preempted request is reloaded from offloaded memory: the same tokens, and less to compute."""
 
 from __future__ import annotations
 

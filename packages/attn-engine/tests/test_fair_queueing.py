@@ -1,4 +1,4 @@
-"""Tenants get their shares, and nobody waits for ever."""
+"""Tenants are served by their weights, and no request waits for ever."""
 
 from __future__ import annotations
 
