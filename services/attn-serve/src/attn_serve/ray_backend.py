@@ -7,13 +7,14 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
+import msgspec
 from attn_core.errors import AttnError, Unavailable
 from attn_engine import RequestOutput
 from attn_host import ModelHost, PromptTokenizer, open_host
 from attn_models.tokenizers import Tokenizer
-from attn_schema import EngineConfig, ModelInfo
+from attn_schema import EngineConfig, ModelInfo, OutputDelta
 
 from attn_serve.in_process import call_host
 from attn_serve.streams import Streams
@@ -22,6 +23,25 @@ MAX_CONCURRENT_CALLS = 1000
 RESTART_POLL_SECONDS = 0.2
 SPIN_COUNT = "10000"
 LOST = "the engine died while it answered; it is being started again, ask once more"
+
+PackedOutputs: TypeAlias = tuple[list[tuple[str, AttnError | None]], bytes]
+"""Request ids with errors, and the deltas in MessagePack, which takes a tenth of the time of pickling them."""
+DELTAS = msgspec.msgpack.Decoder(list[OutputDelta])
+
+
+def packed(outputs: Sequence[RequestOutput]) -> PackedOutputs:
+    """Outputs for another process."""
+    ids = [(output.request_id, output.error) for output in outputs]
+    return ids, msgspec.msgpack.encode([output.delta for output in outputs])
+
+
+def unpacked(outputs: PackedOutputs) -> list[RequestOutput]:
+    """Outputs from another process."""
+    ids, deltas = outputs
+    return [
+        RequestOutput(request_id, delta, error)
+        for (request_id, error), delta in zip(ids, DELTAS.decode(deltas), strict=True)
+    ]
 
 
 class HostActor:
@@ -46,13 +66,13 @@ class HostActor:
                 self._host = await asyncio.to_thread(open_host, self._folder, self._config, deliver)
             return self._host.info
 
-    async def outputs(self) -> AsyncIterator[list[RequestOutput]]:
+    async def outputs(self) -> AsyncIterator[PackedOutputs]:
         """Outputs of all tasks, everything that is ready at a time."""
         while True:
             ready = list(await self._outputs.get())
             while not self._outputs.empty():
                 ready += self._outputs.get_nowait()
-            yield ready
+            yield packed(ready)
 
     async def pid(self) -> int:
         """The process that holds the model, for those who watch or kill processes."""
@@ -153,7 +173,7 @@ class RayBackend:
         while self._actor is not None:
             try:
                 async for outputs in self._actor.outputs.options(num_returns="streaming").remote():
-                    self._streams.deliver(await outputs)
+                    self._streams.deliver(unpacked(await outputs))
             except ray.exceptions.RayError:
                 self._streams.fail(Unavailable(LOST))
                 await self._wait_for_restart()
